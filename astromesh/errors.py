@@ -257,6 +257,9 @@ class InvalidInput(RequestError, code="invalid_input"): ...
 class PayloadTooLarge(RequestError, code="payload_too_large", status=413): ...
 
 
+class UriTooLong(RequestError, code="uri_too_long", status=414): ...
+
+
 class MalformedRequest(RequestError, code="malformed_request", status=400):
     """The received bytes are not HTTP."""
 

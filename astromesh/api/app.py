@@ -106,7 +106,7 @@ class Server:
             if not self._is_shutdown_cancel():
                 raise
             if is_http and not scope["state"].get(RESPONSE_STARTED):
-                await errors.error_response(ShuttingDown(_STOPPED))(scope, receive, send)
+                await errors.error_response(ShuttingDown(_STOPPED), scope)(scope, receive, send)
         except Exception as error:  # a crash of a route: the client gets a 500, and uvicorn logs it
             if is_http and not scope["state"].get(RESPONSE_STARTED):
                 response = await errors.handle_crash(Request(scope), error)

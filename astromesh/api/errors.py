@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import orjson
 from starlette.requests import Request
 from starlette.responses import Response
+from starlette.types import Scope
 
+from astromesh.api.middleware.response import request_id_of
 from astromesh.errors import (
     AllProvidersFailed,
     AstromeshError,
     GuardrailBlocked,
+    InvalidInput,
     NodeFailed,
     RunFailed,
     error_class,
@@ -26,8 +30,14 @@ log = get_logger("astromesh.api")
 TITLES: dict[int, str] = {
     400: "Bad request", 401: "Unauthorized", 403: "Forbidden", 404: "Not found", 405: "Method not allowed",
     408: "Request timeout", 409: "Conflict",
-    410: "Gone", 413: "Payload too large", 422: "Invalid input", 429: "Too many requests",
+    410: "Gone", 413: "Payload too large", 414: "URI too long", 422: "Invalid input",
+    429: "Too many requests",
     500: "Internal error", 502: "Upstream failed", 503: "Unavailable", 504: "Deadline exceeded",
+}  # fmt: skip
+#: routes whose errors OpenAI clients read
+_OPENAI_PATHS = ("/v1/chat/completions", "/v1/models")
+_OPENAI_TYPES: Mapping[int, str] = {
+    401: "authentication_error", 403: "permission_error", 429: "rate_limit_error",
 }  # fmt: skip
 INTERNAL_DETAIL = "An internal error occurred. The server's log has the details under this trace_id."
 
@@ -62,16 +72,28 @@ def _shown(error: AstromeshError | type[AstromeshError], detail: str) -> tuple[s
     return (error.public_code or error.code, detail) if error.public else ("internal", INTERNAL_DETAIL)
 
 
-def error_response(error: AstromeshError) -> Response:
-    return problem_response(error, *problem(error))
+def error_response(error: AstromeshError, scope: Scope | None = None) -> Response:
+    """Returns the response to an error, with `Retry-After` where a retry can succeed.
 
-
-def problem_response(error: AstromeshError, status: int, body: JsonObject) -> Response:
-    """Returns the response, with `Retry-After` where a retry can succeed."""
+    Args:
+        scope: of the request; its path decides whether OpenAI clients read the error.
+    """
+    status, body = problem(error)
     seconds = getattr(error, "retry_after", 0.0)
     # a used-up budget of a session stays used up
     forever = error.code == "budget_exhausted" and not seconds
-    return response_of(status, body, None if forever else seconds)
+    return response_of(status, body, scope, None if forever else seconds)
+
+
+def openai_error(status: int, failure: JsonObject) -> JsonObject:
+    """Returns the `error` object of OpenAI's API for a problem document or the data of a failed run."""
+    kind = "server_error" if status >= 500 else _OPENAI_TYPES.get(status, "invalid_request_error")
+    return {"message": failure["detail"], "type": kind, "param": None, "code": failure["code"]}
+
+
+def _serves_openai_clients(scope: Scope) -> bool:
+    path: str = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+    return any(path == one or path.startswith(one + "/") for one in _OPENAI_PATHS)
 
 
 #: by pydantic's error type, where its own message does not help a caller
@@ -111,8 +133,14 @@ async def handle_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, AstromeshError)
     if not error.public and not error.run_id:
         error.trace_id = error.trace_id or new_trace_id()
-        log.error("request_failed", path=request.url.path, trace_id=error.trace_id, exc_info=error)
-    return error_response(error)
+        log.error("request_failed", **_named(request, error.trace_id), exc_info=error)
+    return error_response(error, request.scope)
+
+
+def _named(request: Request, trace_id: str) -> JsonObject:
+    """Returns what a log line says of a request."""
+    request_id = request_id_of(request.scope).decode()
+    return {"path": request.url.path, "trace_id": trace_id, "request_id": request_id}
 
 
 async def handle_disconnect(request: Request, error: Exception) -> Response:
@@ -123,8 +151,8 @@ async def handle_disconnect(request: Request, error: Exception) -> Response:
 async def handle_crash(request: Request, error: Exception) -> Response:
     """Logs an unexpected exception and answers 500."""
     trace_id = new_trace_id()
-    log.error("request_crashed", path=request.url.path, trace_id=trace_id, exc_info=error)
-    return response_of(500, problem_body(500, "internal", INTERNAL_DETAIL, trace_id))
+    log.error("request_crashed", **_named(request, trace_id), exc_info=error)
+    return response_of(500, problem_body(500, "internal", INTERNAL_DETAIL, trace_id), request.scope)
 
 
 def problem_body(status: int, code: str, detail: str, trace_id: str = "") -> JsonObject:
@@ -138,7 +166,14 @@ def problem_body(status: int, code: str, detail: str, trace_id: str = "") -> Jso
     }
 
 
-def response_of(status: int, body: JsonObject, retry_after: float | None = 0.0) -> Response:
+def response_of(
+    status: int, body: JsonObject, scope: Scope | None = None, retry_after: float | None = 0.0
+) -> Response:
+    """Returns a problem document. For OpenAI clients it has their `error`, and invalid input is 400."""
+    if scope is not None and _serves_openai_clients(scope):
+        if body["code"] == InvalidInput.code:
+            status = 400
+        body = {**body, "status": status, "error": openai_error(status, body)}
     headers: dict[str, str] = {}
     if status in (429, 503) and retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(retry_after)))

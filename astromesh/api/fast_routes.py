@@ -34,6 +34,8 @@ from astromesh.runtime.monitoring import check_readiness
 from astromesh.types import JsonObject
 
 RUN_PATH, LIVE_PATH, READY_PATH = "/v1/agents/{name}/run", "/health/live", "/health/ready"
+#: a second name of LIVE_PATH
+HEALTH_PATH = "/health"
 RUN_SCOPE = RequiredScope("agents:run", "name")
 _HEAD, _TAIL = RUN_PATH.split("{name}")
 
@@ -89,7 +91,11 @@ async def ready(request: Request) -> Response:
     return json_response(body, 200 if readiness.ready else 503)
 
 
-_HEALTH: dict[str, Callable[[Request], Awaitable[Response]]] = {LIVE_PATH: live, READY_PATH: ready}
+_HEALTH: dict[str, Callable[[Request], Awaitable[Response]]] = {
+    HEALTH_PATH: live,
+    LIVE_PATH: live,
+    READY_PATH: ready,
+}
 
 
 class FastRoutes:

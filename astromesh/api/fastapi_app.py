@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from typing import Any
+
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.telemetry import TelemetryConfig
 from starlette.datastructures import State
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import Match
 
 from astromesh import __version__
 from astromesh.api.errors import (
@@ -19,6 +23,7 @@ from astromesh.api.errors import (
     response_of,
     validation_detail,
 )
+from astromesh.api.requests import NOT_UTF_8
 from astromesh.api.routes import (
     agents,
     channels,
@@ -35,7 +40,7 @@ from astromesh.api.routes import (
 )
 from astromesh.api.ws import ConnectionManager
 from astromesh.api.ws import router as ws_router
-from astromesh.errors import AstromeshError, MethodNotAllowed, NotFound, RequestError
+from astromesh.errors import AstromeshError, InvalidInput, MethodNotAllowed, NotFound, RequestError
 
 #: a run has its own spans and metrics; FastAPI would look for its own providers at every request
 _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False)
@@ -88,18 +93,34 @@ def add_exception_handlers(app: FastAPI) -> None:
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return response_of(422, problem_body(422, "invalid_input", validation_detail(error.errors())))
+    return error_response(InvalidInput(validation_detail(error.errors())), request.scope)
 
 
 async def _handle_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)
     if error.status_code == 404:
         return error_response(
-            NotFound(f"There is no route {request.url.path}. GET /openapi.json lists the routes.")
+            NotFound(f"There is no route {request.url.path}. GET /openapi.json lists the routes."),
+            request.scope,
         )
-    code = (MethodNotAllowed if error.status_code == 405 else RequestError).code
-    allowed = (error.headers or {}).get("Allow", "")
-    detail = f"{request.url.path} accepts {allowed}, not {request.method}." if allowed else str(error.detail)
-    response = response_of(error.status_code, problem_body(error.status_code, code, detail))
+    if error.status_code == 405:
+        return _handle_method(request)
+    if isinstance(error.__cause__, UnicodeDecodeError):  # FastAPI could not read the body
+        return error_response(InvalidInput(NOT_UTF_8), request.scope)
+    body = problem_body(error.status_code, RequestError.code, str(error.detail))
+    response = response_of(error.status_code, body, request.scope)
     response.headers.update(error.headers or {})
+    return response
+
+
+def _handle_method(request: Request) -> Response:
+    """Answers OPTIONS, and refuses methods that a path does not accept. Both name all that it accepts."""
+    routes: Iterable[Any] = request.app.router.routes
+    found = {m for route in routes if route.matches(request.scope)[0] != Match.NONE for m in route.methods}
+    allowed = ", ".join(sorted({*found, "OPTIONS"}))
+    if request.method == "OPTIONS":
+        return Response(status_code=204, headers={"allow": allowed})
+    error = MethodNotAllowed(f"{request.url.path} accepts {allowed}, not {request.method}.")
+    response = error_response(error, request.scope)
+    response.headers["allow"] = allowed
     return response

@@ -46,7 +46,8 @@ _JSON = "application/json"
 _WATCH_AFTER_SECONDS = 0.1
 _IDEMPOTENCY_KEY, _MAX_KEY_LENGTH = "idempotency-key", 255
 #: orjson's message for bytes that are not text; the position that it names is always the first
-_NOT_UTF_8 = "not valid UTF-8"
+_ORJSON_NOT_UTF_8 = "not valid UTF-8"
+NOT_UTF_8 = "The body is not UTF-8, as JSON must be."
 
 
 def runtime_of(request: Request) -> AgentRuntime:
@@ -159,8 +160,8 @@ async def read_body(request: Request, adapter: TypeAdapter[T]) -> T:
     try:
         return adapter.validate_python(orjson.loads(raw))
     except orjson.JSONDecodeError as error:
-        what = "not UTF-8, as JSON must be" if _NOT_UTF_8 in str(error) else f"not JSON: {error}"
-        raise InvalidInput(f"The body is {what}.") from error
+        what = NOT_UTF_8 if _ORJSON_NOT_UTF_8 in str(error) else f"The body is not JSON: {error}."
+        raise InvalidInput(what) from error
     except ValidationError as error:
         raise InvalidInput(validation_detail(error.errors(include_url=False, include_input=False))) from error
 

@@ -9,13 +9,13 @@ import asyncio
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from astromesh.api.errors import public_failure
+from astromesh.api.errors import error_response, public_failure
 from astromesh.errors import AstromeshError
 from astromesh.telemetry.events import MODEL_DELTA, PRIVATE_EVENTS, TERMINAL_EVENTS
 from astromesh.telemetry.run_log import EVENT_OVERHEAD, text_length
@@ -173,19 +173,13 @@ class EventStreamResponse(Response):
         self._buffer = buffer
         self._on_close = on_close
         self._encode = encoder
+        #: what is encoded before the head leaves
+        self._held = b""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.ensure_future(self._discard_on_disconnect(receive))
         try:
-            await send(
-                {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
-            )
-            while (events := await self._buffer.take()) and not watch.done():
-                body = b"".join([self._encode(event) for event in events])
-                if body:
-                    await send({"type": "http.response.body", "body": body, "more_body": True})
-            if not watch.done():
-                await send({"type": "http.response.body", "body": b"", "more_body": False})
+            await self._send_events(watch, scope, receive, send)
         except OSError:
             pass  # the socket closed: the same as a disconnect
         finally:
@@ -194,10 +188,50 @@ class EventStreamResponse(Response):
             if self._on_close is not None:
                 self._on_close()
 
+    async def _send_events(
+        self, watch: asyncio.Future[None], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
+        await self._send_body(self._held, send)
+        while (events := await self._buffer.take()) and not watch.done():
+            await self._send_body(b"".join(map(self._encode, events)), send)
+        if not watch.done():
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _send_body(self, body: bytes, send: Send) -> None:
+        if body:
+            await send({"type": "http.response.body", "body": body, "more_body": True})
+
     async def _discard_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
         self._buffer.discard()
+
+
+def stream_or_complete(buffer: EventBuffer, leave: Callable[[], None] | None, last_event_id: int) -> Response:
+    """Returns the stream for a reader, or 204 where it has every event, so that an `EventSource` stops.
+
+    Args:
+        leave: ends the reading; None: everything is in the buffer, and nothing more comes.
+        last_event_id: the last event that the reader has; 0: none.
+    """
+    if leave is None:
+        if last_event_id and not buffer.pending_bytes:
+            return Response(status_code=204)
+        buffer.close()
+    return EventStreamResponse(buffer, leave)
+
+
+class Hold(NamedTuple):
+    """Lets the head of a stream wait, so that a run that fails early is answered with a status.
+
+    Args:
+        has_output: whether the encoder has made anything that a client shows.
+        expire: returns when the head must leave.
+    """
+
+    has_output: Callable[[], bool]
+    expire: Callable[[], Awaitable[None]]
 
 
 class RunStreamResponse(EventStreamResponse):
@@ -206,6 +240,7 @@ class RunStreamResponse(EventStreamResponse):
     Args:
         run: starts the run with a buffer among its sinks; its errors arrive as events.
         keep_running: a disconnect does not cancel the run (`on_disconnect: continue`).
+        hold: None: the head leaves at once.
     """
 
     def __init__(
@@ -214,10 +249,13 @@ class RunStreamResponse(EventStreamResponse):
         *,
         keep_running: bool = False,
         encoder: Callable[[Event], bytes] = encode_sse,
+        hold: Hold | None = None,
     ) -> None:
         super().__init__(EventBuffer(), encoder=encoder)
         self._run = run
         self._keep_running = keep_running
+        self._hold = hold
+        self._error: AstromeshError | None = None
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         task = asyncio.ensure_future(self._run_to_end())
@@ -225,6 +263,34 @@ class RunStreamResponse(EventStreamResponse):
             await super().__call__(scope, receive, send)
         finally:
             await self._leave(task)
+
+    async def _send_events(
+        self, watch: asyncio.Future[None], scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        if self._hold is not None:
+            self._held = await self._wait_for_output(self._hold)
+            if self._error is not None and not self._hold.has_output():
+                await error_response(self._error, scope)(scope, receive, send)
+                return
+        await super()._send_events(watch, scope, receive, send)
+
+    async def _wait_for_output(self, hold: Hold) -> bytes:
+        """Returns what is encoded when the first output is there, the run has ended, or the time is up."""
+        expiry = asyncio.ensure_future(hold.expire())
+        held = b""
+        try:
+            while not hold.has_output():
+                taking = asyncio.ensure_future(self._buffer.take())
+                await asyncio.wait({taking, expiry}, return_when=asyncio.FIRST_COMPLETED)
+                if not taking.done():
+                    taking.cancel()
+                    break
+                if not (events := taking.result()):
+                    break
+                held += b"".join(map(self._encode, events))
+        finally:
+            expiry.cancel()
+        return held
 
     async def _leave(self, task: asyncio.Future[None]) -> None:
         if self._keep_running:
@@ -239,6 +305,7 @@ class RunStreamResponse(EventStreamResponse):
         try:
             await self._run(sinks=(self._buffer,))
         except AstromeshError as error:
+            self._error = error
             if not error.run_id:  # the runtime refused the run before its first event
                 self._buffer.send(Event("", 0, 0.0, "run.failed", {"code": error.code, "detail": str(error)}))
         finally:

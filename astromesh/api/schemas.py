@@ -178,6 +178,10 @@ _PROBLEM_SCHEMA: JsonObject = {
 _PROBLEM = {"content": {"application/problem+json": {"schema": _PROBLEM_SCHEMA}}}
 
 
+#: a reader of events that has them all
+STREAM_COMPLETE: dict[str, Any] = {"description": "The stream has ended, and the client has every event."}
+
+
 def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     """Returns the `responses` of a route that answers with these errors."""
     return dict.fromkeys(statuses, _PROBLEM)

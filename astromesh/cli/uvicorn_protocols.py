@@ -7,33 +7,34 @@ of uvicorn's protocols. `tests/unit/cli/test_uvicorn_versions.py` names the vers
 from __future__ import annotations
 
 from asyncio import TimerHandle
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
-import orjson
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
+from starlette.types import Scope
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol, RequestResponseCycle
 
-from astromesh.api.errors import error_response, problem
+from astromesh.api.errors import TITLES, error_response
 from astromesh.api.middleware.limits import BODY_INCOMPLETE, MAX_HEADER_BYTES, MAX_TARGET_BYTES, head_fault
-from astromesh.api.middleware.response import add_security_headers
-from astromesh.errors import AstromeshError, MalformedRequest, PayloadTooLarge, RequestTimeout
+from astromesh.api.middleware.response import complete_headers, new_request_id, request_id_of
+from astromesh.errors import AstromeshError, MalformedRequest, PayloadTooLarge, RequestTimeout, UriTooLong
 
 _VERSIONS = ("1.1", "1.0")
 _MAX_HEAD = MAX_HEADER_BYTES + MAX_TARGET_BYTES
 _MALFORMED = "The method, target, header lines or lengths of the request break the rules of HTTP/1.1."
 
 
-def closing_response(error: AstromeshError) -> bytes:
-    """Returns the problem document of an error as a complete HTTP/1.1 response."""
-    status, body = problem(error)
-    content = orjson.dumps(body)
-    headers = [
-        (b"content-type", b"application/problem+json"),
-        (b"content-length", b"%d" % len(content)),
-        (b"connection", b"close"),
-    ]
-    lines = b"".join(b"%b: %b\r\n" % line for line in add_security_headers(headers))
-    return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (status, body["title"].encode(), lines, content)
+def closing_response(error: AstromeshError, scope: Scope | None = None) -> bytes:
+    """Returns the problem document of an error as a complete HTTP/1.1 response.
+
+    Args:
+        scope: of the request, as far as its head has been read.
+    """
+    response = error_response(error, scope)
+    request_id = new_request_id() if scope is None else request_id_of(scope)
+    headers = complete_headers([*response.raw_headers, (b"connection", b"close")], request_id)
+    lines = b"".join(b"%b: %b\r\n" % line for line in headers)
+    status, title = response.status_code, TITLES[response.status_code].encode()
+    return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (status, title, lines, bytes(response.body))
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -98,7 +99,7 @@ class BoundedHttp(HttpToolsProtocol):
         elif self._timer is None or self._timed_cycle is not None:
             self._start_timer(None, self.head_seconds)
         if self.unread_bytes > _MAX_HEAD and not self.transport.is_closing():
-            self.refuse(PayloadTooLarge(f"The head of a request is larger than {_MAX_HEAD} bytes."))
+            self.refuse(self._oversized_head())
 
     def _parse(self, data: bytes) -> None:
         """Parses the data, and continues after upgrades that the server does not accept."""
@@ -115,6 +116,11 @@ class BoundedHttp(HttpToolsProtocol):
                 self._ignore_upgrade()
             else:
                 return
+
+    def _oversized_head(self) -> AstromeshError:
+        if not self._is_complete or len(self.url) <= MAX_TARGET_BYTES:
+            return PayloadTooLarge(f"The head of a request is larger than {_MAX_HEAD} bytes.")
+        return UriTooLong(f"Path and query have more than {MAX_TARGET_BYTES} bytes.")
 
     # -- upgrades ------------------------------------------------------------------------------------------
 
@@ -247,21 +253,23 @@ class BoundedHttp(HttpToolsProtocol):
         self._stop_timer()
         if newest is None or (newest.response_complete and self._is_complete):
             self._send_and_close(error)
-        elif self.pipeline or (self._is_complete and not newest.response_complete):
+            return
+        scope = cast("Scope", newest.scope)
+        if self.pipeline or (self._is_complete and not newest.response_complete):
             newest.keep_alive = False
             if not self._is_complete:
-                refusal: Any = error_response(error)
-                refusal.raw_headers = add_security_headers(refusal.raw_headers)
+                refusal: Any = error_response(error, scope)
+                refusal.raw_headers = complete_headers(refusal.raw_headers, request_id_of(scope))
                 self.pipeline[0] = newest, refusal
         else:
             if not newest.response_started:
-                self._send_and_close(error)
+                self._send_and_close(error, scope)
             newest.disconnected = True  # the application's next receive() ends, and its response is dropped
             newest.message_event.set()
             self.transport.close()
 
-    def _send_and_close(self, error: AstromeshError) -> None:
-        self.transport.write(closing_response(error))
+    def _send_and_close(self, error: AstromeshError, scope: Scope | None = None) -> None:
+        self.transport.write(closing_response(error, scope))
         self.transport.close()
 
 

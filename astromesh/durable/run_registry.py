@@ -42,7 +42,7 @@ class RunRecords(Protocol):
 
         Raises:
             EventsGone: events after `after` are no longer stored.
-            InvalidInput: the run continues, and has no event `after` yet.
+            InvalidInput: the run has no event `after`.
         """
 
     async def stop(self, run: RunRow) -> bool:
@@ -93,12 +93,12 @@ class RunRegistry:
                 f"GET /v1/runs/{run.run_id} has the result."
             )
         stream, events = log.stream, log.after(after)
+        if not events and after > log.dropped_through and not log.after(after - 1):
+            raise event_not_reached(run.run_id, after, has_ended=stream is None)
         for event in events:
             sink.send(event)
         if stream is None:
             return None
-        if not events and after > log.dropped_through and not log.after(after - 1):
-            raise event_not_reached(run.run_id, after)
         stream.add(sink)
         return lambda: stream.remove(sink)
 
@@ -124,11 +124,10 @@ class RunRegistry:
         return row_of(log)
 
 
-def event_not_reached(run_id: str, after: int) -> InvalidInput:
-    """The error for a reader that would receive nothing, perhaps for ever."""
-    return InvalidInput(
-        f"The run {run_id!r} has no event {after} yet; resume after an event that you have received."
-    )
+def event_not_reached(run_id: str, after: int, *, has_ended: bool) -> InvalidInput:
+    """The error for a reader that would receive nothing, perhaps for ever. `run_id`: of a run or Task."""
+    state = "has ended without" if has_ended else "does not have"
+    return InvalidInput(f"{run_id!r} {state} an event {after}. Resume after an event that you have received.")
 
 
 def _total_usage(found: Sequence[RunLog]) -> Usage:

@@ -299,15 +299,15 @@ class StoredRuns:
             )
         store = self._durable.store
         follower = _Follower(store, self._durable, run.run_id, after, sink)
-        if run.status in ENDED_STATUSES:
-            await follower.read()
-            return None
         if after:
             seen = await store.events(run.run_id, after - 1, 1)
             if not seen:
-                raise event_not_reached(run.run_id, after)
+                raise event_not_reached(run.run_id, after, has_ended=run.status in ENDED_STATUSES)
             if seen[0].type in TERMINAL_EVENTS:
                 return None
+        if run.status in ENDED_STATUSES:
+            await follower.read()
+            return None
         return follower.start()
 
     async def stop(self, run: RunRow) -> bool:

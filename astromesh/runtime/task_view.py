@@ -9,13 +9,14 @@ from typing import Any
 
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import ENDED_TASK_STATUSES, Artifact, ArtifactFilter, TaskRow, TaskStore
+from astromesh.durable.run_registry import event_not_reached
 from astromesh.errors import Conflict, InvalidInput, NotDurable, NotWaiting, StoreError, TaskNotFound
 from astromesh.plugins import Resources
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.workflows import WorkflowRegistry, open_workflow
 from astromesh.telemetry.events import EventSink
-from astromesh.types import JsonObject
+from astromesh.types import Event, JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.execution import TaskProjection
@@ -122,39 +123,64 @@ class TaskView:
 
     async def follow(
         self, task_id: str, viewer: Viewer, after: int, sink: EventSink, end: Callable[[], None]
-    ) -> Callable[[], None]:
-        """Sends the events after `after`, then new ones. Returns a function that ends it.
+    ) -> Callable[[], None] | None:
+        """Sends the events after `after`, then new ones.
+
+        Returns a function that ends it, or None if the Task has ended and no event will come.
 
         Args:
             end: Called after the last event.
+
+        Raises:
+            InvalidInput: the Task has no event `after`.
         """
         row = await self.task(task_id, viewer)
         history = await self.history(row)
-        following = asyncio.create_task(self._follow(task_id, history, after, sink, end))
-        return following.cancel  # type: ignore[return-value]
+        records = await self._records_if_available(task_id, self._live.get(task_id), 0)
+        events = history.apply(records)
+        has_ended = _is_ended(records)
+        if events and after > events[-1].seq:
+            raise event_not_reached(task_id, after, has_ended=has_ended)
+        _send_after(after, events, sink)
+        if has_ended:
+            end()
+            return None
+        following = self._follow(task_id, history, len(records), sink, end, after=0 if events else after)
+        return asyncio.create_task(following).cancel  # type: ignore[return-value]
 
     async def _follow(
-        self, task_id: str, history: History, after: int, sink: EventSink, end: Callable[[], None]
+        self,
+        task_id: str,
+        history: History,
+        seen: int,
+        sink: EventSink,
+        end: Callable[[], None],
+        after: int,
     ) -> None:
-        seen = 0
+        """Sends the events of the records after the first `seen` ones."""
         try:
             while True:
-                live, records = self._live.get(task_id), list[JsonObject]()
+                live = self._live.get(task_id)
                 changed = live.changed if live is not None else None
-                with suppress(StoreError):  # the store may answer again
-                    records += await self._records_after(task_id, live, seen)
+                records = await self._records_if_available(task_id, live, seen)
                 seen += len(records)
-                for event in history.apply(records):
-                    if event.seq > after:
-                        sink.send(event)
-                if records and records[-1]["type"] == "end":
+                _send_after(after, history.apply(records), sink)
+                if _is_ended(records):
                     return
                 await (asyncio.sleep(_EVENTS_POLL_SECONDS) if changed is None else changed.wait())
         finally:
             end()
 
-    async def _records_after(self, task_id: str, live: LiveTask | None, seen: int) -> Sequence[JsonObject]:
-        return await (await self._store()).records(task_id, seen) if live is None else live.records[seen:]
+    async def _records_if_available(
+        self, task_id: str, live: LiveTask | None, seen: int
+    ) -> Sequence[JsonObject]:
+        """Returns the records after the first `seen` ones; none while the store does not answer."""
+        if live is not None:
+            return live.records[seen:]
+        try:
+            return await (await self._store()).records(task_id, seen)
+        except StoreError:
+            return ()
 
     async def recording(self, task_id: str, viewer: Viewer) -> Recording:
         """Returns a Task that has ended as a recording."""
@@ -239,6 +265,16 @@ class TaskView:
                 raise Conflict(f"The Task {task_id!r} has ended.")
             raise NotDurable(f"Another process executes the Task {task_id!r}; send the request there.")
         return self._workflows.get(row.workflow).inspector
+
+
+def _send_after(after: int, events: Iterable[Event], sink: EventSink) -> None:
+    for event in events:
+        if event.seq > after:
+            sink.send(event)
+
+
+def _is_ended(records: Sequence[JsonObject]) -> bool:
+    return bool(records) and records[-1]["type"] == "end"
 
 
 def task_json(row: TaskRow) -> JsonObject:

@@ -36,7 +36,7 @@ class BodyLimit:
                 try:
                     body = await self._receive_body(length, receive)
                 except AstromeshError as refused:
-                    await error_response(refused)(scope, receive, send)
+                    await error_response(refused, scope)(scope, receive, send)
                     return
                 scope.setdefault("state", {})[BODY_STATE] = body
                 receive = _replay(body, receive)

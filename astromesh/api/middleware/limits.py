@@ -1,4 +1,4 @@
-"""Limits on requests: the size of a head (413), how many requests and sockets are open at once (503)."""
+"""Limits on requests: the size of a head (413, 414), how many requests and sockets are open at once (503)."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from starlette.websockets import WebSocket
 
 from astromesh.api.errors import error_response
 from astromesh.api.middleware.fair_start import FairStart
-from astromesh.errors import AstromeshError, Overloaded, PayloadTooLarge
+from astromesh.errors import AstromeshError, Overloaded, PayloadTooLarge, UriTooLong
 
 #: bytes of all header lines together, and of path and query
 MAX_HEADER_BYTES, MAX_TARGET_BYTES = 32_768, 8_192
 #: where the state of a request says that its body has not arrived in full
 BODY_INCOMPLETE = "body_incomplete"
 #: no limit holds for these: an orchestrator that gets no answer here kills a busy server
-_HEALTH_PREFIX = "/health/"
+_HEALTH_PATHS = ("/health", "/health/live", "/health/ready")
 
 
 class ConcurrencyLimits(NamedTuple):
@@ -48,7 +48,7 @@ class RequestLimits:
         if scope["type"] == "websocket":
             await self._serve_socket(scope, receive, send)
             return
-        state, is_health = scope["state"], scope["path"].startswith(_HEALTH_PREFIX)
+        state, is_health = scope["state"], scope["path"] in _HEALTH_PATHS
         incomplete = state.get(BODY_INCOMPLETE)
         refused = head_fault(scope)
         if refused is None and incomplete:
@@ -56,7 +56,7 @@ class RequestLimits:
         elif refused is None and not is_health:
             refused = self._too_many()
         if refused is not None:
-            await error_response(refused)(scope, receive, send)
+            await error_response(refused, scope)(scope, receive, send)
             return
         if incomplete:
             receive = self._counted_receive(scope, receive)
@@ -124,7 +124,7 @@ def head_fault(scope: Scope) -> AstromeshError | None:
     """Returns what is wrong with the size of a request's head, None where nothing is."""
     target = len(scope.get("raw_path") or scope["path"]) + len(scope.get("query_string", b""))
     if target > MAX_TARGET_BYTES:
-        return PayloadTooLarge(f"Path and query have {target} bytes; the limit is {MAX_TARGET_BYTES}.")
+        return UriTooLong(f"Path and query have {target} bytes; the limit is {MAX_TARGET_BYTES}.")
     size = sum(map(len, chain.from_iterable(scope["headers"])))
     if size > MAX_HEADER_BYTES:
         return PayloadTooLarge(f"The headers have {size} bytes; the limit is {MAX_HEADER_BYTES}.")

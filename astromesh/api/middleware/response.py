@@ -1,12 +1,14 @@
-"""Wraps `send`: every HTTP response gets security headers, its audit entry, and a body sent in chunks."""
+"""Wraps `send`: every response has security headers, the request's id, an audit entry, a body in chunks."""
 
 from __future__ import annotations
 
 import asyncio
+import re
 
 from starlette.types import Message, Scope, Send
 
 from astromesh.api.middleware.audit import record_response
+from astromesh.telemetry.ids import new_id
 
 #: bytes that one write hands to a socket; between two writes other runs get their turn
 CHUNK_BYTES = 256 * 1024
@@ -25,10 +27,29 @@ _DEFAULTS: tuple[tuple[bytes, bytes], ...] = (
 )
 
 
-def add_security_headers(headers: list[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:
-    """Returns the headers of a response with those that protect it."""
+REQUEST_ID = b"x-request-id"
+#: what a client may choose as the id of its request
+_CLIENT_ID = re.compile(rb"[\w.:/+=-]{1,128}")
+
+
+def request_id_of(scope: Scope) -> bytes:
+    """Returns the id of a request: the client's `x-request-id` where it is one, else a new one."""
+    state = scope.setdefault("state", {})
+    if REQUEST_ID not in state:
+        given = next((value for name, value in scope.get("headers", ()) if name == REQUEST_ID), b"")
+        state[REQUEST_ID] = given if _CLIENT_ID.fullmatch(given) else new_request_id()
+    found: bytes = state[REQUEST_ID]
+    return found
+
+
+def new_request_id() -> bytes:
+    return new_id("req_").encode()
+
+
+def complete_headers(headers: list[tuple[bytes, bytes]], request_id: bytes) -> list[tuple[bytes, bytes]]:
+    """Returns the headers of a response with those that protect it, and the id of its request."""
     present = dict(headers)
-    headers = [*headers, *_HEADERS]
+    headers = [*headers, *_HEADERS, (REQUEST_ID, request_id)]
     for name, value in _DEFAULTS:
         if name not in present:
             headers.append((name, value))
@@ -47,7 +68,7 @@ def wrap_send(scope: Scope, send: Send) -> Send:
             state[RESPONSE_STARTED] = True
             if "audit" in state:
                 await record_response(state, message["status"])
-            message["headers"] = add_security_headers(message.get("headers", ()))
+            message["headers"] = complete_headers(message.get("headers", ()), request_id_of(scope))
         elif len(message.get("body", b"")) > CHUNK_BYTES:
             await _send_in_chunks(message, send)
             return

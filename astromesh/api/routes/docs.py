@@ -8,15 +8,36 @@ import orjson
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.openapi.docs import get_swagger_ui_html
 
+from astromesh import __version__
 from astromesh.api.dependencies import scope
+from astromesh.types import JsonObject
 
 router = APIRouter(include_in_schema=False)
+#: what `/` names, as far as the server has it
+_INDEX = {
+    "console": "/console",
+    "docs": "/docs",
+    "openapi": "/openapi.json",
+    "agents": "/v1/agents",
+    "models": "/v1/models",
+    "mcp": "/mcp",
+    "health": "/health",
+    "metrics": "/metrics",
+}
 #: the page holds one inline script, and loads Swagger UI from its usual place
 _CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'unsafe-inline' https://cdn.jsdelivr.net; style-src 'unsafe-inline'"
     " https://cdn.jsdelivr.net; img-src data: https://fastapi.tiangolo.com; connect-src 'self';"
     " frame-ancestors 'none'"
 )
+
+
+@router.get("/")
+async def index(request: Request) -> JsonObject:
+    """Returns where things are. It holds no data, and is public like the health checks."""
+    paths = {getattr(route, "path", "") for route in request.app.router.routes}
+    links = {name: path for name, path in _INDEX.items() if path in paths}
+    return {"name": "astromesh", "version": __version__, "links": links}
 
 
 @router.get("/openapi.json", dependencies=[scope("agents:read")])

@@ -11,7 +11,7 @@ from pydantic import BaseModel, Field
 from astromesh.access.audit import AuditFilter, AuditLog
 from astromesh.api.auth import RemoteScope
 from astromesh.api.dependencies import Limit, scope
-from astromesh.api.fast_routes import LIVE_PATH, READY_PATH, live, ready
+from astromesh.api.fast_routes import HEALTH_PATH, LIVE_PATH, READY_PATH, live, ready
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.durable.base import RunQuery, RunStatus
 from astromesh.errors import TraceNotFound
@@ -53,6 +53,7 @@ async def acts(
 
 
 health_router = APIRouter(tags=["health"])
+health_router.get(HEALTH_PATH, include_in_schema=False)(live)
 health_router.get(LIVE_PATH, summary="Liveness", response_model=JsonObject)(live)
 health_router.get(READY_PATH, summary="Readiness", response_model=JsonObject)(ready)
 

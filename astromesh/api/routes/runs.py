@@ -20,8 +20,8 @@ from astromesh.api.requests import (
     runtime_of,
     viewer_of,
 )
-from astromesh.api.responses import EventBuffer, EventStreamResponse
-from astromesh.api.schemas import LinksOut, RunsOut, RunStateOut, problems, request_body
+from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
+from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, RunsOut, RunStateOut, problems, request_body
 from astromesh.durable.base import RunQuery, RunStatus
 from astromesh.errors import EventsGone
 from astromesh.runtime.runs import Decision
@@ -144,17 +144,23 @@ async def run(run_id: str, request: Request) -> JsonObject:
     summary="Events of a run",
     status_code=200,  # FastAPI cannot read it from the response class
     response_class=EventStreamResponse,
-    responses={200: {"content": {"text/event-stream": {}}}, **_PROBLEMS, **problems(409)},
+    responses={
+        200: {"content": {"text/event-stream": {}}},
+        204: STREAM_COMPLETE,
+        **_PROBLEMS,
+        **problems(409, 422),
+    },
     dependencies=[scope("runs:read")],
 )
 async def events(run_id: str, request: Request, last_event_id: LastEventId = 0) -> Response:
-    """Sends the stored events after `Last-Event-ID`, then new ones until the run ends."""
+    """Sends the stored events after `Last-Event-ID`, then new ones until the run ends.
+
+    A client that has every event of an ended run gets 204, so that an `EventSource` stops.
+    """
     buffer = EventBuffer(close_at_end=True)
     request.app.state.followers.add(buffer)
     leave = await runtime_of(request).runs.follow(run_id, viewer_of(request), last_event_id, buffer)
-    if leave is None:
-        buffer.close()
-    return EventStreamResponse(buffer, leave)
+    return stream_or_complete(buffer, leave, last_event_id)
 
 
 @router.post(

@@ -19,8 +19,8 @@ from astromesh.api.requests import (
     runtime_of,
     viewer_of,
 )
-from astromesh.api.responses import EventBuffer, EventStreamResponse
-from astromesh.api.schemas import LinksOut, problems, request_body
+from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
+from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, problems, request_body
 from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
 from astromesh.runtime.records import TaskRequest
 from astromesh.telemetry.ids import read_traceparent
@@ -200,14 +200,19 @@ async def artifacts(
     "Events of a Task",
     status_code=200,
     response_class=EventStreamResponse,
-    responses={200: {"content": {"text/event-stream": {}}}, **_PROBLEMS},
+    responses={
+        200: {"content": {"text/event-stream": {}}},
+        204: STREAM_COMPLETE,
+        **_PROBLEMS,
+        **problems(422),
+    },
 )
 async def events(task_id: str, request: Request, last_event_id: LastEventId = 0) -> Response:
-    """Sends every event after `Last-Event-ID`, past and to come, until the Task ends."""
+    """Sends every event after `Last-Event-ID`, past and to come, until the Task ends; see `/v1/runs`."""
     buffer = EventBuffer()
     request.app.state.followers.add(buffer)
     leave = await _tasks(request).follow(task_id, viewer_of(request), last_event_id, buffer, buffer.close)
-    return EventStreamResponse(buffer, leave)
+    return stream_or_complete(buffer, leave, last_event_id)
 
 
 @_act_route("cancel", "Cancel a Task")

@@ -78,9 +78,10 @@ EVERY = list(routes())
 GUARDED = [route for route in EVERY if route.scope]
 OPEN = [route for route in EVERY if not route.scope]
 #: the routes that need no credential (webhooks are signed)
-PUBLIC = frozenset(
-    {"/console", "/console/{path:path}", "/health/live", "/health/ready", "/v1/channels/{channel}/webhook"}
-)
+PUBLIC = frozenset({
+    "/", "/console", "/console/{path:path}", "/health", "/health/live", "/health/ready",
+    "/v1/channels/{channel}/webhook",
+})  # fmt: skip
 
 
 def test_routes_were_found() -> None:

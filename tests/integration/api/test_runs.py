@@ -164,9 +164,13 @@ async def test_the_log_is_what_the_stream_was_and_resumes_behind_every_event(tmp
         live = events_of((await client.post(RUN, json=BODY, headers={"accept": "text/event-stream"})).text)
         path = f"/v1/runs/{live[0][2]['run_id']}/events"
         assert [kind for _, kind, _ in live].count("model.delta") == 6
-        for cut in range(len(live) + 1):
+        for cut in range(len(live)):
             rest = await client.get(path, headers={"last-event-id": str(cut)})
-            assert live[:cut] + (events_of(rest.text) if rest.text else []) == live
+            assert live[:cut] + events_of(rest.text) == live
+        complete = await client.get(path, headers={"last-event-id": str(len(live))})
+        assert (complete.status_code, complete.content) == (204, b"")
+        beyond = await client.get(path, headers={"last-event-id": str(len(live) + 1)})
+        assert (beyond.status_code, beyond.json()["code"]) == (422, "invalid_input")
         wrong = await client.get(path, headers={"last-event-id": "x"})
     assert wrong.status_code == 422
 

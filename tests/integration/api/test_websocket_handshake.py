@@ -55,8 +55,8 @@ TOO_LARGE = {
     "headers beyond the bound": handshake(
         (b"x" * 20 + b": " + b"y" * 20 + b"\r\n") * (MAX_HEADER_BYTES // 40 + 1)
     ),
-    "a query beyond the bound": handshake(path=PATH + b"?" + b"q" * MAX_TARGET_BYTES),
 }
+TOO_LONG = {"a query beyond the bound": handshake(path=PATH + b"?" + b"q" * MAX_TARGET_BYTES)}
 MALFORMED = {
     "a body of a length": handshake(b"content-length: 5\r\n"),
     "a body of a length that is there": handshake(b"content-length: 5\r\n") + b"hello",
@@ -70,6 +70,7 @@ MALFORMED = {
 }
 REFUSED = {
     **{case: (sent, 413, "payload_too_large") for case, sent in TOO_LARGE.items()},
+    **{case: (sent, 414, "uri_too_long") for case, sent in TOO_LONG.items()},
     **{case: (sent, 400, "malformed_request") for case, sent in MALFORMED.items()},
 }
 

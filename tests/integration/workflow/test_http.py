@@ -110,9 +110,13 @@ async def test_events_are_those_of_the_records_and_go_on_behind_an_id(config: Pa
         path = f"/v1/tasks/{answer['task_id']}/events"
         events = events_of((await client.get(path)).text)
         rest = events_of((await client.get(path, headers={"last-event-id": "10"})).text)
+        complete = await client.get(path, headers={"last-event-id": str(len(events))})
+        beyond = await client.get(path, headers={"last-event-id": str(len(events) + 1)})
         trace = (await client.get(f"/v1/tasks/{answer['task_id']}/trace")).json()
     assert [number for number, _, _ in events] == list(range(1, len(events) + 1))
     assert rest == events[10:]
+    assert (complete.status_code, complete.content) == (204, b"")
+    assert (beyond.status_code, beyond.json()["code"]) == (422, "invalid_input")
     kinds = {kind for _, kind, _ in events}
     assert kinds == {
         "task.started", "stage.started", "stage.finished", "decision.taken", "task.split", "task.cloned",

@@ -1,0 +1,147 @@
+"""What every path answers: where things are, its methods, the id of a request, a body that is no text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import httpx
+import pytest
+from starlette.testclient import TestClient
+
+from astromesh.api.app import create_app
+from astromesh.api.middleware.limits import MAX_TARGET_BYTES
+from astromesh.testing import ScriptedProvider
+from tests.integration.agents_folder import manifest, runtime_of, served, write
+
+NOT_UTF_8 = b'{"decision": "approve\xff"}'
+KEYS = """
+apiVersion: astromesh/v1
+kind: RuntimeConfig
+metadata: {name: runtime}
+spec:
+  auth: {mode: api_key}
+"""
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    folder = write(tmp_path_factory.mktemp("config"), manifest())
+    runtime = runtime_of(folder, ScriptedProvider("ok", repeat=True))
+    with TestClient(create_app(runtime), raise_server_exceptions=False) as client:
+        yield client
+
+
+@pytest.fixture(scope="module")
+def locked(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
+    """A server that wants keys."""
+    folder = write(tmp_path_factory.mktemp("config"), manifest())
+    (folder / "runtime.yaml").write_text(KEYS)
+    with TestClient(create_app(runtime_of(folder, ScriptedProvider()))) as client:
+        yield client
+
+
+# -- where things are --------------------------------------------------------------------------------------
+
+
+def test_the_root_names_paths_that_exist_and_no_others(client: TestClient) -> None:
+    body = client.get("/").json()
+    assert body["name"] == "astromesh"
+    for name, path in body["links"].items():
+        allowed = client.options(path).headers["allow"]
+        assert ("POST" if name == "mcp" else "GET") in allowed
+
+
+def test_root_and_health_are_public(locked: TestClient) -> None:
+    assert locked.get("/v1/agents").status_code == 401
+    assert locked.get("/").status_code == 200
+    assert locked.get("/health").json() == locked.get("/health/live").json()
+
+
+# -- methods -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("path", "methods"),
+    [
+        ("/v1/agents/helper/sessions/s", "DELETE, GET, OPTIONS"),
+        ("/v1/agents/helper/run", "OPTIONS, POST"),
+        ("/health/live", "GET, OPTIONS"),
+        ("/v1/principals/me/data", "DELETE, GET, OPTIONS"),
+    ],
+)
+def test_options_and_a_wrong_method_name_all_methods_of_a_path(
+    client: TestClient, path: str, methods: str
+) -> None:
+    options = client.options(path)
+    assert (options.status_code, options.headers["allow"], options.content) == (204, methods, b"")
+    wrong = client.patch(path)
+    assert (wrong.status_code, wrong.json()["code"]) == (405, "method_not_allowed")
+    assert wrong.headers["allow"] == methods
+    assert f"accepts {methods}" in wrong.json()["detail"]
+
+
+def test_a_path_that_is_none_has_no_methods(client: TestClient) -> None:
+    assert client.options("/v1/nothing").status_code == 404
+
+
+def test_methods_are_named_without_a_key(locked: TestClient) -> None:
+    assert locked.options("/v1/agents").headers["allow"] == "GET, OPTIONS"
+
+
+# -- paths that are too long -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("length", [MAX_TARGET_BYTES, 6 * MAX_TARGET_BYTES])
+async def test_a_path_that_is_too_long_is_414_over_the_wire(tmp_path: Any, length: int) -> None:
+    """The longer one is refused before its line has an end."""
+    async with (
+        served(runtime_of(write(tmp_path, manifest()), ScriptedProvider())) as at,
+        httpx.AsyncClient(base_url=f"http://{at}") as client,
+    ):
+        answer = await client.get("/v1/agents/" + "x" * length)
+    assert (answer.status_code, answer.json()["code"]) == (414, "uri_too_long")
+    assert answer.headers["x-request-id"]
+
+
+# -- bodies ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/v1/agents/helper/run",
+        "/v1/agents/helper/runs",
+        "/v1/runs/run_1/resume",
+        "/v1/runs/run_1/feedback",
+        "/v1/workflows/none/run",
+        "/v1/tasks/none/pause",
+        "/v1/rag/none/query",
+        "/v1/rag/none/documents",
+    ],
+)
+def test_a_body_that_is_not_utf_8_is_422_and_says_so(client: TestClient, path: str) -> None:
+    answer = client.post(path, content=NOT_UTF_8, headers={"content-type": "application/json"})
+    assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
+    assert "UTF-8" in answer.json()["detail"]
+
+
+# -- ids of requests ---------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "path", ["/health/live", "/v1/agents", "/v1/nothing", "/v1/agents/helper/run", "/" + "x" * 9000]
+)
+def test_every_answer_has_the_id_of_its_request(client: TestClient, path: str) -> None:
+    first, second = client.get(path), client.get(path)
+    assert first.headers["x-request-id"].startswith("req_")
+    assert first.headers["x-request-id"] != second.headers["x-request-id"]
+
+
+def test_a_client_may_choose_the_id_but_nothing_that_is_none(client: TestClient) -> None:
+    def answered(given: bytes) -> str:
+        return client.get("/health/live", headers={b"x-request-id": given}).headers["x-request-id"]
+
+    assert answered(b"trace-7.a") == "trace-7.a"
+    for strange in (b"", b"a b", b"x" * 129, b"\xff"):
+        assert answered(strange).startswith("req_")
