@@ -37,6 +37,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "schema": ("astromesh.cli.commands.schema", "Print the JSON Schema of a kind of file, for editors."),
     "graph": ("astromesh.cli.commands.agents", "Draw what an agent does as a Mermaid diagram."),
+    "mcp": ("astromesh.cli.commands.mcp", "Serve the agents as MCP tools over stdio, for editors."),
     "audit": (
         "astromesh.cli.commands.audit",
         "Show who created keys, cancelled runs, decided for runs, and saw or erased data.",

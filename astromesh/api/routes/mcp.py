@@ -1,4 +1,4 @@
-"""`/mcp`: each agent as an MCP tool, with the authorisation of the HTTP routes.
+"""Each agent as an MCP tool: at `/mcp`, with the authorisation of the HTTP routes, and over stdio.
 
 The first request loads the SDK, in a thread. Without a request, the server does not load it.
 """
@@ -6,23 +6,25 @@ The first request loads the SDK, in a thread. Without a request, the server does
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 from uuid import uuid4
 
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh.access.scopes import RUN, permits
+from astromesh.api.auth import ANONYMOUS
 from astromesh.api.dependencies import scope
-from astromesh.api.requests import RunBody, caller_of, runtime_of
-from astromesh.errors import AgentNotFoundError, Forbidden, InvalidInput, MissingExtra, NotFound
+from astromesh.api.requests import RunBody, caller_of, cancel_on_disconnect, runtime_of
+from astromesh.errors import AgentNotFoundError, Forbidden, Interrupted, InvalidInput, MissingExtra, NotFound
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.ids import read_traceparent
-from astromesh.types import JsonObject, ToolSpec
+from astromesh.types import CallerContext, Event, JsonObject, ToolSpec
 
 router = APIRouter(tags=["mcp"])
 
@@ -67,6 +69,15 @@ async def mcp(request: Request) -> Response:
     return _DelegatedResponse(await _mcp_server(runtime_of(request)))
 
 
+async def serve_stdio(runtime: AgentRuntime) -> None:
+    """Serves the agents to the program at stdin and stdout, until it closes stdin.
+
+    Raises:
+        NotFound: the extra `mcp` is missing.
+    """
+    await (await _mcp_server(runtime)).serve_stdio()
+
+
 async def _mcp_server(runtime: AgentRuntime) -> Any:
     return await runtime.state.resources.shared(_DelegatedResponse, lambda: _McpServer(runtime))
 
@@ -82,20 +93,83 @@ class _McpServer:
             plugin = await asyncio.to_thread(self._runtime.plugins.load, "publishers", "mcp")
         except MissingExtra as error:
             raise NotFound(f"This server publishes no MCP tools: {error}") from error
-        options = plugin.Options(tools=_tools, call=_call)
+        tools = AgentTools(self._runtime)
+        options = plugin.Options(tools=tools.offered, call=tools.call)
         return await plugin.open(options, Deps(resources=self._runtime.state.resources))
 
     async def __aexit__(self, *_: object) -> None:
         """Does nothing: the server is one of the runtime's resources and closes with them."""
 
 
-def _tools(request: Request) -> Iterator[ToolSpec]:
-    """The agents that this caller may run."""
-    caller = caller_of(request)
-    for name, agent in runtime_of(request).agents.items():
-        if permits(caller.scopes, RUN, name):
-            description = agent.manifest.spec.identity.description or f"Asks the agent {name}."
-            yield ToolSpec(name, description, _PARAMETERS, "external")
+class AgentTools:
+    """The agents of a runtime as tools. Without a request, the caller is the user of this machine."""
+
+    def __init__(self, runtime: AgentRuntime) -> None:
+        self._runtime = runtime
+
+    def offered(self, request: Request | None) -> Iterator[ToolSpec]:
+        """Returns the agents that this caller may run."""
+        caller = _caller(request)
+        for name, agent in self._runtime.agents.items():
+            if permits(caller.scopes, RUN, name):
+                description = agent.manifest.spec.identity.description or f"Asks the agent {name}."
+                yield ToolSpec(name, description, _PARAMETERS, "external")
+
+    async def call(
+        self, request: Request | None, name: str, arguments: JsonObject, report: Callable[[str], None]
+    ) -> str:
+        """Runs an agent and returns its answer. A client that disconnects cancels the run.
+
+        Args:
+            report: receives what the run does.
+
+        Raises:
+            Forbidden, AgentNotFoundError, InvalidInput, and what a run raises.
+        """
+        caller, runtime = _caller(request), self._runtime
+        if not permits(caller.scopes, RUN, name):
+            raise Forbidden(f"This call needs the scope '{RUN}:{name}'.")
+        if name not in runtime.agents and name not in runtime.broken:
+            raise AgentNotFoundError(name, "tools/list names those that you may run.")
+        agent = runtime.agent(name)
+        run_request = _run_request(arguments, request)
+        run = runtime.runner.start(agent, run_request, caller=caller, sinks=(_ProgressSink(report),))
+        if request is None or agent.continues_on_disconnect:
+            return (await run).response
+        try:
+            return (await cancel_on_disconnect(request, run)).response
+        except ClientDisconnect as error:  # nobody reads the result
+            raise Interrupted("The client has disconnected.") from error
+
+
+class _ProgressSink:
+    """Reports the steps of a run: tool calls, and model calls after the first one."""
+
+    wants_deltas = False
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report = report
+
+    def send(self, event: Event) -> None:
+        if event.type == "tool.started":
+            self._report(f"Calls {event.data['name']}.")
+        elif event.type == "model.started" and event.data["step"] > 1:
+            self._report(f"Asks the model, step {event.data['step']}.")
+
+
+def _caller(request: Request | None) -> CallerContext:
+    return ANONYMOUS if request is None else caller_of(request)
+
+
+def _run_request(arguments: JsonObject, request: Request | None) -> RunRequest:
+    """Raises: InvalidInput: an argument is unknown or wrong."""
+    try:
+        body = RunBody.model_validate({"session_id": f"mcp-{uuid4().hex}", **_run_arguments(arguments)})
+    except ValidationError as error:
+        fault = error.errors(include_url=False, include_input=False)[0]
+        raise InvalidInput(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error
+    caused_by = read_traceparent(request.headers.get("traceparent") if request is not None else None)
+    return RunRequest(body.query, body.session_id, caused_by=caused_by)
 
 
 def _run_arguments(arguments: JsonObject) -> JsonObject:
@@ -103,21 +177,3 @@ def _run_arguments(arguments: JsonObject) -> JsonObject:
     if unknown := sorted(arguments.keys() - _PARAMETERS["properties"].keys()):
         raise InvalidInput(f"Unknown argument {unknown[0][:64]!r}: an agent takes query and session_id.")
     return {key: value for key, value in arguments.items() if value not in (None, "")}
-
-
-async def _call(request: Request, name: str, arguments: JsonObject) -> str:
-    """Raises: Forbidden, AgentNotFoundError, InvalidInput, and what a run raises."""
-    caller = caller_of(request)
-    runtime = runtime_of(request)
-    if not permits(caller.scopes, RUN, name):
-        raise Forbidden(f"This call needs the scope '{RUN}:{name}'.")
-    if name not in runtime.agents and name not in runtime.broken:
-        raise AgentNotFoundError(name, "tools/list names those that you may run.")
-    try:
-        body = RunBody.model_validate({"session_id": f"mcp-{uuid4().hex}", **_run_arguments(arguments)})
-    except ValidationError as error:
-        fault = error.errors(include_url=False, include_input=False)[0]
-        raise InvalidInput(f"{'.'.join(map(str, fault['loc']))}: {fault['msg']}.") from error
-    caused_by = read_traceparent(request.headers.get("traceparent"))
-    run_request = RunRequest(body.query, body.session_id, caused_by=caused_by)
-    return (await runtime.runner.start(runtime.agent(name), run_request, caller=caller)).response

@@ -290,14 +290,17 @@ class Connection:
         while cursor not in requested and len(requested) < MAX_PAGES and len(found) <= MAX_TOOLS:
             requested.add(cursor)
             page = await client.list_tools(cursor=cursor)
-            found += [_definition(tool) for tool in page.tools if self._fits_limits(tool)]
+            found += [_definition(tool) for tool in page.tools if self._is_usable(tool)]
             cursor = page.next_cursor
             if cursor is None:
                 break
         return ToolDefinitions(tuple(found[:MAX_TOOLS]))
 
-    def _fits_limits(self, tool: Tool) -> bool:
-        """Whether the schema is small enough: every prompt contains it."""
+    def _is_usable(self, tool: Tool) -> bool:
+        """Whether a plain call can run the tool, and its schema is small enough: every prompt contains it."""
+        if tool.execution is not None and tool.execution.task_support == "required":
+            log.warning("tool_left_out", server=self._server, tool=tool.name, reason="it runs as a task only")
+            return False
         size = len(orjson.dumps(tool.input_schema))
         if size > MAX_SCHEMA_BYTES:
             log.warning(

@@ -1,4 +1,4 @@
-"""MCP servers: `ToolServer` for your own functions behind guards, `MCPService` and `MCPPublisher` for agents.
+"""MCP servers: `ToolServer` for your own functions behind guards, `MCPPublisher` for agents.
 
 server = ToolServer("reports", auth=AuthMiddleware(secret=os.environ["JWT_SECRET"], audience="reports"))
 
@@ -12,29 +12,12 @@ app = server.app()  # ASGI, at /mcp; or server.run(port=8001)
 
 from __future__ import annotations
 
-import asyncio
-import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, Protocol, TypeVar, get_args
+from typing import Any, NamedTuple, Protocol, TypeVar
 
-import orjson
 import uvicorn
-from mcp.server.context import ServerRequestContext
-from mcp.server.lowlevel.server import Server
-from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
-from mcp.server.transport_security import TransportSecuritySettings
-from mcp_types import (
-    CallToolRequestParams,
-    CallToolResult,
-    ContentBlock,
-    ListToolsResult,
-    PaginatedRequestParams,
-    TextContent,
-    ToolAnnotations,
-)
-from mcp_types import Tool as WireTool
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 from starlette.applications import Starlette
 from starlette.datastructures import Headers
@@ -45,127 +28,17 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh import __version__
 from astromesh.access.jwt import JwtOptions, JwtVerifier, open_verifier
-from astromesh.errors import (
-    AstromeshError,
-    ConfigError,
-    Forbidden,
-    InvalidToolCall,
-    Overloaded,
-    Unauthorized,
-    is_failure,
-)
+from astromesh.errors import AstromeshError, ConfigError, Forbidden, InvalidToolCall, Overloaded, Unauthorized
 from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import ToolContext
 from astromesh.tools.functions import FunctionTool
-from astromesh.tools.results import to_text
+from astromesh.tools.mcp.service import MCPService, ReportProgress
 from astromesh.types import CallerContext, JsonObject, ToolSpec
 
-_BLOCKS = get_args(ContentBlock)
 log = get_logger("astromesh.tools.mcp.server")
-#: returns the tools that a request may see
-ListTools = Callable[[Request], Iterable[ToolSpec]]
-#: makes one call of a request: tool, arguments; the caller receives the text of an AstromeshError
-CallTool = Callable[[Request, str, JsonObject], Awaitable[Any]]
-
-
-class MCPService:
-    """Serves MCP while it is open. Requests are independent, so any worker can answer them.
-
-    Args:
-        name, version: of the server, for its clients.
-        hosts: `Host` headers that are answered; None for all.
-    """
-
-    def __init__(
-        self, name: str, version: str, tools: ListTools, call: CallTool, hosts: Iterable[str] | None = None
-    ) -> None:
-        self._tools, self._call = tools, call
-        server: Server[Any] = Server(
-            name, version=version, on_list_tools=self._on_list, on_call_tool=self._on_call
-        )
-        security = TransportSecuritySettings(
-            enable_dns_rebinding_protection=hosts is not None, allowed_hosts=list(hosts or ()),
-            allowed_origins=[f"{scheme}://{host}" for host in hosts or () for scheme in ("http", "https")],
-        )  # fmt: skip
-        self._manager = StreamableHTTPSessionManager(
-            server, stateless=True, json_response=True, security_settings=security
-        )
-        self._leave = asyncio.Event()
-        self._task: asyncio.Task[None] | None = None
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Answers a request as an ASGI app."""
-        # whitespace around a value is not part of it (RFC 9110, 5.5); not every server strips it
-        headers = [(name, value.strip()) for name, value in scope["headers"]]
-        await self._manager.handle_request({**scope, "headers": headers}, receive, send)
-
-    async def open(self) -> None:
-        """Starts the server in its own task, since the SDK must leave its scopes in one task."""
-        ready = asyncio.Event()
-        self._task = asyncio.create_task(self._hold(ready), name="mcp serving")
-        await ready.wait()
-
-    async def close(self) -> None:
-        self._leave.set()
-        if self._task is not None:
-            await asyncio.wait({self._task})
-
-    async def _hold(self, ready: asyncio.Event) -> None:
-        try:
-            async with self._manager.run():
-                ready.set()
-                await self._leave.wait()
-        finally:
-            ready.set()
-
-    async def _on_list(
-        self, context: ServerRequestContext[Any, Request], params: PaginatedRequestParams | None
-    ) -> ListToolsResult:
-        return ListToolsResult(tools=[_wire_tool(spec) for spec in self._tools(_request(context))])
-
-    async def _on_call(
-        self, context: ServerRequestContext[Any, Request], params: CallToolRequestParams
-    ) -> CallToolResult:
-        try:
-            value = await self._call(_request(context), params.name, dict(params.arguments or {}))
-        except AstromeshError as error:
-            return _wire_result(str(error), failed=True)
-        except BaseException as error:  # a handler's error ends the call and is not revealed
-            if not is_failure(error):
-                raise
-            log.exception("mcp_tool_crashed", tool=params.name)
-            return _wire_result(f"The tool {params.name!r} failed for an internal reason.", failed=True)
-        return _wire_result(value)
-
-
-def _request(context: ServerRequestContext[Any, Request]) -> Request:
-    assert context.request is not None, "streamable HTTP has a request for every message"
-    return context.request
-
-
-def _wire_tool(spec: ToolSpec) -> WireTool:
-    hints = ToolAnnotations(read_only_hint=spec.effect == "read")
-    return WireTool(
-        name=spec.name, description=spec.description, input_schema=dict(spec.parameters), annotations=hints
-    )
-
-
-def _wire_result(value: Any, *, failed: bool = False) -> CallToolResult:
-    """Returns a result: text unchanged, objects also as structured content, content blocks unchanged."""
-    blocks = [value] if isinstance(value, _BLOCKS) else value
-    if isinstance(blocks, list) and blocks and all(isinstance(block, _BLOCKS) for block in blocks):
-        return CallToolResult(content=blocks, is_error=failed)
-    text = to_text(value, sys.maxsize)
-    structured = None
-    if isinstance(value, dict):
-        with suppress(orjson.JSONDecodeError):
-            structured = orjson.loads(text)
-    return CallToolResult(
-        content=[TextContent(type="text", text=text)], structured_content=structured, is_error=failed
-    )
 
 
 # -- the plugin `publishers: mcp` ----------------------------------------------------------------------------
@@ -178,11 +51,11 @@ class MCPPublisher:
         model_config = ConfigDict(extra="forbid")
 
         tools: Callable[..., Any] = Field(description="The tools that a request may see.")
-        call: Callable[..., Any] = Field(description="Makes one call: request, tool, arguments.")
+        call: Callable[..., Any] = Field(description="Makes one call: request, tool, arguments, progress.")
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> MCPService:
-        serving = MCPService("astromesh", __version__, options.tools, options.call)
+        serving = MCPService("astromesh", __version__, options.tools, options.call, streams=True)
         await serving.open()
         deps.resources.on_close(serving.close)
         return serving
@@ -443,10 +316,13 @@ class ToolServer:
         """Serves until interrupted."""
         uvicorn.run(self.app(path), host=host, port=port, log_level="warning")
 
-    def _specs(self, _: Request) -> Sequence[ToolSpec]:
+    def _specs(self, _: Request | None) -> Sequence[ToolSpec]:
         return [guarded.tool.spec for guarded in self._tools.values()]
 
-    async def _call(self, request: Request, name: str, arguments: JsonObject) -> Any:
+    async def _call(
+        self, request: Request | None, name: str, arguments: JsonObject, report: ReportProgress
+    ) -> Any:
+        assert request is not None, "this server serves HTTP alone"
         guarded = self._tools.get(name)
         if guarded is None:
             raise InvalidToolCall(f"There is no tool {name[:64]!r}.")

@@ -19,7 +19,7 @@ from astromesh.knowledge.base import Chunk, IngestReport, Passage
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolContext
-from astromesh.tools.mcp.server import MCPService
+from astromesh.tools.mcp.service import MCPService
 from astromesh.types import SessionKey, ToolCall, ToolSpec
 from tests.integration.mcp_servers import serving as served
 
@@ -142,7 +142,7 @@ async def opened(kind: str, far: Far, **block: Any) -> AsyncIterator[AgentTools]
 async def of_a_server(far: Far, block: Mapping[str, Any]) -> AsyncIterator[AgentTools]:
     """An agent with the tool of an MCP server, over real HTTP."""
 
-    async def answer(request: Any, tool: str, arguments: dict[str, Any]) -> Any:
+    async def answer(request: Any, tool: str, arguments: dict[str, Any], report: Any) -> Any:
         try:
             return await far(arguments["query"])
         except RuntimeError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -9,16 +10,20 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx
 import httpx2
+import pytest
 import yaml
 from mcp.client.client import Client
+from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
 
 from astromesh.api.app import create_app
 from astromesh.testing import ScriptedProvider
-from astromesh.types import CallerContext, ToolCall
+from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
 from tests.integration.mcp_servers import mcp_yaml, serving
+from tests.platform.model import MockModel
 from tests.unit.access.tokens import AUDIENCE, ISSUER, SECRET, claims, signed
 
 
@@ -128,3 +133,126 @@ def test_who_uses_none_of_it_loads_none_of_it() -> None:
     )
     ran = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert ran.stdout.strip() == "[]"
+
+
+# -- clients that leave, and progress ------------------------------------------------------------------------
+
+
+class Stuck:
+    """A model that says `begun` and does not answer."""
+
+    def __init__(self) -> None:
+        self.begun, self.cancelled = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, request: CompletionRequest) -> str:
+        self.begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            self.cancelled.set()
+            raise
+        return ""
+
+
+LEGACY, MODERN = "2025-11-25", "2026-07-28"
+
+
+def call_of(version: str, **meta: Any) -> tuple[dict[str, str], dict[str, Any]]:
+    """Headers and body of a call of `helper` in a version of the protocol."""
+    headers = {"accept": "application/json, text/event-stream", "mcp-protocol-version": version}
+    if version == MODERN:
+        headers |= {"mcp-method": "tools/call", "mcp-name": "helper"}
+        meta |= {
+            "io.modelcontextprotocol/protocolVersion": version,
+            "io.modelcontextprotocol/clientCapabilities": {},
+        }
+    params = {"name": "helper", "arguments": {"query": "hi"}, "_meta": meta}
+    return headers, {"jsonrpc": "2.0", "id": 1, "method": "tools/call", "params": params}
+
+
+@pytest.mark.parametrize("version", [LEGACY, MODERN])
+@pytest.mark.parametrize("meta", [{}, {"progressToken": 7}], ids=["json", "stream"])
+async def test_a_client_that_leaves_cancels_its_run(
+    tmp_path: Path, version: str, meta: dict[str, Any]
+) -> None:
+    """Whatever the version of the protocol, and the form of the answer that the client waits for."""
+    stuck = Stuck()
+    runtime = runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider(stuck))
+    headers, body = call_of(version, **meta)
+    async with serving(create_app(runtime)) as url, httpx.AsyncClient() as http, asyncio.timeout(30):
+        call = asyncio.create_task(http.post(f"{url}/mcp", headers=headers, json=body, timeout=30))
+        await stuck.begun.wait()
+        call.cancel()
+        await stuck.cancelled.wait()
+        while runtime.runner.active.count:
+            await asyncio.sleep(0.01)
+        runs = (await http.get(f"{url}/v1/runs")).json()["runs"]
+    assert [run["status"] for run in runs] == ["cancelled"]
+
+
+async def test_a_run_of_an_agent_that_continues_outlives_its_client(tmp_path: Path) -> None:
+    gate, begun = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: CompletionRequest) -> str:
+        begun.set()
+        await gate.wait()
+        return "done"
+
+    folder = write(tmp_path, manifest("helper", on_disconnect="continue"))
+    runtime = runtime_of(folder, ScriptedProvider(slow))
+    headers, body = call_of(LEGACY)
+    async with serving(create_app(runtime)) as url, httpx.AsyncClient() as http, asyncio.timeout(30):
+        call = asyncio.create_task(http.post(f"{url}/mcp", headers=headers, json=body, timeout=30))
+        await begun.wait()
+        call.cancel()
+        await asyncio.wait({call})
+        gate.set()
+        while not (runs := (await http.get(f"{url}/v1/runs?status=completed")).json()["runs"]):
+            await asyncio.sleep(0.01)
+    assert runs[0]["result"]["response"] == "done"
+
+
+async def test_a_call_that_asks_for_progress_hears_of_the_steps(tmp_path: Path) -> None:
+    heard: list[tuple[float, str | None]] = []
+
+    async def progress(done: float, total: float | None, message: str | None) -> None:
+        heard.append((done, message))
+
+    tools = [{"name": "lookup", "type": "internal", "function": "tests.integration.sample_tools:lookup"}]
+    provider = ScriptedProvider(ToolCall("c1", "lookup", '{"query": "x"}'), "Found it.")
+    runtime = runtime_of(write(tmp_path, manifest("helper", tools=tools)), provider)
+    async with serving(create_app(runtime)) as url, session(url, "none") as client:
+        done = await client.call_tool("helper", {"query": "hi"}, progress_callback=progress)
+    assert done.content[0].text == "Found it."
+    assert heard == [(1, "Calls lookup."), (2, "Asks the model, step 2.")]
+
+
+# -- over stdio ----------------------------------------------------------------------------------------------
+
+
+def command_of(folder: Path) -> StdioServerParameters:
+    words = ["-m", "astromesh", "mcp", "--config", str(folder), "--data", str(folder / "data")]
+    return StdioServerParameters(command=sys.executable, args=words)
+
+
+async def test_the_command_serves_the_agents_to_the_program_that_starts_it(tmp_path: Path) -> None:
+    """With a question and an answer over its standard streams; what it logs does not disturb them."""
+    agent = manifest("helper", model={"primary": {"provider": "embedded", "model": "any"}})
+    folder = write(tmp_path, agent)
+    async with Client(stdio_client(command_of(folder))) as client:
+        assert [tool.name for tool in (await client.list_tools()).tools] == ["helper"]
+        done = await client.call_tool("helper", {"query": "What can you do?"})
+    assert (done.is_error, done.content[0].text != "") == (False, True)
+
+
+async def test_a_cancel_over_stdio_ends_the_run(tmp_path: Path, mock_llm: MockModel) -> None:
+    """A client that gives a call up sends `notifications/cancelled`."""
+    model = {"provider": "openai", "model": "mock+latency=60000", "endpoint": mock_llm.url, "api_key": "sk-x"}
+    folder = write(tmp_path, manifest("helper", model={"primary": model}))
+    async with Client(stdio_client(command_of(folder))) as client, asyncio.timeout(30):
+        call = asyncio.create_task(client.call_tool("helper", {"query": "hi"}))
+        while not mock_llm.stats()["open"]:
+            await asyncio.sleep(0.02)
+        call.cancel()
+        while mock_llm.stats()["open"]:
+            await asyncio.sleep(0.02)

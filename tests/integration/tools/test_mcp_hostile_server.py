@@ -44,6 +44,8 @@ NO_TOOLS: list[Any] = [
     {"name": "true", "inputSchema": True},
     {"name": 5, "inputSchema": OBJECT},
     {"name": "noted", "inputSchema": OBJECT, "annotations": "none"},
+    {"name": "task_only", "inputSchema": OBJECT, "execution": {"taskSupport": "required"}},
+    {"name": "task_or_not", "inputSchema": OBJECT, "execution": {"taskSupport": "optional"}},
     "text", None,
 ]  # fmt: skip
 
@@ -148,11 +150,11 @@ async def test_what_models_cannot_be_shown_is_left_out_and_the_rest_is_offered(t
         async with using(tmp_path, hostile) as (tools, _):
             offered = {spec.name: spec for spec in tools.specs()}
     left_out = {line["tool"] for line in lines if line["event"] == "tool_left_out"}
-    assert {"texts", "either", "without", "true", "noted"} <= left_out
-    assert not offered.keys() & {"texts", "either", "without", "true", "5", "noted", "text"}
+    assert {"texts", "either", "without", "true", "noted", "task_only"} <= left_out
+    assert not offered.keys() & {"texts", "either", "without", "true", "5", "noted", "text", "task_only"}
     assert "lists" in offered  # what it says of its results is no reason
     assert not offered.keys() & {"bomb", "wide", "remote", ""}
-    assert {"wordy", "odd____31m", "fine"} <= offered.keys()
+    assert {"wordy", "odd____31m", "fine", "task_or_not"} <= offered.keys()
     assert len(offered["wordy"].description) == MAX_DESCRIPTION
     assert hostile.pages == 2
 

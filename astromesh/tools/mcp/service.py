@@ -1,0 +1,195 @@
+"""Serves tools over MCP: streamable HTTP without sessions, and the standard streams of a process."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from typing import Any, get_args
+
+import orjson
+from mcp.server.context import ServerRequestContext
+from mcp.server.lowlevel.server import Server
+from mcp.server.stdio import stdio_server
+from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
+from mcp.server.transport_security import TransportSecuritySettings
+from mcp_types import (
+    CallToolRequestParams,
+    CallToolResult,
+    ContentBlock,
+    ListToolsResult,
+    PaginatedRequestParams,
+    TextContent,
+    ToolAnnotations,
+)
+from mcp_types import Tool as WireTool
+from starlette.requests import Request
+from starlette.types import Message, Receive, Scope, Send
+
+from astromesh.errors import AstromeshError, is_failure
+from astromesh.logs import get_logger
+from astromesh.tools.results import to_text
+from astromesh.types import JsonObject, ToolSpec
+
+_BLOCKS = get_args(ContentBlock)
+log = get_logger("astromesh.tools.mcp.server")
+#: reports what a call does; it never blocks
+ReportProgress = Callable[[str], None]
+#: returns the tools that a request may see; over stdio there is no request
+ListTools = Callable[[Request | None], Iterable[ToolSpec]]
+#: makes one call of a request: tool, arguments, progress; the caller receives the text of an AstromeshError
+CallTool = Callable[[Request | None, str, JsonObject, ReportProgress], Awaitable[Any]]
+
+
+class MCPService:
+    """Serves MCP. Requests over HTTP are independent, so any worker can answer them.
+
+    Args:
+        name, version: of the server, for its clients.
+        hosts: `Host` headers that are answered; None for all.
+        streams: answers calls that ask for progress with an event stream, which has it; otherwise every
+            answer is JSON.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        version: str,
+        tools: ListTools,
+        call: CallTool,
+        hosts: Iterable[str] | None = None,
+        *,
+        streams: bool = False,
+    ) -> None:
+        self._tools, self._call, self._streams = tools, call, streams
+        self._server: Server[Any] = Server(
+            name, version=version, on_list_tools=self._on_list, on_call_tool=self._on_call
+        )
+        security = TransportSecuritySettings(
+            enable_dns_rebinding_protection=hosts is not None, allowed_hosts=list(hosts or ()),
+            allowed_origins=[f"{scheme}://{host}" for host in hosts or () for scheme in ("http", "https")],
+        )  # fmt: skip
+        self._json, self._stream = (
+            StreamableHTTPSessionManager(
+                self._server, stateless=True, json_response=json, security_settings=security
+            )
+            for json in (True, False)
+        )
+        self._leave = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answers a request as an ASGI app."""
+        # whitespace around a value is not part of it (RFC 9110, 5.5); not every server strips it
+        headers = [(name, value.strip()) for name, value in scope["headers"]]
+        scope, manager = {**scope, "headers": headers}, self._json
+        if self._streams and b"text/event-stream" in dict(headers).get(b"accept", b""):
+            body = await Request(scope, receive).body()
+            receive = _replay(body, receive)
+            if b'"progressToken"' in body:
+                manager = self._stream
+        await manager.handle_request(scope, receive, send)
+
+    async def open(self) -> None:
+        """Starts the server in its own task, since the SDK must leave its scopes in one task."""
+        ready = asyncio.Event()
+        self._task = asyncio.create_task(self._hold(ready), name="mcp serving")
+        await ready.wait()
+
+    async def close(self) -> None:
+        self._leave.set()
+        if self._task is not None:
+            await asyncio.wait({self._task})
+
+    async def serve_stdio(self) -> None:
+        """Serves the client at stdin and stdout until it closes stdin. Other output goes to stderr."""
+        async with stdio_server() as (reader, writer):
+            await self._server.run(reader, writer, self._server.create_initialization_options())
+
+    async def _hold(self, ready: asyncio.Event) -> None:
+        try:
+            async with AsyncExitStack() as stack:
+                await stack.enter_async_context(self._json.run())
+                await stack.enter_async_context(self._stream.run())
+                ready.set()
+                await self._leave.wait()
+        finally:
+            ready.set()
+
+    async def _on_list(
+        self, context: ServerRequestContext[Any, Request], params: PaginatedRequestParams | None
+    ) -> ListToolsResult:
+        return ListToolsResult(tools=[_wire_tool(spec) for spec in self._tools(context.request)])
+
+    async def _on_call(
+        self, context: ServerRequestContext[Any, Request], params: CallToolRequestParams
+    ) -> CallToolResult:
+        try:
+            async with _progress_of(context) as report:
+                value = await self._call(context.request, params.name, dict(params.arguments or {}), report)
+        except AstromeshError as error:
+            return _wire_result(str(error), failed=True)
+        except BaseException as error:  # a handler's error ends the call and is not revealed
+            if not is_failure(error):
+                raise
+            log.exception("mcp_tool_crashed", tool=params.name)
+            return _wire_result(f"The tool {params.name!r} failed for an internal reason.", failed=True)
+        return _wire_result(value)
+
+
+def _replay(body: bytes, receive: Receive) -> Receive:
+    """Returns a `receive` that gives a body, then whatever comes."""
+    messages: list[Message] = [{"type": "http.request", "body": body, "more_body": False}]
+
+    async def replayed() -> Message:
+        return messages.pop() if messages else await receive()
+
+    return replayed
+
+
+@asynccontextmanager
+async def _progress_of(context: ServerRequestContext[Any, Request]) -> AsyncIterator[ReportProgress]:
+    """Sends what a call reports to a client that asked for progress, in order, before its result."""
+    if "progress_token" not in (context.meta or {}):
+        yield lambda message: None
+        return
+    messages: asyncio.Queue[str | None] = asyncio.Queue()
+    sending = asyncio.create_task(_send_progress(context, messages))
+    try:
+        yield messages.put_nowait
+        messages.put_nowait(None)
+        await sending
+    finally:
+        sending.cancel()
+
+
+async def _send_progress(
+    context: ServerRequestContext[Any, Request], messages: asyncio.Queue[str | None]
+) -> None:
+    step = 0
+    while (message := await messages.get()) is not None:
+        step += 1
+        await context.session.report_progress(step, message=message)
+
+
+def _wire_tool(spec: ToolSpec) -> WireTool:
+    hints = ToolAnnotations(read_only_hint=spec.effect == "read")
+    return WireTool(
+        name=spec.name, description=spec.description, input_schema=dict(spec.parameters), annotations=hints
+    )
+
+
+def _wire_result(value: Any, *, failed: bool = False) -> CallToolResult:
+    """Returns a result: text unchanged, objects also as structured content, content blocks unchanged."""
+    blocks = [value] if isinstance(value, _BLOCKS) else value
+    if isinstance(blocks, list) and blocks and all(isinstance(block, _BLOCKS) for block in blocks):
+        return CallToolResult(content=blocks, is_error=failed)
+    text = to_text(value, sys.maxsize)
+    structured = None
+    if isinstance(value, dict):
+        with suppress(orjson.JSONDecodeError):
+            structured = orjson.loads(text)
+    return CallToolResult(
+        content=[TextContent(type="text", text=text)], structured_content=structured, is_error=failed
+    )
