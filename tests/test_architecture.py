@@ -410,7 +410,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     ),
     "tools.kinds.internal": ("importing foreign code raised",),
     "tools.mcp.connection": ("the SDK raised in a background task",),
-    "tools.mcp.server": ("a tool raised",),
+    "tools.mcp.service": ("a tool raised",),
     "tools.results": ("a tool raised", "a foreign `__str__` raised"),
     "workflow.evaluation": ("an assertion raised",),
     "workflow.memory": ("closes and raises",),

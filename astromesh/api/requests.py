@@ -147,6 +147,7 @@ class RunBody(BaseModel):
 
 
 _RUN: TypeAdapter[RunBody] = TypeAdapter(RunBody)
+_RUN_EXAMPLE = '{"query": "How do I reset my password?", "session_id": "session-42"}'
 
 
 async def _raw_body(request: Request) -> bytes:
@@ -154,8 +155,15 @@ async def _raw_body(request: Request) -> bytes:
     return body if isinstance(body, bytes) else await request.body()
 
 
-async def read_body(request: Request, adapter: TypeAdapter[T]) -> T:
-    """Returns the validated body. Raises: InvalidInput: which field is wrong and how."""
+async def read_body(request: Request, adapter: TypeAdapter[T], example: str = "") -> T:
+    """Returns the validated body.
+
+    Args:
+        example: a body that works, for a caller whose body lacks a field.
+
+    Raises:
+        InvalidInput: which field is wrong and how.
+    """
     raw = await _raw_body(request)
     try:
         return adapter.validate_python(orjson.loads(raw))
@@ -163,12 +171,15 @@ async def read_body(request: Request, adapter: TypeAdapter[T]) -> T:
         what = NOT_UTF_8 if _ORJSON_NOT_UTF_8 in str(error) else f"The body is not JSON: {error}."
         raise InvalidInput(what) from error
     except ValidationError as error:
-        raise InvalidInput(validation_detail(error.errors(include_url=False, include_input=False))) from error
+        faults = error.errors(include_url=False, include_input=False)
+        is_incomplete = any(fault["type"] == "missing" for fault in faults)
+        shown = f" This body works: {example}" if example and is_incomplete else ""
+        raise InvalidInput(validation_detail(faults) + shown) from error
 
 
 async def read_run_request(request: Request) -> RunRequest:
     """Returns the run that the body asks for. Raises: InvalidInput."""
-    body = await read_body(request, _RUN)
+    body = await read_body(request, _RUN, _RUN_EXAMPLE)
     cause = read_traceparent(headers_of(request.scope).get("traceparent"))
     return RunRequest(body.query, body.session_id, body.context, body.metadata, caused_by=cause)
 

@@ -171,8 +171,12 @@ def mermaid(graph: GraphView) -> str:
     for node in graph.nodes.values():
         for target, label in _targets_with_labels(graph, node):
             to = "end__" if target == END else ids.setdefault(target, f"n{len(ids)}")
-            lines.append(f"    {ids[node.name]} -->" + (f'|"{_quoted(label)}"| {to}' if label else f" {to}"))
-    lines += [f'    {i}["{_quoted(name)} (missing)"]' for name, i in ids.items() if name not in graph.nodes]
+            lines.append(
+                f"    {ids[node.name]} -->" + (f'|"{mermaid_text(label)}"| {to}' if label else f" {to}")
+            )
+    lines += [
+        f'    {i}["{mermaid_text(name)} (missing)"]' for name, i in ids.items() if name not in graph.nodes
+    ]
     if graph.finalizer in ids:
         lines.append(f"    stop((stop)) -.-> {ids[graph.finalizer]}")
     return "\n".join(lines)
@@ -206,10 +210,10 @@ _SHAPES = (("{{", "}}"), ("([", "])"), ("[", "]"))
 def _box(node: Any) -> str:
     kind = 0 if node.protected else 1 if node.is_terminal or node.name == ERROR_NODE else 2
     left, right = _SHAPES[kind]
-    label = _quoted(node.name)
+    label = mermaid_text(node.name)
     inner = [child.name for child in node.children()]
     if inner:
-        label += f"<br/>({_quoted(', '.join(inner))})"
+        label += f"<br/>({mermaid_text(', '.join(inner))})"
     return f'{left}"{label}"{right}'
 
 
@@ -219,5 +223,6 @@ _ESCAPES = str.maketrans({
 })  # fmt: skip
 
 
-def _quoted(text: str) -> str:
+def mermaid_text(text: str) -> str:
+    """Returns a text so that Mermaid shows it as it is, between quotes."""
     return text.translate(_ESCAPES)

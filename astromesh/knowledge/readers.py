@@ -2,7 +2,7 @@
 
 Of web pages, headings, paragraphs, lists, tables and code stay; menus, scripts and forms are left out. Chunks
 are cut from the Markdown: their offsets are offsets into it, not into the page's source. Each page of a PDF
-file stands under a heading `Page N`, so that a passage names its page.
+file stands under a heading `Page N` below the file's title, so that a passage names both.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ _CUT_WORD = re.compile(r"(?<=[a-zß-ÿ])-\n(?=[a-zß-ÿ])")
 class PdfReader:
     """The reader `pdf`."""
 
-    fingerprint = "pdf/1"
+    fingerprint = "pdf/2"
 
     def read(self, data: bytes) -> tuple[str, JsonObject]:
         try:
@@ -136,13 +136,23 @@ class PdfReader:
             metadata = {"title": file.metadata.title, "author": file.metadata.author} if file.metadata else {}
         except _BROKEN as error:
             raise ValueError(f"it is not a readable PDF file: {error}") from error
-        text = "\n\n".join(_page(number, page) for number, page in enumerate(pages, 1) if page.strip())
-        if not text:
+        found = [_page(number, page) for number, page in enumerate(pages, 1) if page.strip()]
+        if not found:
             raise ValueError("it contains no text; scanned pages need text recognition first")
-        return text, {key: str(value).strip() for key, value in metadata.items() if value}
+        known = {key: text for key, value in metadata.items() if (text := _line(str(value or "")))}
+        heading = [f"# {known['title']}"] if "title" in known else []
+        return "\n\n".join([*heading, *found]), known
 
 
 def _page(number: int, text: str) -> str:
     body = _LIKE_HEADING.sub(r"\\\1", _CUT_WORD.sub("", text)).strip()
-    # stores reject half of a surrogate pair
-    return f"# Page {number}\n\n{body.encode('utf-8', 'replace').decode()}"
+    return f"## Page {number}\n\n{_storable(body)}"
+
+
+def _line(text: str) -> str:
+    return " ".join(_storable(text).split())
+
+
+def _storable(text: str) -> str:
+    """Returns a text without halves of surrogate pairs, which stores reject."""
+    return text.encode("utf-8", "replace").decode()

@@ -15,8 +15,8 @@ from astromesh.core.prompt_engine import PromptTemplate
 from astromesh.core.tools import AgentTools
 from astromesh.durable.base import BudgetCaps
 from astromesh.durable.budgets import BudgetLimit
-from astromesh.errors import AgentUnavailable, InvalidInput, InvalidManifest
-from astromesh.orchestration.base import Drawable, Pattern
+from astromesh.errors import AgentUnavailable, InvalidManifest
+from astromesh.orchestration.base import Pattern
 from astromesh.types import JsonObject
 
 
@@ -79,19 +79,6 @@ class Agent:
     def model_names(self) -> tuple[str, ...]:
         """The names of its models. The agent works if one of them answers."""
         return tuple(p.name for p in self.router.providers)
-
-
-def agent_diagram(agent: Agent) -> str:
-    """Returns the pattern of an agent as a Mermaid diagram.
-
-    Raises:
-        InvalidInput: its pattern is not a graph.
-    """
-    if not isinstance(agent.pattern, Drawable):
-        raise InvalidInput(
-            f"The pattern {agent.pattern_name!r} of {agent.name!r} is not a graph and cannot be drawn."
-        )
-    return agent.pattern.to_mermaid(agent.max_iterations)
 
 
 def unavailable_error(name: str, faults: Sequence[InvalidManifest], *, passing: bool) -> AgentUnavailable:

@@ -196,6 +196,25 @@ def test_a_chat_line_of_broken_bytes_is_refused_and_no_model_is_blamed(
     assert "error: The query is not UTF-8" in done.stderr
 
 
+FAILING_SERVER = """apiVersion: astromesh/v1
+kind: MCPConfig
+spec:
+  servers:
+    files: {transport: stdio, command: PYTHON, args: ["-c", "raise SystemExit('no licence: set FILES_KEY')"]}
+"""
+
+
+def test_chat_tells_the_last_words_of_an_mcp_server_that_fails(mock_llm: MockModel, tmp_path: Path) -> None:
+    folder = agent_with(tmp_path, "mock+say=yes", mock_llm.url)
+    (folder / "config" / "mcp.yaml").write_text(FAILING_SERVER.replace("PYTHON", sys.executable))
+    agent = folder / "config" / "agents" / "talker.agent.yaml"
+    agent.write_text(agent.read_text() + "  tools: [{name: files, type: mcp, server: files}]\n")
+    done = astromesh(folder, "chat", "talker", given="one\n")
+    assert (done.returncode, done.stdout.split()) == (0, ["yes"])
+    assert "mcp_server_unavailable" in done.stderr
+    assert "no licence: set FILES_KEY" in done.stderr
+
+
 def test_chat_with_nobody_is_2(project: Path) -> None:
     done = astromesh(project, "chat", "nobody", given="hi\n")
     assert (done.returncode, done.stdout) == (2, "")

@@ -10,8 +10,9 @@ from astromesh.api.fast_routes import RUN_PATH, RUN_SCOPE, run
 from astromesh.api.requests import RunBody, runtime_of
 from astromesh.api.routes.runs import WaitingOut
 from astromesh.api.schemas import RunOut, problems, request_body
-from astromesh.runtime.agent import Agent, agent_diagram
+from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import describe_tools
+from astromesh.runtime.diagram import agent_diagram
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.types import JsonObject
 

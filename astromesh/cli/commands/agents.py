@@ -20,7 +20,8 @@ from astromesh.cli.printer import JsonEvents, Printer, print_fallback
 from astromesh.cli.terminal import note, plain, print_json
 from astromesh.errors import AgentNotFoundError, AstromeshError, InvalidInput
 from astromesh.logs import configure_logging
-from astromesh.runtime.agent import Agent, agent_diagram
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.diagram import agent_diagram
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry.events import EventSink

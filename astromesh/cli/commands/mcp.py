@@ -7,8 +7,8 @@ from pathlib import Path
 
 from astromesh.cli.errors import reported_errors
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
+from astromesh.logs import configure_logging
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.telemetry.logs import configure_logging
 
 
 def mcp(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER) -> None:

@@ -22,7 +22,13 @@ from astromesh.telemetry.clock import Clock
 from astromesh.tools.base import Tool, ToolContext
 from astromesh.tools.mcp.connection import OPEN_SECONDS, CallerRefused, CallNotSent, Connection, Transport
 from astromesh.tools.mcp.toolset import DefinitionPins, MCPToolset, ToolDefinitions, changed_tools
-from astromesh.tools.mcp.transports import http_transport, redirect_sdk_logs, sse_transport, stdio_transport
+from astromesh.tools.mcp.transports import (
+    LastWords,
+    http_transport,
+    redirect_sdk_logs,
+    sse_transport,
+    stdio_transport,
+)
 from astromesh.types import get_current_caller
 
 log = get_logger("astromesh.mcp")
@@ -61,7 +67,9 @@ class MCPServer:
         self.name, self.forwards_identity = options.name, options.forward_identity
         self._options, self._deps, self._clock = options, deps, deps.clock
         self._pins = DefinitionPins(options.name, deps.data_dir / "mcp" / f"{options.name}.pins.json")
-        self._shared = _SharedSession(options.name, partial(self._connection, ""), deps.clock, self._pins)
+        self._words = LastWords()
+        connect = partial(self._connection, "")
+        self._shared = _SharedSession(options.name, connect, deps.clock, self._pins, self._words)
         self._callers = _CallerSessions(options.name, deps.clock)
 
     @classmethod
@@ -173,7 +181,7 @@ class MCPServer:
                 command=options.command, args=list(options.args), env=_plain(options.env),
                 cwd=self._deps.config_dir / options.cwd if options.cwd else None,
             )  # fmt: skip
-            return partial(stdio_transport, self.name, parameters)
+            return partial(stdio_transport, self.name, parameters, self._words)
         headers = {name.lower(): value for name, value in _plain(options.headers).items()}
         if token:
             headers["authorization"] = f"Bearer {token}"
@@ -194,10 +202,15 @@ def _token() -> str:
 
 
 class _SharedSession:
-    """Connects, and reconnects when the session ends. Keeps the last valid list of tools."""
+    """Connects, and reconnects when the session ends. Keeps the last valid list of tools.
 
-    def __init__(self, name: str, make: Any, clock: Clock, pins: DefinitionPins) -> None:
+    Args:
+        words: what the server's program says; logged with each failure, and not shown to callers.
+    """
+
+    def __init__(self, name: str, make: Any, clock: Clock, pins: DefinitionPins, words: LastWords) -> None:
         self._name, self._make, self._clock, self._pins = name, make, clock, pins
+        self._words = words
         self._current: Connection | None = None
         self._connected, self._attempted, self._wanted = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
@@ -240,7 +253,8 @@ class _SharedSession:
                 opened = self._clock.monotonic()
                 self._set_connection(connection)
                 await self._follow(connection)
-                log.warning("mcp_server_lost", server=self._name)
+                await connection.close()  # its program says its last words until then
+                log.warning("mcp_server_lost", server=self._name, **self._said())
                 tries = tries + 1 if self._clock.monotonic() - opened < SHORT_SESSION_SECONDS else 0
             except ToolError as error:
                 tries += 1
@@ -262,7 +276,11 @@ class _SharedSession:
         self.fault, self.refused = str(error), isinstance(error, CallerRefused)
         self._attempted.set()
         if tries == 1:
-            log.warning("mcp_server_unavailable", server=self._name, error=str(error))
+            log.warning("mcp_server_unavailable", server=self._name, error=str(error), **self._said())
+
+    def _said(self) -> dict[str, str]:
+        said = str(self._words)
+        return {"said": said} if said else {}
 
     async def _follow(self, connection: Connection) -> None:
         """Updates the list of tools until the session ends."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any, TextIO
@@ -34,25 +35,51 @@ from astromesh.net.stream_parsers import ServerEvent, SseParser
 log = get_logger("astromesh.mcp")
 #: most characters of a logged line, and most bytes of an unfinished one
 _MAX_LOG_LINE, _MAX_UNFINISHED_LINE = 2000, 64 * 1024
+#: lines and characters of `LastWords`
+_MAX_LAST_LINES, _MAX_LAST_WORDS = 3, 500
+
+
+class LastWords:
+    """The newest lines that a server's program wrote to stderr: most programs say there why they end."""
+
+    def __init__(self) -> None:
+        self._lines: deque[str] = deque(maxlen=_MAX_LAST_LINES)
+
+    def add(self, line: str) -> None:
+        self._lines.append(line)
+
+    def clear(self) -> None:
+        self._lines.clear()
+
+    def __str__(self) -> str:
+        return " / ".join(self._lines)[-_MAX_LAST_WORDS:]
 
 
 @asynccontextmanager
-async def logged_stderr(server: str) -> AsyncIterator[TextIO]:
-    """Opens a file whose lines are logged as `mcp_server_says`: the stderr of a server's program."""
+async def logged_stderr(server: str, words: LastWords) -> AsyncIterator[TextIO]:
+    """Opens a file whose lines are logged as `mcp_server_says`: the stderr of a server's program.
+
+    Args:
+        words: receives them, too.
+    """
     reading, writing = os.pipe()
     ours = os.fdopen(reading, "rb", buffering=0)
     theirs = os.fdopen(writing, "w")
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: _StderrLines(server), ours)
+    lines = _StderrLines(server, words)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: lines, ours)
     try:
         yield theirs
     finally:
         theirs.close()
+        with suppress(BlockingIOError):  # a child of the program may have the pipe open
+            while rest := os.read(reading, _MAX_UNFINISHED_LINE):
+                lines.data_received(rest)
         transport.close()
 
 
 class _StderrLines(asyncio.Protocol):
-    def __init__(self, server: str) -> None:
-        self._server, self._rest = server, b""
+    def __init__(self, server: str, words: LastWords) -> None:
+        self._server, self._words, self._rest = server, words, b""
 
     def data_received(self, data: bytes) -> None:
         *lines, self._rest = (self._rest + data).split(b"\n")
@@ -61,6 +88,7 @@ class _StderrLines(asyncio.Protocol):
         for line in lines:
             if text := line.decode("utf-8", "replace").strip():
                 log.info("mcp_server_says", server=self._server, text=text[:_MAX_LOG_LINE])
+                self._words.add(text[:_MAX_LOG_LINE])
 
     def connection_lost(self, error: Exception | None) -> None:
         self.data_received(b"\n")
@@ -204,13 +232,14 @@ async def http_transport(
 
 @asynccontextmanager
 async def stdio_transport(
-    server: str, parameters: StdioServerParameters, on_end: Callable[[], None]
+    server: str, parameters: StdioServerParameters, words: LastWords, on_end: Callable[[], None]
 ) -> AsyncIterator[Any]:
     """Starts a server as a child process, opens the SDK's streams to it and logs its stderr.
 
     The end of the process ends the stream of messages, so `on_end` is not called.
     """
-    async with logged_stderr(server) as errors, stdio_client(parameters, errlog=errors) as streams:
+    words.clear()
+    async with logged_stderr(server, words) as errors, stdio_client(parameters, errlog=errors) as streams:
         yield streams
 
 

@@ -126,6 +126,22 @@ def test_a_body_that_is_not_utf_8_is_422_and_says_so(client: TestClient, path: s
     assert "UTF-8" in answer.json()["detail"]
 
 
+@pytest.mark.parametrize("path", ["/v1/agents/helper/run", "/v1/agents/helper/runs"])
+@pytest.mark.parametrize("body", [{"query": "Hello"}, {}])
+def test_a_body_without_a_session_is_told_one_that_works(client: TestClient, path: str, body: Any) -> None:
+    refused = client.post(path, json=body)
+    assert (refused.status_code, refused.json()["code"]) == (422, "invalid_input")
+    said, _, example = refused.json()["detail"].partition(" This body works: ")
+    assert "session_id: it is required" in said
+    accepted = client.post(path, content=example, headers={"content-type": "application/json"})
+    assert accepted.status_code in (200, 202)
+
+
+def test_a_wrong_value_is_told_without_an_example(client: TestClient) -> None:
+    refused = client.post("/v1/agents/helper/run", json={"query": "Hello", "session_id": ""})
+    assert "This body works" not in refused.json()["detail"]
+
+
 # -- ids of requests ---------------------------------------------------------------------------------------
 
 

@@ -83,7 +83,7 @@ async def test_files_come_in_as_base64(client):
     for word in ("boils", "nine", "fröthes"):
         asked = await client.post("/v1/rag/notes/query", json={"query": word, "top_k": 2})
         found |= {p["document"]: (p["title"], p["heading"]) for p in asked.json()["passages"][:2]}
-    assert found["water"] == ("On water", "Page 1")
+    assert found["water"] == ("On water", "On water > Page 1")
     assert found["coffee"] == ("Coffee", "Espresso")
     assert found["cocoa"] == ("Cocoa", "Espresso")
     assert "milk" in found

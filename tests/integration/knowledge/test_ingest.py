@@ -83,7 +83,7 @@ async def test_markdown_text_html_and_pdf_in_one_folder(tmp_path):
             "Page",
             "Paper",
         ]
-        assert (passages["c.html"].heading, passages["d.pdf"].heading) == ("Web", "Page 1")
+        assert (passages["c.html"].heading, passages["d.pdf"].heading) == ("Web", "Paper > Page 1")
         for name, chunk in passages.items():
             document = Folder(folder, ALL, readers=readers()).read(name, "")
             assert document is not None

@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astromesh.knowledge.chunking import headings
+from astromesh.knowledge.loaders import from_markdown
 from astromesh.knowledge.readers import HtmlReader, PdfReader
 from tests.integration.knowledge.rag_files import pdf
 
@@ -75,10 +76,15 @@ def test_any_bytes_are_a_page(data):
 
 
 def test_a_pdf_has_a_heading_for_each_page():
-    """Pages without text are left out; title and text are found."""
-    text, about = PdfReader().read(pdf("Green tea", "", "Black tea", title="About tea"))
-    assert text == "# Page 1\n\nGreen tea\n\n# Page 3\n\nBlack tea"
+    """Pages without text are left out; title and text are found, and every passage is under the title."""
+    text, about = PdfReader().read(pdf("Green tea", "", "Black tea", title="About  tea"))
+    assert text == "# About tea\n\n## Page 1\n\nGreen tea\n\n## Page 3\n\nBlack tea"
     assert about == {"title": "About tea"}
+
+
+def test_a_pdf_without_a_title_is_called_by_its_name_and_not_by_its_first_page():
+    document = from_markdown("teas/green-tea.pdf", *PdfReader().read(pdf("Green tea")))
+    assert (document.title, document.text) == ("green tea", "## Page 1\n\nGreen tea")
 
 
 @pytest.mark.parametrize(
