@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, Protocol
 
 from pydantic import BaseModel
@@ -220,6 +220,23 @@ class TemplateFault(NamedTuple):
 
 #: checks a template; returns its fault or None
 TemplateCheck = Callable[[str], TemplateFault | None]
+
+
+class UnprovidedName(NamedTuple):
+    """A variable of a system prompt that only the context of a request can provide.
+
+    Args:
+        line: 1-based within the template.
+        hint: a known name that is like it, as a sentence, or empty.
+    """
+
+    name: str
+    line: int
+    hint: str = ""
+
+
+#: takes a system prompt and the names of its own variables
+PromptCheck = Callable[[str, Collection[str]], Sequence[UnprovidedName]]
 
 
 class GraphMention(NamedTuple):

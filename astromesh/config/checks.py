@@ -10,12 +10,12 @@ from typing import Any, NamedTuple
 import jsonschema_rs
 
 from astromesh.config.agent import AgentManifest, ToolBlock
-from astromesh.config.base import GraphMention, Node, Place, Steps, TemplateCheck
+from astromesh.config.base import GraphMention, Node, Place, PromptCheck, Steps, TemplateCheck
 from astromesh.config.connections import MCPServer
 from astromesh.config.environment import displayable_name
 from astromesh.config.keys import suggest_name
-from astromesh.config.records import IsJsonSchema, IsTemplate, JsonMap, marked_fields
-from astromesh.config.runtime import Auth
+from astromesh.config.records import Block, IsJsonSchema, IsTemplate, JsonMap, marked_fields
+from astromesh.config.runtime import Auth, RuntimeSpec
 
 #: patterns whose `max_iterations` is not that of the tool loop: the engine's cap, or none
 PATTERN_ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
@@ -238,9 +238,54 @@ def _template(root: Node, at: Steps, check: TemplateCheck) -> Iterator[Finding]:
         return
     found = check(node.value)
     for wrong in found.every() if found else ():
-        place = Place(node.place.line + wrong.line, 1) if node.literal else node.place
-        where = "" if node.literal or wrong.line == 1 else f" (line {wrong.line} of the text)"
+        place, where = _line_of(node, wrong.line)
         yield Finding(at, f"is not a valid Jinja template: {wrong.message}{where}", place=place)
+
+
+def _line_of(node: Node, line: int) -> tuple[Place, str]:
+    """Returns the place of a line of a text, and the words that name it where YAML does not show it."""
+    if node.literal:
+        return Place(node.place.line + line, 1), ""
+    return node.place, "" if line == 1 else f" (line {line} of the text)"
+
+
+def unprovided_variables(manifest: AgentManifest, root: Node, check: PromptCheck) -> Iterator[Finding]:
+    """Yields the variables of the system prompt that nothing but the context of a request provides."""
+    at: Steps = ("spec", "prompts", "system")
+    prompts, node = manifest.spec.prompts, root.get(*at)
+    if node is None:
+        return
+    for found in check(prompts.system, prompts.variables):
+        place, where = _line_of(node, found.line)
+        message = f"nothing provides `{found.name}`{where}: it is empty unless a request's context has it"
+        hint = found.hint or "Define it in prompts.variables, or write `| default(...)` if that is wanted."
+        yield Finding(at, message, hint, place)
+
+
+#: backend → the key of runtime.yaml that its empty `url` refers to, and what that must begin with
+_SERVER_URLS: Mapping[str, tuple[str, str]] = {
+    "postgres": ("storage.url", "postgres"),
+    "pgvector": ("storage.url", "postgres"),
+    "redis": ("redis.url", "redis"),
+}
+
+
+def backends_without_url(
+    blocks: Iterable[tuple[Steps, Block | None]], runtime: RuntimeSpec
+) -> Iterator[Finding]:
+    """Yields the backends that need a server and have no URL of one: they cannot be opened."""
+    urls = {"storage.url": runtime.storage.url, "redis.url": runtime.redis.url}
+    for at, block in blocks:
+        backend = getattr(block, "backend", "")
+        if block is None or backend not in _SERVER_URLS or block.plugin_value("url"):
+            continue
+        key, start = _SERVER_URLS[backend]
+        if not urls[key].get_secret_value().startswith(start):
+            message = f"the backend {backend} has no URL: neither `url` here nor {key} of runtime.yaml"
+            yield Finding((*at, "backend"), message, f"Set one of them to {_EXAMPLE_URLS[start]}.")
+
+
+_EXAMPLE_URLS = {"postgres": "postgresql://USER@HOST/DATABASE", "redis": "redis://HOST"}
 
 
 # -- other files ---------------------------------------------------------------------------------------------

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -97,13 +97,21 @@ class ConfigFile:
         self.faults += binder.faults
         self.warnings += binder.warnings
 
+    def warn(self, findings: Callable[[Any, Node], Iterable[Finding]]) -> None:
+        """Checks the record for more warnings."""
+        if self.manifest is not None:
+            self.warnings += self._placed(findings(self.manifest, self.sound))
+
     def add_findings(self, findings: Iterable[Finding]) -> None:
         """Turns findings into faults at their places."""
+        self.faults += self._placed(findings)
+
+    def _placed(self, findings: Iterable[Finding]) -> Iterator[InvalidManifest]:
         for finding in findings:
             if self.sound.has_placeholder(finding.steps):
                 continue
             place = finding.place or self.sound.place_of(finding.steps)
-            self.faults.append(manifest_fault(self.path, finding.message, place, finding.steps, finding.hint))
+            yield manifest_fault(self.path, finding.message, place, finding.steps, finding.hint)
 
     def location(self, steps: Steps) -> str:
         """Returns the place of a path as `FILE:LINE:COLUMN`."""

@@ -16,6 +16,7 @@ from astromesh.config.base import (
     Node,
     OptionsResolver,
     Place,
+    PromptCheck,
     Steps,
     TemplateCheck,
 )
@@ -107,6 +108,7 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
     replacements: Mapping[tuple[str, str], Path] | None = None,
     graphs: Iterable[str] = (),
     check_graph: GraphCheck | None = None,
+    check_prompt: PromptCheck | None = None,
 ) -> Configuration:
     """Reads a folder. Faults are part of the result; raises nothing.
 
@@ -118,6 +120,7 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
         replacements: by kind and name, e.g. `("Agent", "support")`, a file that replaces the folder's.
         graphs: names of graphs that were made in Python, in addition to those of the folder.
         check_graph: says what is wrong with a graph; absent: graphs are not looked into.
+        check_prompt: names variables of a system prompt that nothing provides; absent: no such warnings.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -125,7 +128,7 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
         return Configuration(folder, faults=(manifest_fault(folder, what, Place()),))
     variables = os.environ if env is None else env
     context = BindingContext(folder, variables, resolver)
-    checkers = Checkers(check_template, check_graph)
+    checkers = Checkers(check_template, check_graph, check_prompt)
     return _FolderLoader(folder, context, checkers, replacements or {}, frozenset(graphs)).run()
 
 
@@ -134,6 +137,7 @@ class Checkers(NamedTuple):
 
     template: TemplateCheck | None
     graph: GraphCheck | None
+    prompt: PromptCheck | None
 
 
 class _FolderLoader:
@@ -152,6 +156,7 @@ class _FolderLoader:
         self._folder = folder
         self._context = context
         self._checkers = checkers
+        self._runtime_spec = RuntimeManifest.absent().spec
         #: graph → names that its agents must declare, each with its place
         self._mentions: dict[str, list[tuple[GraphMention, str]]] = {}
 
@@ -232,6 +237,8 @@ class _FolderLoader:
         url = {"url": f"sqlite:///{data_dir}/astromesh.db"}
         file.validate(lambda root: with_defaults(root, ("spec", "storage"), url))
         file.check(lambda manifest, _: checks.check_authentication(manifest.spec.auth, self._context.env))
+        if file.manifest is not None:
+            self._runtime_spec = file.manifest.spec
 
     def _providers(self, file: ConfigFile) -> None:
         file.validate()
@@ -257,6 +264,7 @@ class _FolderLoader:
             file.validate()
             file.bind(self._context)
             file.check(_check_pipeline)
+            file.warn(lambda m, _: self._backends((("spec", "store"), m.spec.store)))
 
     def _graphs(self, files: Iterable[ConfigFile]) -> None:
         for file in files:
@@ -273,6 +281,12 @@ class _FolderLoader:
         file.bind(self._context)
         file.check(lambda m, root: checks.check_agent(m, root, file.root, known, self._checkers.template))
         file.check(lambda m, _: self._graph_requirements(m))
+        file.warn(lambda m, _: self._backends(*_memory_blocks(m)))
+        if (check := self._checkers.prompt) is not None and not file.faults:
+            file.warn(lambda m, root: checks.unprovided_variables(m, root, check))
+
+    def _backends(self, *blocks: tuple[Steps, Any]) -> Iterator[Finding]:
+        return checks.backends_without_url(blocks, self._runtime_spec)
 
     def _graph_requirements(self, manifest: AgentManifest) -> Iterator[Finding]:
         block = manifest.spec.orchestration
@@ -289,6 +303,12 @@ def _with_orchestration(root: Node, defaults: OrchestrationDefaults) -> Node:
     iterations = checks.PATTERN_ITERATIONS.get(pattern, defaults.max_iterations)
     values = {"pattern": pattern, "max_iterations": iterations, "timeout_seconds": defaults.timeout_seconds}
     return with_defaults(root, at, values)
+
+
+def _memory_blocks(manifest: AgentManifest) -> Iterator[tuple[Steps, Any]]:
+    memory = manifest.spec.memory
+    for kind in ("conversational", "semantic", "episodic"):
+        yield ("spec", "memory", kind), getattr(memory, kind)
 
 
 def _check_servers(manifest: MCPManifest, _: Node) -> Iterator[Finding]:

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from functools import lru_cache
+from operator import itemgetter
 from time import gmtime, strftime
 from typing import Any
 
+from astromesh.config.base import UnprovidedName
 from astromesh.core.templates import CompiledTemplate, check_template
 from astromesh.errors import ConfigError
+from astromesh.text import did_you_mean
 from astromesh.types import MemoryContext
 
-__all__ = ["RESERVED_NAMES", "PromptEngine", "PromptTemplate", "check_template", "current_date"]
+__all__ = [
+    "RESERVED_NAMES", "PromptEngine", "PromptTemplate", "check_template", "current_date", "unprovided_names",
+]  # fmt: skip
 
 #: names of document 001, and `context` of requests; `prompts.variables` and requests cannot set them
 RESERVED_NAMES = frozenset(
@@ -120,6 +125,23 @@ class PromptTemplate:
                 if name in context:
                     varying[name] = context[name]
         return varying
+
+
+def unprovided_names(system: str, variables: Collection[str]) -> list[UnprovidedName]:
+    """Returns the variables of a system prompt that only the context of a request can provide.
+
+    Leaves out variables that the template expects to be missing: in a condition, or with a `default`.
+
+    Args:
+        variables: names of `prompts.variables`.
+    """
+    known = {*RESERVED_NAMES, *variables}
+    missing = CompiledTemplate(system, "The system prompt").unconditional_names()
+    return [
+        UnprovidedName(name, line, did_you_mean(name, known))
+        for name, line in sorted(missing.items(), key=itemgetter(1))
+        if name not in known
+    ]
 
 
 def current_date(now: float) -> str:

@@ -369,6 +369,16 @@ STRICT = Sandbox()
 STRICT.undefined = StrictUndefined
 
 
+#: filters and tests of values that may be missing
+_DEFAULTS, _DEFINED = ("default", "d"), ("defined", "undefined")
+
+
+def _names_in(node: nodes.Node) -> Iterator[nodes.Name]:
+    if isinstance(node, nodes.Name):
+        yield node
+    yield from node.find_all(nodes.Name)
+
+
 class CompiledTemplate:
     """A compiled template.
 
@@ -388,9 +398,23 @@ class CompiledTemplate:
                 f"{label} is not a Jinja template: {read.fault.message}", line=read.fault.line
             )
         self._template = Template.from_code(sandbox, read.code, sandbox.make_globals(None))
-        self._label = label
+        self._label, self._source = label, source
         #: variables that it uses and does not set itself
         self.names = read.names
+
+    def unconditional_names(self) -> dict[str, int]:
+        """The variables without those that the template tests or gives a default, and their first lines."""
+        tree = SANDBOX.parse(self._source)
+        tested: list[nodes.Node] = [used.test for used in tree.find_all(nodes.If)]
+        tested += [used.test for used in tree.find_all(nodes.CondExpr)]
+        tested += [used for used in tree.find_all(nodes.Filter) if used.name in _DEFAULTS]
+        tested += [used for used in tree.find_all(nodes.Test) if used.name in _DEFINED]
+        optional = {name.name for test in tested for name in _names_in(test)}
+        lines: dict[str, int] = {}
+        for name in tree.find_all(nodes.Name):
+            if name.name in self.names - optional:
+                lines.setdefault(name.name, name.lineno)
+        return lines
 
     def render(self, values: Mapping[str, Any]) -> str:
         """The text for these values.

@@ -13,6 +13,7 @@ from astromesh.config.base import GraphFindings, GraphMention
 from astromesh.config.checks import find_cycles
 from astromesh.config.folder import Configuration, load
 from astromesh.config.keys import suggest_name
+from astromesh.core.prompt_engine import unprovided_names
 from astromesh.core.templates import check_template
 from astromesh.errors import CircularAgentReference, WorkflowNotFound
 from astromesh.graph.base import BaseNode
@@ -31,12 +32,18 @@ def check_graph(spec: Mapping[str, Any]) -> GraphFindings:
 
 
 def load_configuration(
-    folder: Path, plugins: Plugins, env: Mapping[str, str] | None = None, graphs: Iterable[str] = ()
+    folder: Path,
+    plugins: Plugins,
+    env: Mapping[str, str] | None = None,
+    graphs: Iterable[str] = (),
+    *,
+    lint: bool = False,
 ) -> Configuration:
     """Reads a folder and checks it against the installed plugins.
 
     Args:
         graphs: Names of graphs that were made in Python.
+        lint: Warns of what may be intended, too: variables of prompts that only requests provide.
     """
     _make_importable(folder)
     return load(
@@ -46,6 +53,7 @@ def load_configuration(
         check_template=check_template,
         graphs=graphs,
         check_graph=check_graph,
+        check_prompt=unprovided_names if lint else None,
     )
 
 

@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
 from astromesh.cli.errors import USAGE_ERROR
 from astromesh.cli.options import CONFIG_FOLDER, Config, Json
 from astromesh.cli.terminal import note, print_json
+from astromesh.config.base import Place
 from astromesh.config.folder import FILE_FOLDERS, SINGLE_FILES, Configuration, Faults, load
+from astromesh.config.parser import manifest_fault
 from astromesh.errors import InvalidInput, InvalidManifest
 from astromesh.plugins import Plugins
-from astromesh.runtime.config_loader import load_configuration
+from astromesh.runtime.config_loader import WORKFLOWS_FOLDER, load_configuration, workflow_names
 from astromesh.text import did_you_mean
 from astromesh.types import JsonObject
+
+_WORKFLOW_FILE = "workflow.yaml"
 
 
 def load_valid(folder: Path, *, strict: bool = False) -> Configuration:
@@ -60,19 +65,39 @@ def warn_of_unknown_agents(config: Path, agents: Sequence[str]) -> None:
             note(f"warning: unknown agent `{name}` in {config}{f'. {hint}' if hint else ''}", "yellow")
 
 
+class Format(StrEnum):
+    """How findings are printed. `github`: workflow commands that annotate the files of a pull request."""
+
+    TEXT = "text"
+    JSON = "json"
+    GITHUB = "github"
+
+
+class Findings(NamedTuple):
+    """What a check has found. Args: summary: what is fine if there is no fault."""
+
+    faults: Faults
+    warnings: Faults
+    summary: str
+
+
 def validate(
     path: Annotated[
-        Path | None, typer.Argument(metavar="[PATH]", help="A folder or one file; default: --config.")
+        Path | None,
+        typer.Argument(metavar="[PATH]", help="A folder, a file, or a workflow's name; default: --config."),
     ] = None,
     config: Config = CONFIG_FOLDER,
     json: Json = False,
+    format: Annotated[
+        Format, typer.Option(help="github: annotations of a workflow run.", show_default=True)
+    ] = Format.TEXT,
 ) -> None:
     """Report every fault of a configuration."""
-    raise typer.Exit(report_faults(path or config, as_json=json))
+    raise typer.Exit(report_faults(path or config, config, Format.JSON if json else format))
 
 
-def report_faults(path: Path, *, as_json: bool = False) -> int:
-    """Prints faults and warnings of a folder, or of one file within its folder.
+def report_faults(path: Path, config: Path = CONFIG_FOLDER, output: Format = Format.TEXT) -> int:
+    """Prints faults and warnings of a folder, a file or a named workflow.
 
     Returns:
         The exit code: 2 where there is a fault.
@@ -80,30 +105,127 @@ def report_faults(path: Path, *, as_json: bool = False) -> int:
     Raises:
         InvalidInput: no configuration reads the file.
     """
+    found = findings(path, config)
+    _PRINTERS[output](path, found)
+    return USAGE_ERROR if found.faults else 0
+
+
+def findings(path: Path, config: Path) -> Findings:
+    """Checks a configuration folder with its workflows, one workflow, or one file of either.
+
+    Args:
+        path: a folder, a file, or the name of a workflow of `config`.
+        config: the configuration that has a named workflow.
+
+    Raises:
+        InvalidInput: no configuration reads the file.
+    """
+    if not path.exists() and (config / WORKFLOWS_FOLDER / path / _WORKFLOW_FILE).is_file():
+        path = config / WORKFLOWS_FOLDER / path
+    workflow = next((place for place in (path, *path.absolute().parents) if _is_workflow(place)), None)
+    if workflow is not None:
+        return _of_workflow(path, workflow, config)
     folder = _folder_of(path) if path.is_file() else path
-    configuration = load_configuration(folder, Plugins())
+    configuration = load_configuration(folder, Plugins(), lint=True)
     faults, warnings = configuration.every_fault(), configuration.warnings
     if path.is_file():
+        return Findings(_about(path, faults), _about(path, warnings), f"{path} is fine.")
+    names = workflow_names(folder)
+    for name in names:
+        more = _check_workflow(folder / WORKFLOWS_FOLDER / name, tuple(configuration.edges))
+        faults, warnings = (*faults, *more[0]), (*warnings, *more[1])
+    summary = f"{path} is fine: {_counted(len(configuration.agents), 'agent')}"
+    summary += f", {_counted(len(names), 'workflow')}." if names else "."
+    return Findings(faults, (*warnings, *_strays(folder)), summary)
+
+
+def _of_workflow(path: Path, folder: Path, config: Path) -> Findings:
+    """Checks the workflow in `folder`, or of it the file `path`."""
+    above = folder.absolute().parent
+    config = above.parent if above.name == WORKFLOWS_FOLDER else config
+    agents = tuple(load_configuration(config, Plugins()).edges) if config.is_dir() else ()
+    faults, warnings = _check_workflow(folder, agents)
+    if path.is_file():
         faults, warnings = _about(path, faults), _about(path, warnings)
-    if as_json:
-        print_json({"faults": [*map(_fault_json, faults)], "warnings": [*map(_fault_json, warnings)]})
-    else:
-        _print_findings(path, configuration, faults, warnings)
-    return USAGE_ERROR if faults else 0
+    return Findings(faults, warnings, f"{path} is fine.")
 
 
-def _print_findings(path: Path, configuration: Configuration, faults: Faults, warnings: Faults) -> None:
-    for fault in faults:
+def _check_workflow(folder: Path, agents: Sequence[str]) -> tuple[Faults, Faults]:
+    """Returns the faults and warnings of a workflow. Args: agents: of the configuration, which it may run."""
+    from astromesh.workflow.engine import known_names  # a configuration without workflows does not load it
+    from astromesh.workflow.project import check_folder
+
+    checked = check_folder(folder, known_names(Plugins(), agents))
+    return checked.faults, checked.warnings
+
+
+def _is_workflow(folder: Path) -> bool:
+    return (folder / _WORKFLOW_FILE).is_file()
+
+
+def _strays(folder: Path) -> Iterator[InvalidManifest]:
+    """Yields a warning for each file of a configuration that is where nothing reads it."""
+    suffixes = {suffix: name for name, (suffix, _, _) in FILE_FOLDERS.items()}
+    for file in sorted(folder.glob("*/**/*.y*ml")):
+        parts = file.relative_to(folder).parts
+        if parts[0] in (*FILE_FOLDERS, WORKFLOWS_FOLDER) or any(part[0] == "." for part in parts):
+            continue
+        if home := next((home for suffix, home in suffixes.items() if file.name.endswith(suffix)), ""):
+            yield manifest_fault(file, "is not read", Place(), (), f"It must be in {home}/ itself.")
+        elif file.name == _WORKFLOW_FILE:
+            hint = f"It must be in {WORKFLOWS_FOLDER}/NAME/."
+            yield manifest_fault(file, "is not read", Place(), (), hint)
+    for place in sorted((folder / WORKFLOWS_FOLDER).glob("[!.]*/")):
+        if not _is_workflow(place) and (files := sorted(place.glob("*.y*ml"))):
+            hint = f"The folder has no {_WORKFLOW_FILE}."
+            yield manifest_fault(files[0], "is not read", Place(), (), hint)
+
+
+def _counted(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
+
+
+# -- formats -----------------------------------------------------------------------------------------------
+
+
+def _print_text(path: Path, found: Findings) -> None:
+    for fault in found.faults:
         print(fault)
-    for warning in warnings:
+    for warning in found.warnings:
         note(f"warning: {warning}", "yellow")
-    if faults:
-        note(f"\n{len(faults)} fault{'s' if len(faults) != 1 else ''} in {path}", "red")
-    elif path.is_file():
-        print(f"{path} is fine.")
+    if found.faults:
+        note(f"\n{_counted(len(found.faults), 'fault')} in {path}", "red")
     else:
-        agents = len(configuration.agents)
-        print(f"{path} is fine: {agents} agent{'s' if agents != 1 else ''}.")
+        print(found.summary)
+
+
+def _print_json(path: Path, found: Findings) -> None:
+    print_json({"faults": [*map(_fault_json, found.faults)], "warnings": [*map(_fault_json, found.warnings)]})
+
+
+def _print_github(path: Path, found: Findings) -> None:
+    for level, several in (("error", found.faults), ("warning", found.warnings)):
+        for fault in several:
+            print(_annotation(level, fault))
+    if not found.faults:
+        print(found.summary)
+
+
+def _annotation(level: str, fault: InvalidManifest) -> str:
+    """Returns a workflow command of GitHub Actions. What it escapes is in the runner's `ActionCommand`."""
+    place = {"file": fault.file, "line": fault.line, "col": fault.column, "title": fault.key}
+    properties = ",".join(f"{name}={_escaped(str(value), ':,')}" for name, value in place.items() if value)
+    message = f"{fault.message.rstrip('.')}. {fault.hint}" if fault.hint else fault.message
+    return f"::{level} {properties}::{_escaped(message)}"
+
+
+def _escaped(text: str, more: str = "") -> str:
+    for character in f"%\r\n{more}":
+        text = text.replace(character, f"%{ord(character):02X}")
+    return text
+
+
+_PRINTERS = {Format.TEXT: _print_text, Format.JSON: _print_json, Format.GITHUB: _print_github}
 
 
 def _folder_of(path: Path) -> Path:
@@ -127,5 +249,5 @@ def _about(path: Path, faults: Iterable[InvalidManifest]) -> Faults:
 def _fault_json(fault: InvalidManifest) -> JsonObject:
     return {
         "file": fault.file, "line": fault.line, "column": fault.column, "key": fault.key,
-        "message": fault.message, "hint": fault.hint,
+        "message": fault.message, "hint": fault.hint, "rule": fault.rule,
     }  # fmt: skip

@@ -87,7 +87,7 @@ def test_both_of_its_server_settings_are_sound(project: Path) -> None:
     inside = yaml.safe_load((project / "docker" / "runtime.yaml").read_text())["spec"]
     assert (inside["api"]["host"], inside["auth"]["mode"]) == ("0.0.0.0", "api_key")
     (project / "config" / "runtime.yaml").write_text((project / "docker" / "runtime.yaml").read_text())
-    assert validating.report_faults(project / "config", as_json=True) == 0
+    assert validating.report_faults(project / "config", output=validating.Format.JSON) == 0
 
 
 def test_a_template_or_name_that_there_is_not_is_refused(tmp_path: Path) -> None:
