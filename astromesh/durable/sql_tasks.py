@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from typing import Any, ClassVar
+import asyncio
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
 from astromesh.durable.base import Artifact, ArtifactFilter, TaskChange, TaskRow
+from astromesh.durable.payloads import Joiner, Splitter, needs_split, references, to_json, unpack
 from astromesh.durable.rows import Column, columns_of
 from astromesh.errors import LeaseLost
 from astromesh.storage.queries import Dialect, Queries, Row, SqlStore, Transaction
@@ -18,9 +20,25 @@ _FIELDS = tuple(columns_of(TaskRow))
 #: `start` is a word of SQL
 _COLUMNS = tuple("start_node" if field.name == "start" else field.name for field in _FIELDS)
 
+_TASK_ID, _RESULT = _COLUMNS.index("task_id"), _COLUMNS.index("result")
 #: a store writes the manifests of its Tasks again after this time. Those that no Task refers to, and that no
 #: store has written for a day, are deleted: so never under a Task that is accepted at that moment
 SNAPSHOT_REFRESH_SECONDS, SNAPSHOT_GRACE_SECONDS = 3600.0, 86400.0
+
+
+#: bytes of JSON above which values are split in a thread
+_MAX_SPLIT_IN_LOOP = 65_536
+#: Tasks whose stored payloads are remembered, so that they are not compressed again
+_MAX_REMEMBERED = 1000
+
+
+class _Encoded(NamedTuple):
+    """What a commit writes, as JSON, with the payloads that it adds."""
+
+    records: Sequence[str]
+    artifacts: Sequence[str]
+    result: str
+    payloads: Mapping[str, bytes]
 
 
 class SqlTasks(SqlStore):
@@ -38,6 +56,7 @@ class SqlTasks(SqlStore):
     def __init__(self, queries: Queries, clock: Clock) -> None:
         super().__init__(queries, clock)
         self._written_snapshots: dict[str, float] = {}
+        self._stored_payloads: dict[str, set[str]] = {}
 
     async def accept(
         self,
@@ -50,13 +69,16 @@ class SqlTasks(SqlStore):
         if snapshot and now - self._written_snapshots.get(snapshot.id, 0.0) < SNAPSHOT_REFRESH_SECONDS:
             snapshot = None
 
+        encoded = await self._encode(row.task_id, records, artifacts, row.result)
+
         async def accept(tx: Transaction) -> None:
             if snapshot is not None:
                 await tx.execute("add_snapshot", snapshot.id, _json_text(snapshot.content), now)
-            await tx.execute("accept", *_task_values(row))
-            await _add(row.task_id, 1, records, artifacts, tx)
+            await tx.execute("accept", *_task_values(row, encoded.result))
+            await _add(row.task_id, 1, artifacts, encoded, tx)
 
         await self._queries.transact(accept, synced=True)
+        self._remember(row.task_id, encoded, ended=bool(row.finished_at))
         if snapshot is not None:
             self._written_snapshots[snapshot.id] = now
 
@@ -65,36 +87,95 @@ class SqlTasks(SqlStore):
         return orjson.loads(rows[0][0]) if rows else None
 
     async def commit(self, change: TaskChange) -> None:
+        result = change.end[1] if change.end is not None else None
+        encoded = await self._encode(change.task_id, change.records, change.artifacts, result)
+
         async def commit(tx: Transaction) -> bool:
             if not await tx.execute("hold", change.task_id, change.worker):
                 return False
-            await _add(change.task_id, change.first, change.records, change.artifacts, tx)
+            await _add(change.task_id, change.first, change.artifacts, encoded, tx)
             if change.end is not None:
-                status, result, at = change.end
-                await tx.execute("end", change.task_id, change.worker, status, _json_text(result), at)
+                status, _, at = change.end
+                await tx.execute("end", change.task_id, change.worker, status, encoded.result, at)
             return True
 
         if not await self._queries.transact(commit, synced=change.end is not None):
             raise LeaseLost(f"The Task {change.task_id!r} is no longer this worker's, or it has ended.")
+        self._remember(change.task_id, encoded, ended=change.end is not None)
+
+    async def _encode(
+        self,
+        task_id: str,
+        records: Sequence[JsonObject],
+        artifacts: Sequence[Artifact],
+        result: JsonObject | None,
+    ) -> _Encoded:
+        """Returns values as JSON, with their large parts taken out."""
+        contents = [artifact.content for artifact in artifacts]
+        texts = [to_json(value) for value in (*records, *contents, result)]
+        payloads: dict[str, bytes] = {}
+        if any(map(needs_split, texts)):
+            splitter = Splitter(self._stored_payloads.get(task_id, ()))
+            values = ([*records, result], contents)
+            if sum(map(len, texts)) > _MAX_SPLIT_IN_LOOP:
+                texts = await asyncio.to_thread(_split, splitter, *values)
+            else:
+                texts = _split(splitter, *values)
+            payloads = splitter.found
+        decoded = [text.decode() for text in texts]
+        first = len(records)
+        return _Encoded(decoded[:first], decoded[first:-1], decoded[-1], payloads)
+
+    def _remember(self, task_id: str, encoded: _Encoded, *, ended: bool) -> None:
+        if ended:
+            self._stored_payloads.pop(task_id, None)
+        elif encoded.payloads:
+            if len(self._stored_payloads) >= _MAX_REMEMBERED:
+                self._stored_payloads.clear()
+            self._stored_payloads.setdefault(task_id, set()).update(encoded.payloads)
+
+    async def _joined(self, stored: Iterable[tuple[str, str | None]]) -> list[Any]:
+        """Returns stored JSON texts, each with its Task, as values with their large parts."""
+        texts = [(task_id, None if text is None else text.encode()) for task_id, text in stored]
+        found: dict[str, dict[str, bytes]] = {task_id: {} for task_id, _ in texts}
+        wanted = {(task_id, one) for task_id, text in texts if text for one in references(text)}
+        while wanted:
+            tasks, hashes = ({pair[n] for pair in wanted} for n in (0, 1))
+            rows = await self._queries.read("payloads", list(tasks), list(hashes))
+            fresh = [(row[0], row[1], unpack(row[2])) for row in rows if row[1] not in found[row[0]]]
+            for task_id, name, text in fresh:
+                found[task_id][name] = text
+            inner = {(task_id, one) for task_id, _, text in fresh for one in references(text)}
+            wanted = {(task_id, name) for task_id, name in inner if name not in found[task_id]}
+        joiners = {task_id: Joiner(payloads) for task_id, payloads in found.items()}
+        return [None if text is None else joiners[task_id].join(text) for task_id, text in texts]
+
+    async def _tasks(self, rows: Sequence[Row]) -> tuple[TaskRow, ...]:
+        results = await self._joined((row[_TASK_ID], row[_RESULT]) for row in rows)
+        return tuple(_task_of(row, result) for row, result in zip(rows, results, strict=True))
 
     async def get(self, task_id: str) -> TaskRow | None:
-        rows = await self._queries.read("get", task_id)
-        return _task_of(rows[0]) if rows else None
+        rows = await self._tasks(await self._queries.read("get", task_id))
+        return rows[0] if rows else None
 
     async def list(
         self, tenant: str, owner: str | None, workflow: str = "", status: str = "", limit: int = 50
     ) -> tuple[TaskRow, ...]:
-        return tuple(map(_task_of, await self._queries.read("list", tenant, owner, workflow, status, limit)))
+        return await self._tasks(await self._queries.read("list", tenant, owner, workflow, status, limit))
 
     async def records(self, task_id: str, after: int = 0) -> tuple[JsonObject, ...]:
-        return tuple(orjson.loads(row[0]) for row in await self._queries.read("records", task_id, after))
+        rows = await self._queries.read("records", task_id, after)
+        return tuple(await self._joined((task_id, row[0]) for row in rows))
 
     async def artifacts(self, tenant: str, owner: str | None, filter: ArtifactFilter) -> tuple[Artifact, ...]:
-        return tuple(map(_artifact_of, await self._queries.read("artifacts", tenant, owner, *filter)))
+        rows = await self._queries.read("artifacts", tenant, owner, *filter)
+        contents = await self._joined((row[0], row[len(row) - 1]) for row in rows)
+        pairs = zip(rows, contents, strict=True)
+        return tuple(Artifact._make((*tuple(row)[:-1], content)) for row, content in pairs)
 
     async def take(self, worker: str, dead: Sequence[str], until: float, limit: int) -> tuple[TaskRow, ...]:
         rows = await self._queries.write("take", worker, until, self._clock.now(), list(dead), limit)
-        return tuple(sorted(map(_task_of, rows), key=lambda row: (row.created_at, row.task_id)))
+        return tuple(sorted(await self._tasks(rows), key=lambda row: (row.created_at, row.task_id)))
 
     async def heartbeat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> None:
         await self._queries.write("heartbeat", worker, until, None if tasks is None else list(tasks))
@@ -120,32 +201,44 @@ class SqlTasks(SqlStore):
         return await self._queries.transact(lambda tx: _delete(tx, "owned", tenant, owner))
 
 
+def _split(splitter: Splitter, objects: Sequence[JsonObject | None], contents: Sequence[Any]) -> list[bytes]:
+    """Splits the fields of records and of the result, which comes last, and whole contents of artifacts."""
+    *records, result = [None if one is None else splitter.split_fields(one) for one in objects]
+    return [to_json(one) for one in (*records, *map(splitter.split, contents), result)]
+
+
 async def _add(
-    task_id: str,
-    first: int,
-    records: Sequence[JsonObject],
-    artifacts: Sequence[Artifact],
-    tx: Transaction,
+    task_id: str, first: int, artifacts: Sequence[Artifact], encoded: _Encoded, tx: Transaction
 ) -> None:
-    rows = [(task_id, n, _json_text(record)) for n, record in enumerate(records, first)]
+    payloads = [(task_id, name, content) for name, content in encoded.payloads.items()]
+    await tx.execute_many("add_payload", payloads)
+    rows = [(task_id, n, record) for n, record in enumerate(encoded.records, first)]
     await tx.execute_many("add_record", rows)
-    await tx.execute_many("add_artifact", [(*one[:-1], _json_text(one.content)) for one in artifacts])
+    texts = zip(artifacts, encoded.artifacts, strict=True)
+    await tx.execute_many("add_artifact", [(*one[:-1], text) for one, text in texts])
 
 
 async def _delete(tx: Transaction, query: str, *values: object) -> int:
     tasks = [row[0] for row in await tx.fetch(query, *values)]
-    for name in ("delete_records", "delete_artifacts", "delete"):
+    for name in ("delete_records", "delete_artifacts", "delete_payloads", "delete"):
         await tx.execute(name, tasks)
     return len(tasks)
 
 
-def _task_values(row: TaskRow) -> list[Any]:
-    return [_column_value(field, getattr(row, field.name)) for field in _FIELDS]
+def _task_values(row: TaskRow, result: str) -> list[Any]:
+    values = [_column_value(field, getattr(row, field.name)) for field in _FIELDS]
+    if row.result is not None:
+        values[_RESULT] = result
+    return values
 
 
-def _task_of(row: Row) -> TaskRow:
-    values = zip(_FIELDS, row, strict=True)
-    return TaskRow(**{field.name: _field_value(field, value) for field, value in values})
+def _task_of(row: Row, result: JsonObject | None) -> TaskRow:
+    values = {
+        field.name: _field_value(field, value)
+        for field, value in zip(_FIELDS, row, strict=True)
+        if field.name != "result"
+    }
+    return TaskRow(**values, result=result)
 
 
 def _column_value(field: Column, value: Any) -> Any:
@@ -160,10 +253,5 @@ def _field_value(field: Column, value: Any) -> Any:
     return bool(value) if field.sql_type == "boolean" else value
 
 
-def _artifact_of(row: Row) -> Artifact:
-    *plain, content = row
-    return Artifact._make((*plain, orjson.loads(content)))
-
-
 def _json_text(value: Any) -> str:
-    return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+    return to_json(value).decode()

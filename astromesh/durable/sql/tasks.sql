@@ -13,6 +13,14 @@ INSERT INTO astromesh.task_artifacts (task_id, n, type, path, node, stage, creat
 VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9)
 ON CONFLICT (task_id, n) DO UPDATE SET content = excluded.content
 
+-- name: add_payload
+INSERT INTO astromesh.task_payloads (task_id, hash, content) VALUES ($1, $2, $3)
+ON CONFLICT (task_id, hash) DO NOTHING
+
+-- name: payloads
+SELECT task_id, hash, content FROM astromesh.task_payloads
+WHERE task_id = ANY($1::text[]) AND hash = ANY($2::text[])
+
 -- name: add_snapshot
 INSERT INTO astromesh.task_snapshots (id, content, used_at) VALUES ($1, $2, $3)
 ON CONFLICT (id) DO UPDATE SET used_at = excluded.used_at
@@ -82,6 +90,9 @@ DELETE FROM astromesh.task_records WHERE task_id = ANY($1::text[])
 -- name: delete_snapshots
 DELETE FROM astromesh.task_snapshots AS s
 WHERE s.used_at < $1 AND NOT EXISTS (SELECT 1 FROM astromesh.tasks t WHERE t.snapshot = s.id)
+
+-- name: delete_payloads
+DELETE FROM astromesh.task_payloads WHERE task_id = ANY($1::text[])
 
 -- name: delete_artifacts
 DELETE FROM astromesh.task_artifacts WHERE task_id = ANY($1::text[])

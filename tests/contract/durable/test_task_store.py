@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -200,3 +202,57 @@ async def test_manifests_that_were_written_a_moment_ago_stay_although_no_task_re
     clock.advance(86000)
     await store.expire(NOW + 1)
     assert await store.snapshot(SNAPSHOT.id) == SNAPSHOT.content
+
+
+# -- payloads ------------------------------------------------------------------------------------------------
+
+LARGE = "long " * 2000
+RESULT: Any = {"output": {"text": LARGE}, "error": None}
+
+
+async def filled(store: TaskStore, name: str) -> None:
+    """A Task that ended, with one large value in its input, a record, an artifact and its result."""
+    stage = {"type": "stage", "entry": {"input": {"text": LARGE}, "output": {"text": LARGE, "n": 1}}}
+    made = artifact(name, 1)._replace(content={"text": LARGE, "n": 1})
+    await store.accept(task(name), [{**BEGIN, "input": {"text": LARGE}}])
+    await store.commit(TaskChange(name, "w1", 2, [stage], [made]))
+    await store.commit(TaskChange(name, "w1", 3, [{"type": "end"}], end=("success", RESULT, NOW + 1)))
+
+
+async def as_given(store, name: str) -> bool:
+    begin, stage, _ = await store.records(name)
+    (made,) = await store.artifacts("acme", None, ArtifactFilter(name))
+    row = await store.get(name)
+    entry = stage["entry"]
+    values = (begin["input"], entry["input"], entry["output"], made.content, row.result)
+    given = {"text": LARGE}
+    return values == (given, given, {**given, "n": 1}, {**given, "n": 1}, RESULT)
+
+
+async def test_large_values_come_back_and_are_stored_once(store, tmp_path):
+    await filled(store, "t1")
+    assert await as_given(store, "t1")
+    assert [row.result for row in await store.list("acme", "ann")] == [RESULT]
+    if (tmp_path / "astromesh.db").exists():
+        with closing(sqlite3.connect(tmp_path / "astromesh.db")) as file:
+            ((count, size),) = file.execute("SELECT count(*), sum(length(content)) FROM task_payloads")
+            (records,) = file.execute("SELECT max(length(record)) FROM task_records").fetchone()
+        assert count == 1 and size < len(LARGE) / 10 and records < 500
+
+
+async def test_erasing_one_task_never_touches_the_payloads_of_another(store):
+    """Two Tasks of two owners with the same content: one is erased, then the other expires."""
+    await filled(store, "t1")
+    await store.accept(task("t2", owner="ben"), [{**BEGIN, "input": LARGE}])
+    assert await store.erase_owner("acme", "ben") == 0
+    await store.commit(TaskChange("t2", "w1", 2, [], [], ("success", RESULT, NOW + 1)))
+    assert await store.erase_owner("acme", "ben") == 1
+    assert await as_given(store, "t1")
+    await filled(store, "t3")
+    assert await store.erase_owner("acme", "ann") == 2
+
+
+async def test_a_value_with_the_key_of_our_references_is_a_value(store):
+    value = {"$payload": "a" * 64}
+    await store.accept(task(), [{**BEGIN, "input": value}])
+    assert (await store.records("t1"))[0]["input"] == value

@@ -11,6 +11,7 @@ import shutil
 import sqlite3
 from collections.abc import Callable
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import httpx
@@ -209,6 +210,49 @@ def test_versions_evaluations_and_metrics_are_recorded_beside_the_fingerprint(co
     new_case(project.folder)
     later = Engine.load(project.folder).project.fingerprint
     assert later.value == project.fingerprint.value and later.provenance != project.fingerprint.provenance
+
+
+# -- payloads -----------------------------------------------------------------------------------------------
+
+PASSES = """
+def one(input, context, tools):
+    return {**input, "one": 1}
+"""
+
+
+def four_stages(config: Path) -> Path:
+    folder = config / "workflows" / "passes"
+    folder.mkdir(parents=True)
+    (folder / "ops.py").write_text(PASSES)
+    nodes = [f"{{id: {x}, kind: deterministic, role: linear, context: none, op: 'ops:one'}}" for x in "abcd"]
+    (folder / "workflow.yaml").write_text(
+        "version: 1\nworkflow: passes\nnodes:\n"
+        "  - {id: s, kind: deterministic, role: start, default: true, context: none}\n"
+        + "".join(f"  - {node}\n" for node in nodes)
+        + "  - {id: e, kind: deterministic, role: exit, context: none}\n"
+        "edges: [{from: s, to: a}, {from: a, to: b}, {from: b, to: c}, {from: c, to: d}, {from: d, to: e}]\n"
+    )
+    return config
+
+
+def stored_bytes(folder: Path) -> int:
+    return sum(file.stat().st_size for file in folder.rglob("*") if file.is_file())
+
+
+async def test_a_large_input_is_on_disk_once_however_many_stages_pass_it_on(tmp_path: Path) -> None:
+    """0.9 MB that hardly compress, through four stages: at most 2 MB with journals and indexes."""
+    config, data = four_stages(tmp_path / "config"), tmp_path / "data"
+    text = Random(18).randbytes(450_000).hex()
+    async with client_of(runtime_with(config, data_dir=data)) as client:
+        before = stored_bytes(data)
+        task_id = (await client.post("/v1/workflows/passes/runs", json={"input": {"text": text}})).json()
+        task = await until(client, task_id["task_id"], *ENDED)
+        trace = (await client.get(f"/v1/tasks/{task['task_id']}/trace")).json()["trace"]
+        made = (await client.get(f"/v1/tasks/{task['task_id']}/artifacts?node=d")).json()["artifacts"]
+        grown = stored_bytes(data) - before
+    assert task["output"] == {"text": text, "one": 1} == made[0]["content"]
+    assert all(entry["input"]["text"] == entry["output"]["text"] == text for entry in trace)
+    assert len(text) == 900_000 and grown <= 2_000_000
 
 
 # -- accepted Tasks go on ------------------------------------------------------------------------------------
