@@ -23,7 +23,7 @@
     │   │                      ProviderRejected, ProviderUnavailable
     │   ├── AllProvidersFailed ProvidersRateLimited
     │   ├── InvalidOutput
-    │   ├── ToolError          ToolTimeout, ToolFailed, ToolBusy, OutcomeUnknown, ToolDenied,
+    │   ├── ToolError          ModelRetry, ToolTimeout, ToolFailed, ToolBusy, OutcomeUnknown, ToolDenied,
     │   │                      InvalidToolCall, ToolPermissionError, ToolRateLimitError
     │   ├── ChannelError       ChannelRejected, OutsideWindow: raised by messengers
     │   └── StoreError         StoreUnavailable
@@ -414,6 +414,8 @@ class ProviderError(UpstreamError, code="provider_error"):
 
     #: characters of a quote that are shown
     max_quote: ClassVar[int] = 300
+    #: a sentence that says what to do if no other model answers
+    advice: ClassVar[str] = "Try again, or add a fallback model."
     retryable: bool = True
     #: whether the circuit breaker counts the error; errors caused by the caller never open it
     trips_breaker: ClassVar[bool] = True
@@ -457,6 +459,7 @@ class ProviderUnauthorized(ProviderError, code="provider_unauthorized"):
     """401 or 403: the key is wrong. Another provider may succeed, this one will not."""
 
     retryable = False
+    advice = "Check the API key of the model."
 
 
 class ProviderRejected(
@@ -465,6 +468,7 @@ class ProviderRejected(
     """400, 413, 422 and similar: the request is invalid for this model and stays invalid."""
 
     retryable = False
+    advice = "Check the name of the model, its parameters and the length of the request."
     trips_breaker = False
 
 
@@ -480,7 +484,12 @@ class AllProvidersFailed(UpstreamError, code="all_providers_failed", status=502,
         self.failures, self.begun = tuple(failures), begun
         tried = "; ".join(f"{f.provider or 'provider'}: {f}" for f in self.failures)
         message = "The model's answer broke off." if begun else "No model provider answered."
-        super().__init__(f"{message} {tried or 'None is configured or all circuits are open.'}")
+        if not self.failures:
+            super().__init__(f"{message} None is configured or all circuits are open.")
+            return
+        last = self.failures[-1]
+        super().__init__(f"{message} {tried.rstrip('.')}. {last.advice}")
+        self.__cause__ = last
 
 
 class ProvidersRateLimited(AllProvidersFailed, code="providers_rate_limited", status=503):
@@ -502,6 +511,10 @@ class InvalidOutput(UpstreamError, code="invalid_output", status=502, public=Tru
 
 class ToolError(UpstreamError, code="tool_error"):
     """A tool call failed. The model receives the error as the tool result; the run continues."""
+
+
+class ModelRetry(ToolError, code="model_retry"):
+    """A tool raises this to have the model correct itself: the model reads the text and may call again."""
 
 
 class ToolTimeout(ToolError, code="tool_timeout"): ...

@@ -175,6 +175,11 @@ class Plugins:
         self._extra = {_current_group(group): dict(classes) for group, classes in (extra or {}).items()}
         self._loaded: dict[tuple[str, str], type[Any]] = {}
 
+    def with_extra(self, extra: Mapping[str, Mapping[str, type[Any]]]) -> Plugins:
+        """Returns plugins with more classes, `{group: {name: class}}`, which take precedence."""
+        groups = {*self._extra, *extra}
+        return Plugins({group: {**self._extra.get(group, {}), **extra.get(group, {})} for group in groups})
+
     def names(self, group: str) -> tuple[str, ...]:
         """Returns every name of a group, sorted; imports nothing."""
         return tuple(sorted({*self._extra.get(group, ()), *self._installed(group)}))

@@ -74,10 +74,12 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "workflow": ("config", "core", "net", *SEARCH, *GRAPHS),
     # the house
     "runtime": ("config", "net", "storage", *PARTS),
+    # agents in Python are declarations that the runtime opens; `astromesh serve module:agent` loads one
+    "agents": HOUSE,
     # it serves the files of the console, which are files and nothing else
     "api": ("console", *HOUSE),
     "console": (),
-    "cli": ("api", *HOUSE),
+    "cli": ("agents", "api", *HOUSE),
     # the adapters: siblings never import one another, the runtime reaches them through plugins
     "channels": ADAPTER,
     "channels.responder": ("channels.setup", *ADAPTER),
@@ -95,7 +97,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 # The lazy face of the package, and the commands, import when they are called: start-up pays for what is used.
 IMPORTS_WHEN_CALLED = ("astromesh", "astromesh.cli", "astromesh.api.app")
 # The runtime loads workflows with the first one: a sixth of our part of the start; most servers have none.
-NAMES_WITHOUT_LOADING = ("astromesh.api.routes.workflows", "astromesh.runtime.engine")
+# Type checkers read the names of the package's face, which are imported when they are used.
+NAMES_WITHOUT_LOADING = ("astromesh", "astromesh.api.routes.workflows", "astromesh.runtime.engine")
 
 
 @dataclass(frozen=True)

@@ -99,6 +99,23 @@ FILE_FOLDERS = {
 }
 
 
+class PythonManifests(NamedTuple):
+    """Manifests that were made in Python, beside those of a folder.
+
+    Args:
+        agents: content of agent files by name; they replace files of the same name.
+        servers: blocks of mcp.yaml by name, in addition to those of the file.
+        only: whether there is no folder; relative paths start in the working directory.
+    """
+
+    agents: Mapping[str, Node] = {}
+    servers: Mapping[str, Node] = {}
+    only: bool = False
+
+
+_NONE_IN_PYTHON = PythonManifests()
+
+
 def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
     folder: str | Path,
     *,
@@ -109,6 +126,7 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
     graphs: Iterable[str] = (),
     check_graph: GraphCheck | None = None,
     check_prompt: PromptCheck | None = None,
+    python: PythonManifests = _NONE_IN_PYTHON,
 ) -> Configuration:
     """Reads a folder. Faults are part of the result; raises nothing.
 
@@ -121,15 +139,16 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
         graphs: names of graphs that were made in Python, in addition to those of the folder.
         check_graph: says what is wrong with a graph; absent: graphs are not looked into.
         check_prompt: names variables of a system prompt that nothing provides; absent: no such warnings.
+        python: manifests that were made in Python.
     """
     folder = Path(folder)
-    if not folder.is_dir():
+    if not python.only and not folder.is_dir():
         what = "is not a folder" if folder.exists() else "the folder does not exist"
         return Configuration(folder, faults=(manifest_fault(folder, what, Place()),))
     variables = os.environ if env is None else env
     context = BindingContext(folder, variables, resolver)
     checkers = Checkers(check_template, check_graph, check_prompt)
-    return _FolderLoader(folder, context, checkers, replacements or {}, frozenset(graphs)).run()
+    return _FolderLoader(folder, context, checkers, replacements or {}, frozenset(graphs), python).run()
 
 
 class Checkers(NamedTuple):
@@ -150,8 +169,9 @@ class _FolderLoader:
         checkers: Checkers,
         replacements: Mapping[tuple[str, str], Path],
         python_graphs: frozenset[str],
+        python: PythonManifests,
     ) -> None:
-        self._replacements = replacements
+        self._replacements, self._python = replacements, python
         self._python_graphs = python_graphs
         self._folder = folder
         self._context = context
@@ -203,22 +223,28 @@ class _FolderLoader:
 
     def _single(self, name: str) -> ConfigFile:
         path, kind = self._folder / name, SINGLE_FILES[name]
-        if not path.exists():
+        if self._python.only or not path.exists():
             return ConfigFile.absent(kind, path)
         return ConfigFile.read(kind, path, self._context.env)
 
     def _many(self, name: str) -> list[ConfigFile]:
         suffix, kind, what = FILE_FOLDERS[name]
-        paths = sorted((self._folder / name).glob(f"*{suffix}"))
+        paths = [] if self._python.only else sorted((self._folder / name).glob(f"*{suffix}"))
         files = [ConfigFile.read(kind, path, self._context.env) for path in paths]
         if replacing := {name: path for (of, name), path in self._replacements.items() if of == kind}:
             files = [file for file in files if file.name not in replacing]
             files += [ConfigFile.read(kind, path, self._context.env) for path in replacing.values()]
+        if kind == "Agent":
+            made = self._python.agents
+            files = [file for file in files if file.name not in made]
+            files += [ConfigFile(kind, Path(f"Agent({name!r})"), root) for name, root in made.items()]
         _reject_duplicate_names(files, what)
         return files
 
     def _unread_files(self) -> Iterator[Any]:
         """Yields a warning for each YAML file that is not read."""
+        if self._python.only:
+            return
         for path in sorted(self._folder.glob("*.y*ml")):
             if path.name not in SINGLE_FILES:
                 yield manifest_fault(path, "is not read", Place(), (), did_you_mean(path.name, SINGLE_FILES))
@@ -251,7 +277,7 @@ class _FolderLoader:
             self._context = self._context._replace(entries=entries)
 
     def _mcp(self, file: ConfigFile) -> None:
-        file.validate()
+        file.validate(lambda root: _with_servers(root, self._python.servers))
         file.check(_check_servers)
 
     def _channels(self, file: ConfigFile, agents: Names) -> None:
@@ -309,6 +335,17 @@ def _memory_blocks(manifest: AgentManifest) -> Iterator[tuple[Steps, Any]]:
     memory = manifest.spec.memory
     for kind in ("conversational", "semantic", "episodic"):
         yield ("spec", "memory", kind), getattr(memory, kind)
+
+
+def _with_servers(root: Node, servers: Mapping[str, Node]) -> Node:
+    """Adds servers that were declared in Python to mcp.yaml."""
+    if not servers or not isinstance(root.value, dict):
+        return root
+    spec = root.get("spec") or Node({})
+    declared = spec.get("servers") or Node({})
+    for name, block in servers.items():
+        declared = declared.with_entry(name, block)
+    return root.with_entry("spec", spec.with_entry("servers", declared))
 
 
 def _check_servers(manifest: MCPManifest, _: Node) -> Iterator[Finding]:

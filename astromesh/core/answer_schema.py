@@ -5,7 +5,6 @@ The runtime calls the model once more with `repair_message`. A second failure en
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import orjson
@@ -38,13 +37,13 @@ class AnswerSchema:
     """An `output_schema`, compiled once.
 
     Args:
-        schema: a JSON Schema.
+        schema: a JSON Schema, or a type that has one: a pydantic model, a dataclass, a TypedDict.
 
     Raises:
-        ConfigError: it is not a JSON Schema.
+        ConfigError: it is neither.
     """
 
-    def __init__(self, schema: Mapping[str, Any]) -> None:
+    def __init__(self, schema: Any) -> None:
         try:
             self._schema = OutputSchema(schema)
         except TypeError as error:
@@ -58,7 +57,7 @@ class AnswerSchema:
     def parse(self, text: str) -> ParsedAnswer:
         """The value of a final text: bare JSON, JSON in a code fence, or JSON within other text."""
         try:
-            return ParsedAnswer(self._schema.parse(text))
+            return ParsedAnswer(self._schema.parse_json(text))
         except ValueError as error:
             return ParsedAnswer(None, str(error)[:_MAX_FAULT_LENGTH])
 

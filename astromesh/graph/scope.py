@@ -189,6 +189,8 @@ class _RunData:
     visible_name: Callable[[str], str] | None = None
     journal: Journal | None = None
     accounts: object | None = None
+    deps: Any = None
+    graph_result: object | None = None
     #: The number of tool calls without a model, by path.
     call_ids: dict[str, int] = field(default_factory=dict)
 
@@ -208,6 +210,8 @@ class Scope:
         visible_name: Returns the part of a name made up by the model that others may see. None: all of it.
         journal: The record of a durable run. None in every other run.
         accounts: The stored budgets that the run is charged to (`runtime.budgets`), or None.
+        deps: What the program has passed to the run for its tools.
+        graph_result: The `GraphResult` of the pattern of the run, also of a failed one. None before.
         uncancelled: Names of tools that continue although their call was cancelled.
         untrusted: Names of tools whose untrusted text the model has read. This list, `uncancelled` and
             `retries` belong to the whole tree of runs.
@@ -240,6 +244,8 @@ class Scope:
     visible_name: _RunAttribute[Callable[[str], str] | None] = _run_attribute("visible_name")
     journal: _RunAttribute[Journal | None] = _run_attribute("journal")
     accounts: _RunAttribute[object | None] = _run_attribute("accounts")
+    deps: _RunAttribute[Any] = _run_attribute("deps")
+    graph_result: _RunAttribute[Any] = _run_attribute("graph_result")
 
     def __init__(  # noqa: PLR0913 (one keyword for each thing that a run is made of)
         self,

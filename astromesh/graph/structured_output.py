@@ -142,10 +142,21 @@ class OutputSchema:
         Raises:
             ValueError: The text holds no JSON, or none that fits.
         """
+        return self._first_fit(text)[1]
+
+    def parse_json(self, text: str) -> Any:
+        """Returns the value in a model's text as JSON holds it. It fits the schema.
+
+        Raises:
+            ValueError: As `parse`.
+        """
+        return self._first_fit(text)[0]
+
+    def _first_fit(self, text: str) -> tuple[Any, Any]:
         misfit = ValueError("There is no JSON in the answer.")
         for value in extract_values(text):
             try:
-                return self.validate(value)
+                return value, self.validate(value)
             except ValueError as error:
                 misfit = error
         raise misfit

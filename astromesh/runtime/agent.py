@@ -17,6 +17,7 @@ from astromesh.durable.base import BudgetCaps
 from astromesh.durable.budgets import BudgetLimit
 from astromesh.errors import AgentUnavailable, InvalidManifest
 from astromesh.orchestration.base import Pattern
+from astromesh.runtime.declarations import NO_LIVE_PARTS, LiveParts
 from astromesh.types import JsonObject
 
 
@@ -42,6 +43,7 @@ class Agent:
         max_running: The number of its runs that a process may execute at once; 0 without a limit.
         merges_messages: Whether messages that arrive close together become one run.
         continues_on_disconnect: Whether a synchronous run continues when its client disconnects.
+        live: What it has beside its manifest if it is declared in Python.
         stream: How text may leave while the model writes it: `token`, `sentence` or `final`.
     """
 
@@ -60,6 +62,7 @@ class Agent:
     stream: StreamMode
     budget: dict[str, float]
     output_schema: AnswerSchema | None = None
+    live: LiveParts = NO_LIVE_PARTS
     snapshot: JsonObject = field(default_factory=dict)
     limits: tuple[BudgetLimit, ...] = ()
     max_running: int = 0

@@ -42,6 +42,7 @@ from astromesh.orchestration.base import EndsAtDeadline
 from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.runtime.agent import Agent, limits_of
 from astromesh.runtime.config_loader import detect_circular_refs, load_configuration
+from astromesh.runtime.declarations import NO_LIVE_PARTS, LiveParts
 from astromesh.runtime.knowledge import open_embedder, open_rag_pipeline, refresh_pipeline
 from astromesh.runtime.snapshots import load_snapshot, snapshot_of
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -83,6 +84,7 @@ class RuntimeState:
         checks: The checks of stores and providers, by `store:…` or `provider:…`. If one could not be opened,
             its check raises the reason.
         erasers: Delete everything of one principal (tenant, id) that is not in a memory; return the number.
+        live: What agents that are declared in Python have beside their manifest, by name.
         deps: The dependencies of plugins that are opened later.
         reopen: Opens an agent as a snapshot describes it, for runs that began under it.
     """
@@ -99,6 +101,7 @@ class RuntimeState:
     checks: dict[str, Ping] = field(default_factory=dict)
     health: Health = field(default_factory=Health)
     erasers: list[Eraser] = field(default_factory=list)
+    live: Mapping[str, LiveParts] = field(default_factory=dict)
     deps: Deps = field(default_factory=Deps)
     reopen: Callable[[str, JsonObject], Awaitable[Agent]] | None = None
 
@@ -266,6 +269,8 @@ class _Bootstrap:
         )
         defaults = self._opened.configuration.runtime.spec.defaults.orchestration
         orchestration = spec.orchestration
+        live = self._opened.live.get(manifest.name, NO_LIVE_PARTS)
+        schema = spec.output_schema if live.output_type is None else live.output_type
         deps = replace(self._deps, graphs={**self._deps.graphs, **graphs}) if graphs else self._deps
         pattern = await self._plugins.open("patterns", orchestration.pattern, orchestration.options, deps)
         return Agent(
@@ -289,7 +294,8 @@ class _Bootstrap:
             grace_seconds=pattern.grace_seconds if isinstance(pattern, EndsAtDeadline) else 0.0,
             stream=manifest.stream,
             budget=spec.budgets.per_run.caps(),
-            output_schema=AnswerSchema(spec.output_schema) if spec.output_schema is not None else None,
+            output_schema=AnswerSchema(schema) if schema is not None else None,
+            live=live,
             snapshot=snapshot or snapshot_of(self._opened.configuration, manifest.name),
             limits=limits_of(spec.budgets),
             max_running=spec.queue.max_running or 0,

@@ -11,7 +11,7 @@ from typing import Any
 from astromesh.config.agent import AgentManifest
 from astromesh.config.base import GraphFindings, GraphMention
 from astromesh.config.checks import find_cycles
-from astromesh.config.folder import Configuration, load
+from astromesh.config.folder import Configuration, PythonManifests, load
 from astromesh.config.keys import suggest_name
 from astromesh.core.prompt_engine import unprovided_names
 from astromesh.core.templates import check_template
@@ -38,14 +38,18 @@ def load_configuration(
     graphs: Iterable[str] = (),
     *,
     lint: bool = False,
+    python: PythonManifests | None = None,
 ) -> Configuration:
     """Reads a folder and checks it against the installed plugins.
 
     Args:
         graphs: Names of graphs that were made in Python.
         lint: Warns of what may be intended, too: variables of prompts that only requests provide.
+        python: Manifests that were made in Python.
     """
-    _make_importable(folder)
+    python = python or PythonManifests()
+    if not python.only:
+        _make_importable(folder)
     return load(
         folder,
         env=os.environ if env is None else env,
@@ -54,6 +58,7 @@ def load_configuration(
         graphs=graphs,
         check_graph=check_graph,
         check_prompt=unprovided_names if lint else None,
+        python=python,
     )
 
 

@@ -22,6 +22,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState, open_runtime
 from astromesh.runtime.config_loader import load_configuration, workflow_names
+from astromesh.runtime.declarations import Declarations, DeclaredAgent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.runner import AgentRunner
 from astromesh.runtime.stores import RuntimeStores
@@ -43,14 +44,21 @@ _POLL_SECONDS = 0.05
 
 
 class AgentRuntime:
-    """The agents of one configuration folder.
+    """The agents of one configuration folder, and agents that are declared in Python.
 
     Args:
-        config_dir: The folder of `agents/*.agent.yaml` and the other files (docs/configuration.md).
+        config_dir: The folder of `agents/*.agent.yaml` and the other files (docs/configuration.md). None:
+            the folder of `agents`, if they have one; without agents `config`.
         data_dir: The folder for all stored data. None: `.astromesh`.
         plugins: What names in YAML may refer to. None: everything installed.
         graphs: Graphs made in Python, for `orchestration: {pattern: graph, graph: NAME}`.
         env: Where `${VAR}` and the names of secrets are looked up. None: the environment of the process.
+        agents: Agents that are declared in Python (`astromesh.Agent`). They replace agents of the folder that
+            have their name.
+        keeps_runs: Whether plain runs are stored when they have ended, for lists and traces.
+
+    Raises:
+        ConfigError: Two of `agents` have one name, or belong to different folders.
 
     Attributes:
         directory: The agents by name.
@@ -61,19 +69,25 @@ class AgentRuntime:
         metrics: The metrics of this runtime.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a runtime is made of)
         self,
-        config_dir: str | Path = "config",
+        config_dir: str | Path | None = None,
         *,
         data_dir: str | Path | None = None,
         plugins: Plugins | None = None,
         env: Mapping[str, str] | None = None,
         clock: Clock | None = None,
         graphs: Mapping[str, PromptGraph] | None = None,
+        agents: Iterable[DeclaredAgent] = (),
+        keeps_runs: bool = True,
     ) -> None:
-        self.config_dir = Path(config_dir)
+        self._declared = declared = Declarations(agents)
+        folder = config_dir if config_dir is not None else declared.folder
+        #: whether there is no configuration folder
+        self._is_python_only = folder is None and bool(declared)
+        self.config_dir = Path(folder or ("." if declared else "config"))
         self.data_dir = Path(data_dir or ".astromesh")
-        self.plugins = plugins or Plugins()
+        self.plugins = declared.extend(plugins or Plugins())
         self.clock: Clock = clock or SystemClock()
         self.metrics = Metrics()
         self.directory = AgentDirectory()
@@ -81,14 +95,20 @@ class AgentRuntime:
         self.runner = AgentRunner(
             self.directory, self.stores, self.clock, self.metrics, WorkerHeartbeat(self.data_dir)
         )
+        self.runner.keeps_runs = keeps_runs
         self.runs, self.durable = self.runner.runs, self.runner.durable
         self._env: Mapping[str, str] = os.environ if env is None else env
-        self._graphs = graphs or {}
+        self._graphs = {**(graphs or {}), **declared.graphs}
         self._resuming: asyncio.Task[None] | None = None
         self._deadline = float("inf")
         self._workflows: WorkflowTasks | None = None
 
     # -- life ----------------------------------------------------------------------------------------------
+
+    def load_configuration(self) -> Configuration:
+        """Reads the folder and the declared agents. Faults are part of the result."""
+        python = self._declared.manifests(only=self._is_python_only)
+        return load_configuration(self.config_dir, self.plugins, self._env, self._graphs, python=python)
 
     async def bootstrap(self, configuration: Configuration | None = None) -> None:
         """Loads the configuration and opens everything that its agents need.
@@ -101,13 +121,14 @@ class AgentRuntime:
             CircularAgentReference: agents that call each other in a circle.
         """
         if configuration is None:
-            configuration = load_configuration(self.config_dir, self.plugins, self._env, self._graphs)
-        state = RuntimeState(configuration, plugins=self.plugins, env=self._env)
+            configuration = self.load_configuration()
+        live = self._declared.live
+        state = RuntimeState(configuration, plugins=self.plugins, env=self._env, live=live)
         await open_runtime(state, self.data_dir, self.clock, self.runner.run_nested, self._graphs)
         self.directory.current = state
         try:
             self.runner.open(state, await self._open_exporter(state))
-            if workflow_names(self.config_dir):
+            if not self._is_python_only and workflow_names(self.config_dir):
                 await self.workflows.load()
         except BaseException:
             self.directory.current = None

@@ -18,7 +18,7 @@ async def answer(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
     """Executes one run of one agent, from the caller's query to the released answer."""
     admitted = admit(agent, request, run)  # 3  input guardrails
     recalled = await recall(agent, admitted, run)  # 4  memory context
-    prompted = render(agent, recalled, run)  # 5  prompt
+    prompted = await render(agent, recalled, run)  # 5  prompt
     equipped = await equip(agent, prompted, run)  # 6  tool schemas
     answered = await orchestrate(agent, equipped, run)  # 7-9 pattern, model router, tools
     released = release(agent, answered, run)  # 10 output guardrails

@@ -25,6 +25,7 @@ class RunRequest(Struct, frozen=True):
         persist: Whether the turns are stored.
         terms: How the pattern of another agent executes this run.
         caused_by: The caller's place in its own trace (`traceparent`).
+        deps: What tools find as `ToolContext.deps`. It is not stored. None: that of the agent.
     """
 
     query: str
@@ -37,6 +38,7 @@ class RunRequest(Struct, frozen=True):
     persist: bool = True
     terms: NestedRunOptions = DEFAULT_NESTED_RUN_OPTIONS
     caused_by: TraceParent = NO_TRACE_PARENT
+    deps: Any = None
 
 
 class RunAnswer(Struct, frozen=True):

@@ -240,6 +240,12 @@ class Run:
 Handler = Callable[[Agent, RunRequest, Run], Awaitable[RunAnswer]]
 
 
+def _deps_of(agent: Agent, request: RunRequest, outer: Scope | None) -> Any:
+    """Returns what tools find as `ToolContext.deps`: of the request, of the agent, or of the run above."""
+    own = agent.live.deps if request.deps is None else request.deps
+    return outer.deps if own is None and outer is not None else own
+
+
 class RunFactory:
     """Makes the `Run` of a request.
 
@@ -309,7 +315,7 @@ class RunFactory:
         log = RunLog(
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
         )
-        log.remote_span = caused.span_id
+        log.remote_span, scope.deps = caused.span_id, _deps_of(agent, request, outer)
         sampled = caused.sampled if outer is None else outer.sampled
         if sampled is not None:
             log.sampled = scope.sampled = sampled

@@ -124,6 +124,7 @@ class AgentRunner:
         runs: Every run that callers may ask about.
         sessions: The sessions in which a run of this process is active.
         max_running: How many durable runs of a limited agent may be active, over all workers.
+        keeps_runs: Whether plain runs are stored when they have ended.
     """
 
     def __init__(
@@ -136,6 +137,7 @@ class AgentRunner:
     ) -> None:
         self.directory, self.stores, self.clock, self.metrics = directory, stores, clock, metrics
         self.active = ActiveRuns()
+        self.keeps_runs = True
         self.sessions = Sessions(clock)
         self._leases = SessionLeaseHolder()
         self.max_running: Mapping[str, int] = {}
@@ -193,6 +195,7 @@ class AgentRunner:
         trace_id: str = "",
         parent: ToolContext | None = None,
         key: IdempotencyKey | None = None,
+        watch: Callable[[Run], None] | None = None,
     ) -> RunAnswer:
         """Executes one run and returns its answer.
 
@@ -202,6 +205,7 @@ class AgentRunner:
             trace_id: 32 hex digits of the trace that the run belongs to. Empty starts one.
             parent: The tool call that the run is nested in.
             key: The caller's `Idempotency-Key`. The run that has the key already is answered.
+            watch: Receives the run before it starts. Durable and merged runs have none that could be watched.
 
         Raises:
             RequestError, UpstreamError, LimitReached, Unavailable: see `astromesh.errors`.
@@ -220,6 +224,8 @@ class AgentRunner:
         run = self._factory.new_run(agent, request, caller, sinks, trace_id, parent)
         if run.journal is not None:
             await begin_nested_run(run, agent, (self.metrics,), sinks)
+        if watch is not None:
+            watch(run)
         return await self._execute(agent, request, run, self._handle)
 
     async def _execute(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
@@ -238,7 +244,7 @@ class AgentRunner:
                 raise
             finally:
                 runs.logs.close(log, self.clock.monotonic())
-                if not log.durable:
+                if self.keeps_runs and not log.durable:
                     runs.archive.add(log)
                 if run.parent and run.journal is not None:
                     end_nested_run(run)

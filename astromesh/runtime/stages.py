@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 from collections.abc import Iterator
 from functools import partial
+from operator import itemgetter
 from time import perf_counter
 
 import orjson
@@ -27,6 +29,7 @@ from astromesh.graph.scope import ToolCallRecord
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import ChargedTools, require_progress
+from astromesh.runtime.declarations import SystemPrompt
 from astromesh.runtime.records import (
     AdmittedQuery,
     EquippedQuery,
@@ -220,25 +223,40 @@ def _untrusted_sources(memory: MemoryContext) -> Iterator[str]:
         yield "episodic memory"
 
 
-def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
-    """Step 5: the system prompt, then the history, then the query."""
+async def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
+    """Step 5: the system prompt, then the history, then the query. An empty prompt is no message."""
     started = perf_counter()
     admitted, memory = recalled.admitted, recalled.memory
     request = admitted.request
-    system = agent.prompt.render(memory, request.context, run.prompt_time)
+    if agent.live.system is None:
+        system = agent.prompt.render(memory, request.context, run.prompt_time)
+    else:
+        system = await _made_prompt(agent.live.system, run)
     if request.terms.instructions:
         system = f"{system}\n\n{request.terms.instructions}".strip()
     history = memory.conversation_history if admitted.history is None else admitted.history
     while history and history[0].role == "system":  # a summary; some models accept one system message only
         system, history = f"{system}\n\n{history[0].content}".strip(), history[1:]
     messages = (
-        Message("system", system),
+        *((Message("system", system),) if system else ()),
         *history,
         *admitted.preface,
         Message("user", admitted.query, images=request.images),
     )
     run.stream.emit("prompt.rendered", characters=len(system), duration_ms=ms_since(started))
     return PromptedQuery(recalled, messages)
+
+
+async def _made_prompt(make: SystemPrompt, run: Run) -> str:
+    """Returns the prompt that a function of the program makes. A resumed run has the one that it had."""
+
+    async def made() -> str:
+        prompt = make(run.scope.tool_context(""))
+        return await prompt if inspect.isawaitable(prompt) else prompt
+
+    if run.journal is None:
+        return await made()
+    return await run.journal.value("system", made, lambda prompt: {"prompt": prompt}, itemgetter("prompt"))
 
 
 async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuery:

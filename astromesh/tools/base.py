@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Generic, Literal, NamedTuple, Protocol, TypeAlias, cast, runtime_checkable
 
 from msgspec import Struct, structs
+from typing_extensions import TypeVar
 
 from astromesh.telemetry.events import Emitter
 from astromesh.types import (
@@ -64,9 +65,15 @@ class RecordedToolCall(Protocol):
         """
 
 
+#: the type of `ToolContext.deps`
+DepsT = TypeVar("DepsT", default=Any)
+
+
 @dataclass(frozen=True, slots=True)
-class ToolContext:
+class ToolContext(Generic[DepsT]):
     """The run of a tool call. A tool takes the caller's identity from here, never from the arguments.
+
+    Annotate it `ToolContext[MyDeps]` for the type of `deps`.
 
     Args:
         call_id: the model's id of this call.
@@ -91,6 +98,11 @@ class ToolContext:
     idempotency_key: str = ""
     tool: str = ""
     step: RecordedToolCall | None = field(default=None, repr=False)
+
+    @property
+    def deps(self) -> DepsT:
+        """What the program has passed to the run for its tools, e.g. a database: `agent.run(…, deps=…)`."""
+        return cast(DepsT, self.run.deps if self.run is not None else None)
 
     @property
     def untrusted(self) -> Sequence[str]:

@@ -9,15 +9,29 @@ import inspect
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, update_wrapper
 from types import NoneType, UnionType
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Generic,
+    Literal,
+    TypedDict,
+    Union,
+    Unpack,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+    overload,
+)
 
 import docstring_parser
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, PydanticUserError, ValidationError, create_model
 from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, SchemaError
+from typing_extensions import ParamSpec, TypeVar
 
 from astromesh.errors import ConfigError, InvalidToolCall, is_failure
 from astromesh.tools.base import ToolContext
@@ -78,8 +92,14 @@ class Signature:
         return bound
 
 
-class FunctionTool:
+P = ParamSpec("P", default=...)
+R = TypeVar("R", default=Any)
+
+
+class FunctionTool(Generic[P, R]):
     """A Python function as a tool: async functions run on the event loop, others in the tools' thread pool.
+
+    It can be called as the function itself, and has its name and docstring.
 
     Args:
         function: with type hints; its docstring's first paragraph and its parameters' lines describe it.
@@ -88,32 +108,93 @@ class FunctionTool:
         name, description: instead of the function's own.
         effect: `read` may be repeated after a crash; `write` and `external` may not.
         executor: runs the calls; None: the executor of the process.
+        policy: keys of a tool in an agent's YAML that say how it may be used, e.g. `approval`.
 
     Raises:
         ConfigError: the function cannot be a tool: positional-only or variadic parameters, unknown types, or
             hints, defaults or schemas that raise.
     """
 
+    __name__: str
+
     def __init__(
         self,
-        function: Callable[..., Any],
+        function: Callable[P, R],
         *,
         name: str = "",
         description: str = "",
         effect: Effect = "read",
         executor: FunctionExecutor | None = None,
+        policy: Mapping[str, Any] | None = None,
     ) -> None:
         self.function, self._executor = function, executor or TOOL_CALLS
+        self.policy = dict(policy or {})
         self.signature = read_signature(function, name=name, description=description, effect=effect)
         self.spec = self.signature.spec
         with _config_errors(f"The tool {self.spec.name!r} cannot be offered"):
             self._async = _is_async(function)
+            update_wrapper(self, function, updated=())
+
+    def __call__(self, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self.function(*args, **kwargs)
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
         bound = self.signature.bind(arguments, context)
         return await self._executor.call(
             self.function, bound, self.spec.name, context.report_uncancellable, is_async=self._async
         )
+
+
+class ToolKeys(TypedDict, total=False):
+    """Keys of a tool in an agent's YAML that say how it may be used (docs/tools.md)."""
+
+    approval: Literal["none", "required"] | Mapping[str, Any]
+    idempotency: Literal["none", "key"]
+    timeout_seconds: float
+    rate_limit: Mapping[str, Any]
+    max_result_tokens: int
+    trusted: bool
+
+
+@overload
+def tool(function: Callable[P, R], /) -> FunctionTool[P, R]: ...
+
+
+@overload
+def tool(
+    *, name: str = "", description: str = "", effect: Effect = "read", **policy: Unpack[ToolKeys]
+) -> Callable[[Callable[P, R]], FunctionTool[P, R]]: ...
+
+
+def tool(
+    function: Callable[..., Any] | None = None,
+    /,
+    *,
+    name: str = "",
+    description: str = "",
+    effect: Effect = "read",
+    **policy: Unpack[ToolKeys],
+) -> Any:
+    """Makes a function a tool, as `@tool` or `@tool(…)`.
+
+    The model sees the function's name, the first paragraph of its docstring, and its parameters with their
+    types and descriptions (Google, NumPy or Sphinx style). A parameter annotated `ToolContext` receives the
+    call's context and is hidden from the model. The result can be called as the function itself.
+
+    Args:
+        name, description: instead of the function's own.
+        effect: `read` may be repeated after a crash; `write` and `external` may not.
+        policy: further keys of a tool in an agent's YAML: `approval`, `timeout_seconds`, `rate_limit`,
+            `idempotency`, `max_result_tokens`, `trusted`.
+
+    Raises:
+        ConfigError: the function cannot be a tool.
+    """
+
+    def decorate(decorated: Callable[..., Any]) -> FunctionTool[..., Any]:
+        return FunctionTool(decorated, name=name, description=description, effect=effect, policy=policy)
+
+    return decorate if function is None else decorate(function)
 
 
 def tool_schema(
@@ -202,8 +283,8 @@ def _is_context(hint: Any) -> bool:
     if origin is Union or origin is UnionType:
         kinds = [kind for kind in get_args(hint) if kind is not NoneType]
         return bool(kinds) and all(map(_is_context, kinds))
-    if isinstance(hint, type):
-        return issubclass(hint, ToolContext)
+    if isinstance(origin, type) or isinstance(hint, type):  # `ToolContext[Deps]`, `ToolContext`
+        return issubclass(cast("type[Any]", origin or hint), ToolContext)
     alias = getattr(hint, "__supertype__", None) or getattr(hint, "__value__", None)  # NewType, TypeAliasType
     return alias is not None and _is_context(alias)
 

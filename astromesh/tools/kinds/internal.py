@@ -32,7 +32,7 @@ class InternalTool:
         def _can_be_offered(cls, function: str) -> str:
             """Imports the function at load, so that a missing one is reported with its line."""
             try:
-                tool = FunctionTool(load_function(function))
+                tool = _as_tool(load_function(function))
                 jsonschema_rs.meta.validate(dict(tool.spec.parameters))
             except ConfigError as error:
                 raise ValueError(str(error)) from error
@@ -45,7 +45,12 @@ class InternalTool:
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> FunctionTool:
         """Raises: ConfigError: the function cannot be imported, or cannot be offered as a tool."""
-        return FunctionTool(load_function(options.function))
+        return _as_tool(load_function(options.function))
+
+
+def _as_tool(function: Callable[..., Any]) -> FunctionTool:
+    """Returns a function as a tool; `@tool` has made some of them tools already."""
+    return function if isinstance(function, FunctionTool) else FunctionTool(function)
 
 
 def load_function(reference: str) -> Callable[..., Any]:

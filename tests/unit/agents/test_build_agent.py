@@ -1,18 +1,24 @@
-"""`build_agent`: models, tools and graphs as users give them, without a server."""
+"""`build_agent` and `ainvoke`: the contract of document 000."""
 
 from __future__ import annotations
 
 import pytest
+from pydantic import BaseModel
 
 import astromesh
-from astromesh import CallerContext, build_agent
+from astromesh import Agent, CallerContext, build_agent
 from astromesh.errors import ConfigError, InvalidGraph, ProviderTimeout, UnknownPlugin
 from astromesh.graph import PromptGraph
 from astromesh.graph.nodes import PromptNode, ThinkNode
 from astromesh.plugins import Plugins
-from astromesh.runtime.builder import Agent
 from astromesh.testing import RecordingTool, ScriptedProvider, plugin_of
+from astromesh.tools.mcp.toolset import ToolDefinition, ToolDefinitions
 from astromesh.types import CompletionRequest, CompletionResult, Message, ToolCall, get_current_caller
+
+
+class ScriptedOptions(BaseModel):
+    model: str
+    temperature: float = 0.0
 
 
 def add(a: int, b: int) -> int:
@@ -70,11 +76,11 @@ async def test_an_async_function_is_a_model():
 async def test_a_name_or_a_block_opens_a_provider_by_its_plugin(named):
     """By the first call, once, with the block's options; closing the agent closes it."""
     provider = ScriptedProvider("one", "two")
-    plugin = plugin_of(provider)
+    plugin = plugin_of(provider, ScriptedOptions)
     agent = build_agent(named, plugins=Plugins({"providers": {"scripted": plugin}}))
     assert plugin.opened == []
     assert [(await agent.ainvoke("a")).output, (await agent.ainvoke("b")).output] == ["one", "two"]
-    assert [o.model_dump()["model"] for o in plugin.opened] == ["m1"]
+    assert [(o.model, o.temperature) for o in plugin.opened] in ([("m1", 0.0)], [("m1", 0.3)])
     await agent.close()
     assert provider.closed
 
@@ -91,7 +97,7 @@ def test_what_is_not_installed_is_said_when_the_agent_is_built():
     with pytest.raises(UnknownPlugin, match="nobody"):
         build_agent("nobody:gpt", plugins=Plugins())
     with pytest.raises(ConfigError, match="is not a model"):
-        build_agent(3)
+        build_agent(3)  # type: ignore[call-overload]
     block = {"provider": "openai", "model": "m", "endpiont": "http://localhost"}
     with pytest.raises(ConfigError, match="endpiont"):
         build_agent(block)
@@ -100,16 +106,34 @@ def test_what_is_not_installed_is_said_when_the_agent_is_built():
 async def test_servers_bring_their_tools_through_the_plugin():
     """Each block goes to the plugin with the server's name; its tools stand beside the given ones."""
 
-    class Source:
-        closed = False
+    class Server:
+        """The interface that `type: mcp` uses, with one tool."""
 
-        async def tools(self):
-            return [RecordingTool("remote", "far")]
+        name, over_http, forwards_identity, closed = "cal", True, False, False
+        listed = ToolDefinitions((ToolDefinition("remote", "", {"type": "object", "properties": {}}),))
+
+        def definitions(self, forwards):
+            return self.listed
+
+        def fault(self, forwards):
+            return ""
+
+        def for_callers_only(self, forwards):
+            return False
+
+        async def prepare(self, forwards): ...
+
+        async def wait_first_attempt(self): ...
+
+        async def ping(self): ...
+
+        async def call(self, tool, arguments, context, forwards):
+            return "far"
 
         async def close(self):
-            Source.closed = True
+            Server.closed = True
 
-    plugin = plugin_of(Source())
+    plugin = plugin_of(Server())
     plugins = Plugins({"tool_sources": {"mcp": plugin}})
     model = ScriptedProvider([ToolCall("1", "remote"), ToolCall("2", "add", '{"a": 1, "b": 1}')], "ok")
     servers = {"cal": {"transport": "http", "url": "http://127.0.0.1:1/mcp"}}
@@ -117,13 +141,14 @@ async def test_servers_bring_their_tools_through_the_plugin():
         result = await agent.ainvoke("go")
     assert result.report.tool_calls == ["remote", "add"]
     assert plugin.opened[0].model_dump()["name"] == "cal"
-    assert Source.closed
+    assert Server.closed
 
 
 async def test_patterns_by_name_as_graph_and_as_pool():
     """`react` is the default; a graph is used as it is; a pool becomes an autonomous agent."""
-    assert build_agent(ScriptedProvider()).graph.name == "react"
-    assert build_agent(ScriptedProvider(), pattern="deliberate").graph.name == "deliberate"
+    assert getattr(build_agent(ScriptedProvider()).graph, "name", "") == "react"
+    deliberate = build_agent(ScriptedProvider(), pattern="deliberate").graph
+    assert deliberate is not None and deliberate.name == "deliberate"
     graph = PromptGraph("mine", nodes=[PromptNode("p")])
     assert build_agent(ScriptedProvider(), pattern=graph).graph is graph
     pool = [ThinkNode("think"), PromptNode("answer", is_terminal=True)]
@@ -131,7 +156,7 @@ async def test_patterns_by_name_as_graph_and_as_pool():
     assert (await build_agent(model, node_pool=pool).ainvoke("Why?")).output == "42."
     with pytest.raises(ConfigError, match="not both"):
         build_agent(model, pattern=graph, node_pool=pool)
-    with pytest.raises(ConfigError, match="Known: react"):
+    with pytest.raises(ConfigError, match="unknown pattern `magic`"):
         build_agent(model, pattern="magic")
     with pytest.raises(InvalidGraph, match="no nodes"):
         build_agent(model, pattern=PromptGraph("empty"))
@@ -173,9 +198,7 @@ def test_the_packages_face_is_lazy_and_complete():
         _ = astromesh.nothing
 
 
-async def test_a_server_block_with_a_fault_is_a_failed_run():
-    """`ainvoke` raises only InvalidGraph and cancellation."""
-    agent = build_agent(ScriptedProvider("x"), servers={"cal": {"command": "x"}})
-    result = await agent.ainvoke("Hi")
-    await agent.close()
-    assert "'cal' is not valid" in result.report.error
+def test_a_server_block_with_a_fault_is_reported_when_the_agent_is_built():
+    """With the key and what is wrong there."""
+    with pytest.raises(ConfigError, match=r"servers\.cal\.transport: required key is missing"):
+        build_agent(ScriptedProvider("x"), servers={"cal": {"command": "x"}})

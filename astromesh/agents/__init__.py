@@ -1,0 +1,1 @@
+"""Agents that are declared in Python: `astromesh.Agent` (docs/python.md)."""

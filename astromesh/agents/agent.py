@@ -1,0 +1,612 @@
+"""`astromesh.Agent`: an agent in Python, which runs in the pipeline of agents from YAML."""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Generic, Literal, Self, TypedDict, Unpack, overload
+from uuid import uuid4
+
+from msgspec import UNSET, UnsetType
+
+from astromesh.agents import arguments
+from astromesh.agents.arguments import AgentTool, GuardrailLike, MemoryLike, PatternLike
+from astromesh.agents.attachments import Attachment, with_attachments
+from astromesh.agents.declared import KeptStores, Source, source_of_file
+from astromesh.agents.manifest import AgentKeys, Live, plain
+from astromesh.agents.models import ModelLike, model_block
+from astromesh.agents.opening import OpenRuntimes
+from astromesh.agents.results import OutputT, Result, failed_result, result_of
+from astromesh.agents.streams import RunStream
+from astromesh.errors import AstromeshError, InvalidConfiguration, InvalidGraph, InvalidInput, InvalidOutput
+from astromesh.graph import prebuilt
+from astromesh.graph.base import BaseNode
+from astromesh.graph.engine import Input, as_messages
+from astromesh.graph.graph import PromptGraph
+from astromesh.graph.records import ExecutionReport, GraphResult
+from astromesh.graph.structured_output import OutputSchema
+from astromesh.plugins import Plugins
+from astromesh.runtime.declarations import Declaration, LiveParts, SystemPrompt
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.run import Run
+from astromesh.telemetry.events import EventSink
+from astromesh.tools.base import DepsT, ToolPort
+from astromesh.types import CallerContext, Event, Message
+
+OnError = Literal["raise", "return"]
+#: agents that stand in for others in this context, by identity: see `Agent.override`
+_OVERRIDES: ContextVar[Mapping[int, Any]] = ContextVar("astromesh_overrides", default=MappingProxyType({}))
+
+
+class RunKeys(TypedDict, total=False):
+    """What a run may take beside its message and `deps`."""
+
+    #: The conversation: it is stored in the agent's memory. Without one nothing is stored.
+    session_id: str | None
+    #: The conversation by hand, e.g. `result.messages` of the turn before; it replaces the stored one.
+    history: Sequence[Message | Mapping[str, Any]] | None
+    #: Images and files for the model.
+    attachments: Sequence[Attachment]
+    #: Variables of the prompt template.
+    context: Mapping[str, Any] | None
+    #: Who is calling; tools see it.
+    caller: CallerContext | None
+    #: Stored with the run; the model does not see it.
+    metadata: Mapping[str, Any] | None
+    #: Whether a failed run raises its error, or returns a result that has it. None: as the agent says.
+    on_error: OnError | None
+
+
+class AllKeys(AgentKeys, total=False):
+    """Every argument of `Agent` whose type does not depend on that of another one."""
+
+    name: str
+    system: str | SystemPrompt
+    tools: Iterable[Any] | ToolPort | None
+    servers: Mapping[str, Mapping[str, Any]] | None
+    pattern: PatternLike
+    node_pool: Sequence[BaseNode] | None
+    memory: MemoryLike
+    guardrails: Sequence[GuardrailLike] | Mapping[str, Any]
+    budgets: Mapping[str, Any] | None
+    on_error: OnError
+    plugins: Plugins | None
+    data_dir: str | Path | None
+
+
+class Agent(Generic[DepsT, OutputT]):
+    """An agent.
+
+    Its runs take the way of runs over HTTP: pipeline, guardrails, memory, budgets and traces are the same
+    objects. `AgentRuntime(agents=[agent])` and `astromesh serve module:agent` serve it.
+
+    It works without being closed. `async with agent` closes its connections at a moment of your choice;
+    `with agent` keeps them open between calls of `run_sync`.
+
+    Args:
+        model: `provider:name`, e.g. `openai:gpt-4o-mini`; a Provider; a block as in YAML; or an async
+            function that takes a CompletionRequest and returns a text or a CompletionResult.
+        name: Unique among the agents of a server.
+        system: The system prompt: a Jinja2 template, or a function of the run's `ToolContext`, sync or async,
+            whose text is used as it is.
+        tools: Python functions with type hints, `@tool`s, `Tool` objects, `agent.as_tool()`, YAML blocks, or
+            one ToolPort.
+        servers: MCP servers by name, each a block as in mcp.yaml, whose tools the agent gets.
+        pattern: The name of a pattern of YAML, of a prebuilt graph (`deliberate`, `debate`,
+            `reasoning_controller`), a graph, or `spec.orchestration` as a mapping. None: `react`.
+        node_pool: Nodes from which the model builds its own path, instead of a pattern.
+        output_type: The type of `result.output`: a pydantic model, a dataclass, a TypedDict, or a JSON
+            Schema.
+        memory: Where conversations are stored: `memory`, `sqlite:PATH`, `postgres://…`, `redis://…`, or a
+            block as in YAML.
+        guardrails: Rules for queries and answers, or `{"input": rules, "output": rules}`. A rule is its type,
+            a mapping as in YAML, a `Rule`, or a function of the text: it returns the text that replaces it,
+            False to block it, or None.
+        budgets: Limits of a run, e.g. `{"cost_usd": 0.10, "tokens": 20_000}`, or a block as in YAML.
+        on_error: Whether a failed run raises its error, or returns a result that has it.
+        deps: What tools find as `ToolContext.deps` in runs that bring none of their own.
+        deps_type: The type of `deps`, for type checkers alone.
+        plugins: Where providers, stores and rules are looked up. None: everything installed.
+        data_dir: The folder of what runs store beside their memory. None: `.astromesh`.
+        keys: Every other key of an agent's YAML.
+
+    Raises:
+        UnknownPlugin, MissingExtra: Something that the agent names is not installed.
+        ConfigError: An argument is wrong. InvalidConfiguration lists all faults.
+        InvalidGraph: Its graph cannot run.
+    """
+
+    @overload
+    def __init__(
+        self: Agent[DepsT, str],
+        model: ModelLike,
+        *,
+        output_type: None = ...,
+        deps: DepsT | None = ...,
+        deps_type: type[DepsT] | None = ...,
+        **keys: Unpack[AllKeys],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self: Agent[DepsT, Any],
+        model: ModelLike,
+        *,
+        output_type: Mapping[str, Any],
+        deps: DepsT | None = ...,
+        deps_type: type[DepsT] | None = ...,
+        **keys: Unpack[AllKeys],
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        model: ModelLike,
+        *,
+        output_type: type[OutputT],
+        deps: DepsT | None = ...,
+        deps_type: type[DepsT] | None = ...,
+        **keys: Unpack[AllKeys],
+    ) -> None: ...
+
+    def __init__(  # noqa: PLR0913 (the keys that most agents have)
+        self,
+        model: ModelLike,
+        *,
+        name: str = "agent",
+        system: str | SystemPrompt = "",
+        tools: Iterable[Any] | ToolPort | None = None,
+        servers: Mapping[str, Mapping[str, Any]] | None = None,
+        pattern: PatternLike = None,
+        node_pool: Sequence[BaseNode] | None = None,
+        output_type: Any = None,
+        memory: MemoryLike = None,
+        guardrails: Sequence[GuardrailLike] | Mapping[str, Any] = (),
+        budgets: Mapping[str, Any] | None = None,
+        on_error: OnError = "raise",
+        deps: DepsT | None = None,
+        deps_type: type[DepsT] | None = None,
+        plugins: Plugins | None = None,
+        data_dir: str | Path | None = None,
+        **keys: Unpack[AgentKeys],
+    ) -> None:
+        plugins = plugins or Plugins()
+        blocks = plain(servers or {})
+        given = arguments.listed(tools)
+        prompt = system if isinstance(system, str) else Live("", system, "system", _about_function(system))
+        spec = {
+            "model": arguments.models(model, keys, plugins),
+            "prompts": {"system": prompt, "variables": plain(keys.get("variables"))},
+            "orchestration": arguments.orchestration(pattern, node_pool, keys),
+            "tools": arguments.tools(given, blocks),
+            "memory": arguments.memory(memory, KeptStores(plugins).live),
+            "guardrails": arguments.guardrails(guardrails, plugins),
+            "budgets": arguments.budgets(budgets),
+            "output_schema": arguments.output_schema(output_type),
+        }
+        live = LiveParts(None if isinstance(system, str) else system, _typed(output_type), deps)
+        manifest = arguments.manifest_of(name, spec, keys)
+        called = tuple(dict.fromkeys(one.agent for one in given if isinstance(one, AgentTool)))
+        source = Source(name, manifest, live, servers=blocks, called=called)
+        self._set_up(source, plugins, on_error, output_type, data_dir)
+
+    #: keeps its event loop between calls of `run_sync`, inside `with agent`
+    _runner: asyncio.Runner | None = None
+    #: replaces the `deps` of every run, inside `override`
+    _deps: Any = UNSET
+
+    def _set_up(
+        self,
+        source: Source,
+        plugins: Plugins,
+        on_error: OnError,
+        output_type: Any,
+        data_dir: str | Path | None,
+    ) -> None:
+        """Checks what the agent is made of; opens nothing."""
+        self._source, self._plugins, self._on_error, self._data_dir = source, plugins, on_error, data_dir
+        self._schema = None if output_type is None or output_type is str else OutputSchema(output_type)
+        source.require_sound_graphs()
+        make = partial(_runtime, source, plugins, data_dir)
+        configuration = make().load_configuration()
+        if faults := (*configuration.faults, *configuration.broken.get(source.name, ())):
+            raise InvalidConfiguration(faults)
+        self._manifest = configuration.agents[source.name]
+        self._runtimes = OpenRuntimes(make, self)
+
+    @property
+    def name(self) -> str:
+        """The name of the agent."""
+        return self._source.name
+
+    @property
+    def declaration(self) -> Declaration:
+        """What `AgentRuntime(agents=[agent])` opens."""
+        return self._source.declaration
+
+    @property
+    def graph(self) -> PromptGraph | None:
+        """The graph that the agent runs, if it is a prebuilt one or was passed; else None."""
+        block = self._source.manifest.get("spec", {}).get("orchestration", {})
+        given = block.get("graph")
+        if isinstance(given, Live):
+            return given.value  # type: ignore[no-any-return]
+        return prebuilt.react() if block.get("pattern", "react") == "react" else None
+
+    # -- YAML ------------------------------------------------------------------------------------------------
+
+    @classmethod
+    def from_yaml(
+        cls,
+        path: str | Path,
+        *,
+        output_type: type[OutputT] | None = None,
+        deps: DepsT | None = None,
+        on_error: OnError = "raise",
+        plugins: Plugins | None = None,
+        data_dir: str | Path | None = None,
+    ) -> Agent[DepsT, OutputT]:
+        """Returns the agent of a YAML file.
+
+        If the file is in the folder `agents` of a configuration, the agent uses its other files, too:
+        providers, servers, pipelines, graphs, and the agents that it may call.
+
+        Args:
+            path: The file.
+            output_type: The type of `result.output` of an agent with `output_schema`. None: the JSON value.
+            deps, on_error, plugins, data_dir: As in `Agent`.
+
+        Raises:
+            InvalidConfiguration: The file has faults; all are listed, with line and column.
+        """
+        live = LiveParts(output_type=_typed(output_type), deps=deps)
+        agent = cls.__new__(cls)
+        source = source_of_file(Path(path), live)
+        schema = source.manifest.get("spec", {}).get("output_schema") if output_type is None else output_type
+        agent._set_up(source, plugins or Plugins(), on_error, schema, data_dir)  # noqa: SLF001
+        return agent
+
+    def to_yaml(self, *, strict: bool = False) -> str:
+        """Returns the agent as the text of a YAML file.
+
+        Functions that can be imported are written as `module:name`. What cannot be written, such as a lambda,
+        stands as a comment at its key. The blocks of `servers` belong into mcp.yaml, and graphs into files of
+        their own.
+
+        Raises:
+            ConfigError: `strict`, and something cannot be written. The message lists it.
+        """
+        return self._source.yaml(strict=strict)
+
+    # -- runs ------------------------------------------------------------------------------------------------
+
+    async def run(self, query: str, *, deps: DepsT | None = None, **keys: Unpack[RunKeys]) -> Result[OutputT]:
+        """Executes one run.
+
+        Args:
+            query: The message of the user.
+            deps: What tools find as `ToolContext.deps`.
+            keys: `session_id`, `history`, `attachments`, `context`, `caller`, `metadata`, `on_error`.
+
+        Raises:
+            AstromeshError: The run failed, and `on_error` is "raise". The error's cause is that of the
+                provider.
+            ConfigError: The agent cannot be opened, e.g. an API key is not set.
+            InvalidInput: An argument is wrong.
+        """
+        return await self._run(query, deps, keys, ())
+
+    def run_sync(self, query: str, *, deps: DepsT | None = None, **keys: Unpack[RunKeys]) -> Result[OutputT]:
+        """Executes one run and waits for it: `run` for programs without an event loop.
+
+        Raises:
+            RuntimeError: An event loop runs in this thread.
+        """
+        try:
+            asyncio.get_running_loop()
+        except RuntimeError:
+            pass
+        else:
+            raise RuntimeError("run_sync cannot wait inside a running event loop. Await `agent.run(…)`.")
+        work = self.run(query, deps=deps, **keys)
+        return asyncio.run(work) if self._runner is None else self._runner.run(work)
+
+    def stream(self, query: str, *, deps: DepsT | None = None, **keys: Unpack[RunKeys]) -> RunStream[OutputT]:
+        """Returns a stream of one run at once; the run begins with the first read, or with `async with`.
+
+        Leaving the stream before its end cancels the run.
+        """
+        return RunStream(lambda sinks: self._run(query, deps, keys, sinks))
+
+    def session(self, session_id: str) -> Session[DepsT, OutputT]:
+        """Returns a conversation: its runs find the turns before."""
+        return Session(self, session_id)
+
+    def as_tool(self, name: str = "", description: str = "") -> AgentTool:
+        """Returns the agent as a tool of another one: a call is a run in the trace and budget of that one.
+
+        Args:
+            name, description: What the model sees. Empty: those of this agent.
+        """
+        about = description or self._manifest.spec.identity.description
+        return AgentTool(self, name or self.name, about)
+
+    # -- document 000 ----------------------------------------------------------------------------------------
+
+    async def ainvoke(
+        self, input: Input, *, caller: CallerContext | None = None, context: Mapping[str, Any] | None = None
+    ) -> GraphResult:
+        """Executes one run and returns the result of its graph (document 000).
+
+        Args:
+            input: A text, a list of messages, or `{"messages": […]}`.
+            caller: The caller as tools see it. MCP servers receive its token.
+            context: Values in the context of the graph's nodes.
+
+        Raises:
+            InvalidGraph: The graph cannot run. Every other failure is in the report of the result.
+        """
+        runs: list[Run] = []
+        try:
+            request = _request_of_messages(as_messages(input), context or {})
+            result = await self._current()._execute(request, caller, (), runs.append)  # noqa: SLF001
+        except InvalidGraph:
+            raise
+        except AstromeshError as error:
+            return _failed_graph_result(error, runs)
+        made = runs[0].scope.graph_result if runs else None
+        if made is None:
+            made = GraphResult(list(result.messages), None, {}, ExecutionReport([]))
+        if made.output is None or made.text != result.text or self._schema is not None:
+            made.output = result._output if made.report.stop_reason == "completed" else made.output  # noqa: SLF001
+        return made
+
+    async def astream_events(
+        self, input: Input, *, caller: CallerContext | None = None, context: Mapping[str, Any] | None = None
+    ) -> AsyncIterator[Event]:
+        """Executes one run and yields its events as they happen. The last one says how it ended."""
+        request = _request_of_messages(as_messages(input), context or {})
+        stream = RunStream(lambda sinks: self._current()._returned(request, caller, sinks))  # noqa: SLF001
+        async for event in stream:
+            yield event
+
+    # -- life ------------------------------------------------------------------------------------------------
+
+    async def close(self) -> None:
+        """Closes the connections of this event loop. A later run opens them again."""
+        await self._runtimes.close()
+
+    async def __aenter__(self) -> Self:
+        await self._runtimes.current()
+        return self
+
+    async def __aexit__(self, *exc: object) -> None:
+        await self.close()
+
+    def __await__(self) -> Generator[Any, None, Self]:
+        return self.__aenter__().__await__()
+
+    def __enter__(self) -> Self:
+        self._runner = asyncio.Runner()
+        return self
+
+    def __exit__(self, *exc: object) -> None:
+        runner, self._runner = self._runner, None
+        if runner is not None:
+            runner.close()  # the end of its loop closes the connections
+
+    def __repr__(self) -> str:
+        return f"<Agent {self.name!r}>"
+
+    # -- tests -----------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def override(
+        self,
+        *,
+        model: ModelLike | UnsetType = UNSET,
+        tools: Iterable[Any] | UnsetType = UNSET,
+        deps: Any = UNSET,
+    ) -> Iterator[None]:
+        """Replaces parts of the agent in this context, e.g. the model in a test.
+
+        Args:
+            model: Replaces every model of the agent.
+            tools: Replace its tools.
+            deps: Replace those of every run.
+        """
+        agent = copy.copy(self._current())
+        agent._replace(model, tools, deps)
+        token = _OVERRIDES.set({**_OVERRIDES.get(), id(self): agent})
+        try:
+            yield
+        finally:
+            _OVERRIDES.reset(token)
+
+    def _replace(self, model: Any, tools: Any, deps: Any) -> None:
+        source = self._source
+        if model is not UNSET:
+            source = source.with_model(plain(model_block(model, self._plugins)))
+        if tools is not UNSET:
+            given = list(tools)
+            called = [one for one in given if isinstance(one, AgentTool)]
+            source = source.with_tools(arguments.tools(given, {}), called)
+        if deps is not UNSET:
+            self._deps = deps
+        self._source, self._runner = source, None
+        self._runtimes = OpenRuntimes(partial(_runtime, source, self._plugins, self._data_dir), self)
+
+    def _current(self) -> Agent[DepsT, OutputT]:
+        """Returns the agent that stands in for this one in this context, or this one."""
+        agent: Agent[DepsT, OutputT] = _OVERRIDES.get().get(id(self), self)
+        return agent
+
+    # -- one run ---------------------------------------------------------------------------------------------
+
+    async def _run(
+        self, query: str, deps: DepsT | None, keys: RunKeys, sinks: Iterable[EventSink]
+    ) -> Result[OutputT]:
+        agent = self._current()
+        request = agent._request(query, deps, keys)  # noqa: SLF001
+        runs: list[Run] = []
+        try:
+            result = await agent._execute(request, keys.get("caller"), sinks, runs.append)  # noqa: SLF001
+        except AstromeshError as error:
+            if (keys.get("on_error") or self._on_error) == "raise":
+                raise
+            return failed_result(error, runs[0] if runs else None, request)
+        if result.error is not None and (keys.get("on_error") or self._on_error) == "raise":
+            raise result.error
+        return result
+
+    def _request(self, query: str, deps: DepsT | None, keys: RunKeys) -> RunRequest:
+        session = keys.get("session_id")
+        if session and self._remembers_nothing:
+            raise InvalidInput(
+                f"The agent {self.name!r} has no memory for the session {session!r}. Pass memory='memory' or "
+                "memory='sqlite:PATH' to Agent, or history=result.messages to each run."
+            )
+        history = keys.get("history")
+        if history is None and not session:
+            history = ()
+        text, images = with_attachments(query, keys.get("attachments", ()))
+        return RunRequest(
+            text,
+            session or f"run-{uuid4().hex}",
+            keys.get("context") or {},
+            keys.get("metadata") or {},
+            images=images,
+            history=None if history is None else as_messages(history) if history else (),
+            persist=bool(session),
+            deps=self._deps if self._deps is not UNSET else deps,
+        )
+
+    @property
+    def _remembers_nothing(self) -> bool:
+        spec = self._manifest.spec
+        memory = spec.memory
+        stores = (memory.conversational, memory.semantic, memory.episodic)
+        return all(one is None for one in stores) and not spec.budgets.per_session.caps()
+
+    async def _execute(
+        self,
+        request: RunRequest,
+        caller: CallerContext | None,
+        sinks: Iterable[EventSink],
+        watch: Callable[[Run], None],
+    ) -> Result[OutputT]:
+        """Executes a run and returns its result. Raises: AstromeshError: the run failed."""
+        runtime = await self._runtimes.current()
+        runs: list[Run] = []
+
+        def watched(run: Run) -> None:
+            runs.append(run)
+            watch(run)
+
+        if faults := runtime.broken.get(self.name):
+            await self._runtimes.close()  # the next run may find what is missing now
+            raise faults[0]
+        try:
+            answer = await runtime.runner.start(
+                runtime.agent(self.name), request, caller=caller, sinks=sinks, watch=watched
+            )
+        except AstromeshError as error:
+            raise _explained(error) from error.__cause__
+        return result_of(answer, runs[0] if runs else None, request, self._output(answer))
+
+    async def _returned(
+        self, request: RunRequest, caller: CallerContext | None, sinks: Iterable[EventSink]
+    ) -> Result[OutputT]:
+        try:
+            return await self._execute(request, caller, sinks, lambda _: None)
+        except AstromeshError as error:
+            return failed_result(error, None, request)
+
+    def _output(self, answer: RunAnswer) -> Any:
+        if self._schema is None or answer.metadata.get("stop_reason", "completed") != "completed":
+            return answer.response
+        try:
+            return self._schema.parse(answer.response)
+        except ValueError as error:  # an output rule has changed it
+            raise InvalidOutput(f"The released answer no longer fits the output type: {error}") from error
+
+
+class Session(Generic[DepsT, OutputT]):
+    """A conversation with an agent: `agent.session(id)`."""
+
+    def __init__(self, agent: Agent[DepsT, OutputT], session_id: str) -> None:
+        self._agent, self.id = agent, session_id
+
+    async def run(self, query: str, *, deps: DepsT | None = None, **keys: Unpack[RunKeys]) -> Result[OutputT]:
+        """As `Agent.run`."""
+        return await self._agent.run(query, deps=deps, **self._keys(keys))
+
+    def run_sync(self, query: str, *, deps: DepsT | None = None, **keys: Unpack[RunKeys]) -> Result[OutputT]:
+        """As `Agent.run_sync`."""
+        return self._agent.run_sync(query, deps=deps, **self._keys(keys))
+
+    def stream(self, query: str, *, deps: DepsT | None = None, **keys: Unpack[RunKeys]) -> RunStream[OutputT]:
+        """As `Agent.stream`."""
+        return self._agent.stream(query, deps=deps, **self._keys(keys))
+
+    def _keys(self, keys: RunKeys) -> RunKeys:
+        return {**keys, "session_id": self.id}
+
+
+#: the name of document 000
+build_agent = Agent
+
+
+# -- details -------------------------------------------------------------------------------------------------
+
+
+def _runtime(source: Source, plugins: Plugins, data_dir: str | Path | None) -> AgentRuntime:
+    return AgentRuntime(data_dir=data_dir, plugins=plugins, agents=[source], keeps_runs=False)
+
+
+def _typed(output_type: Any) -> Any:
+    """Returns a type that the pipeline checks answers with; a JSON Schema stands in the manifest."""
+    return None if output_type is str or isinstance(output_type, Mapping) else output_type
+
+
+def _about_function(function: Any) -> str:
+    return f"the function {getattr(function, '__qualname__', type(function).__name__)}"
+
+
+def _request_of_messages(messages: tuple[Message, ...], context: Mapping[str, Any]) -> RunRequest:
+    *history, last = messages
+    if last.role != "user":
+        history, last = [*messages], Message("user")
+    return RunRequest(
+        last.content,
+        f"run-{uuid4().hex}",
+        context,
+        images=last.images,
+        history=tuple(history),
+        persist=False,
+    )
+
+
+def _explained(error: AstromeshError) -> AstromeshError:
+    """Returns an error for the program that made the agent: there is no server's log that has the details."""
+    cause = error.__cause__
+    if type(error) is not AstromeshError or cause is None:
+        return error
+    explained = AstromeshError(f"The run failed: {type(cause).__name__}: {cause}")
+    explained.run_id, explained.trace_id = error.run_id, error.trace_id
+    explained.__cause__ = cause
+    return explained
+
+
+def _failed_graph_result(error: AstromeshError, runs: Sequence[Run]) -> GraphResult:
+    made: GraphResult | None = runs[0].scope.graph_result if runs else None
+    if made is not None and made.report.error:
+        return made
+    return GraphResult([], None, {}, ExecutionReport([], stop_reason="critical_error", error=str(error)))

@@ -1,0 +1,328 @@
+"""The arguments of an agent, one function for each kind, as the keys of its manifest."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import orjson
+
+from astromesh.agents.manifest import AgentKeys, Live, plain, without_empty
+from astromesh.agents.models import ModelLike, model_block
+from astromesh.config.agent import Budgets, Guardrails, Memory
+from astromesh.errors import ConfigError, ToolFailed
+from astromesh.graph import prebuilt
+from astromesh.graph.base import BaseNode
+from astromesh.graph.graph import PromptGraph
+from astromesh.graph.structured_output import OutputSchema
+from astromesh.guardrails.base import CheckContext, Rule, RuleStream, Verdict
+from astromesh.plugins import Plugins
+from astromesh.tools.base import Tool, ToolContext, ToolPort, ToolSource
+from astromesh.tools.functions import FunctionTool
+from astromesh.tools.toolbox import ToolLike, as_tool
+from astromesh.types import JsonObject, ToolCall, ToolSpec
+
+#: a text of the model's name, a mapping as in YAML, a rule, or a function of the text
+GuardrailLike: TypeAlias = "str | Mapping[str, Any] | Rule | Callable[[str], Any]"
+MemoryLike: TypeAlias = "str | Mapping[str, Any] | None"
+PatternLike: TypeAlias = "str | PromptGraph | Mapping[str, Any] | None"
+
+#: prebuilt graphs that are no patterns of YAML
+GRAPHS: Mapping[str, Callable[[], PromptGraph]] = {
+    "deliberate": prebuilt.deliberate,
+    "debate": prebuilt.debate,
+    "reasoning_controller": prebuilt.reasoning_controller,
+}
+
+
+# -- models --------------------------------------------------------------------------------------------------
+
+
+def models(model: ModelLike, keys: AgentKeys, plugins: Plugins) -> JsonObject:
+    """Returns `spec.model`. A mapping with `primary` is the whole of it."""
+    is_whole = isinstance(model, Mapping) and "primary" in model
+    whole: JsonObject = dict(cast("Mapping[str, Any]", model)) if is_whole else {"primary": model}
+    others = {"fallback": keys.get("fallback"), "routing": keys.get("routing"), "roles": keys.get("roles")}
+    return _model_set({**whole, **{key: one for key, one in others.items() if one}}, plugins)
+
+
+def _model_set(whole: Mapping[str, Any], plugins: Plugins) -> JsonObject:
+    found: JsonObject = {"primary": plain(model_block(whole["primary"], plugins))}
+    if fallback := whole.get("fallback"):
+        several = fallback if isinstance(fallback, list | tuple) else [fallback]
+        found["fallback"] = [plain(model_block(one, plugins)) for one in several]
+    if routing := whole.get("routing"):
+        found["routing"] = {"strategy": routing} if isinstance(routing, str) else plain(routing)
+    if roles := whole.get("roles"):
+        found["roles"] = {name: _role(one, plugins) for name, one in roles.items()}
+    return found
+
+
+def _role(models: Any, plugins: Plugins) -> JsonObject:
+    is_set = isinstance(models, Mapping) and "primary" in models
+    return _model_set(models if is_set else {"primary": models}, plugins)
+
+
+# -- orchestration -------------------------------------------------------------------------------------------
+
+
+def orchestration(pattern: PatternLike, pool: Sequence[BaseNode] | None, keys: AgentKeys) -> JsonObject:
+    """Returns `spec.orchestration`.
+
+    Raises:
+        ConfigError: `pattern` and `node_pool` are both given.
+    """
+    if pool is not None:
+        if pattern is not None:
+            raise ConfigError("Pass a pattern or a node_pool, not both.")
+        pattern = prebuilt.autonomous(pool)
+    if isinstance(pattern, str) and pattern in GRAPHS:
+        pattern = GRAPHS[pattern]()
+    found: JsonObject
+    if isinstance(pattern, PromptGraph):
+        about = f"the graph {pattern.name!r} (it belongs into graphs/{pattern.name}.graph.yaml)"
+        found = {"pattern": "graph", "graph": Live("graphs", pattern, "graph", about)}
+    else:
+        found = {"pattern": pattern} if isinstance(pattern, str) else plain(dict(pattern or {}))
+    return {
+        **found,
+        "max_iterations": keys.get("max_iterations", found.get("max_iterations")),
+        "timeout_seconds": plain(keys.get("timeout_seconds", found.get("timeout_seconds"))),
+    }
+
+
+# -- tools ---------------------------------------------------------------------------------------------------
+
+
+class AgentTool:
+    """Another agent as a tool: `agent.as_tool()`.
+
+    Args:
+        agent: The agent that a call runs.
+        name, description: What the model sees.
+    """
+
+    def __init__(self, agent: Any, name: str, description: str) -> None:
+        self.agent, self.name, self.description = agent, name, description
+
+
+def listed(given: Iterable[Any] | ToolPort | None) -> list[Any]:
+    """Returns tools as a list, also those of a ToolPort."""
+    if hasattr(given, "execute"):
+        port = cast("ToolPort", given)
+        return [_PortTool(spec, port) for spec in port.specs()]
+    return list(given or ())
+
+
+def tools(given: Iterable[Any], servers: Mapping[str, Any]) -> list[JsonObject]:
+    """Returns `spec.tools`: functions, tools, YAML blocks, agents, and one block for each MCP server."""
+    blocks = [_tool_block(one) for one in given]
+    return blocks + [{"name": name, "type": "mcp", "server": name} for name in servers]
+
+
+def _tool_block(given: Any) -> JsonObject:
+    if isinstance(given, Mapping):
+        return cast("JsonObject", plain(given))
+    if isinstance(given, AgentTool):
+        block = {"name": given.name, "type": "agent", "agent": given.agent.name}
+        return {**block, **({"description": given.description} if given.description else {})}
+    if isinstance(given, ToolSource):
+        name = getattr(given, "name", "") or type(given).__name__
+        return {"name": name, "type": Live("tools", given, name, f"the Python object {name}")}
+    tool = as_tool(cast("ToolLike", given))
+    policy = plain(tool.policy) if isinstance(tool, FunctionTool) else {}
+    name = tool.spec.name
+    reference = _reference(tool)
+    written = {"type": "internal", "function": reference} if reference else None
+    live = Live("tools", tool, name, f"the Python object {name}", written)
+    return {"name": name, "type": live, **policy, **_declared_effect(tool)}
+
+
+def _declared_effect(tool: Tool) -> JsonObject:
+    return {"effect": tool.spec.effect} if tool.spec.effect != "read" else {}
+
+
+def _reference(tool: Tool) -> str:
+    """Returns `module:name` of a function that can be imported, else an empty text."""
+    function = tool.function if isinstance(tool, FunctionTool) else None
+    module, name = getattr(function, "__module__", ""), getattr(function, "__qualname__", "")
+    if not name or "<" in name or module in ("", "__main__"):
+        return ""
+    found: Any = sys.modules.get(module)
+    for part in name.split("."):
+        found = getattr(found, part, None)
+    return f"{module}:{name}" if found in (function, tool) else ""
+
+
+class _PortTool:
+    """One tool of a ToolPort."""
+
+    def __init__(self, spec: ToolSpec, port: ToolPort) -> None:
+        self.spec, self._port = spec, port
+
+    async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
+        call = ToolCall(context.call_id, self.spec.name, orjson.dumps(arguments).decode())
+        result = await self._port.execute(call, context)
+        if not result.ok:
+            raise ToolFailed(result.content)
+        return result.content if result.value is None else result.value
+
+
+# -- memory --------------------------------------------------------------------------------------------------
+
+#: what a memory's URL begins with -> the backend
+_BACKENDS = {"postgres": "postgres", "postgresql": "postgres", "redis": "redis", "rediss": "redis"}
+
+
+def memory(given: MemoryLike, kept: Callable[[str], Live]) -> JsonObject:
+    """Returns `spec.memory`.
+
+    Args:
+        given: `memory`, `sqlite:PATH`, a URL of PostgreSQL or Redis, or the YAML block.
+        kept: Returns the store in memory of a group, which lives as long as the agent.
+
+    Raises:
+        ConfigError: The text names no store.
+    """
+    if given is None:
+        return {}
+    if isinstance(given, Mapping):
+        blocks: JsonObject = plain(given)
+        if blocks and not blocks.keys() & Memory.model_fields.keys():  # one block alone
+            blocks = {"conversational": blocks}
+        return {part: _kept_block(part, block, kept) for part, block in blocks.items()}
+    kind, _, rest = given.partition(":")
+    if given in ("memory", "in_memory"):
+        return {"conversational": {"backend": kept("conversation_stores")}}
+    if kind == "sqlite" and rest:
+        path = rest.removeprefix("//")
+        return {"conversational": {"backend": "sqlite", "path": str(Path(path).absolute())}}
+    if kind in _BACKENDS:
+        return {"conversational": {"backend": _BACKENDS[kind], "url": given}}
+    raise ConfigError(
+        f"memory={given!r} names no store. Pass 'memory', 'sqlite:PATH', 'postgres://…', 'redis://…' or a "
+        "mapping as in YAML."
+    )
+
+
+def _kept_block(part: str, block: Any, kept: Callable[[str], Live]) -> Any:
+    group = {"conversational": "conversation", "semantic": "semantic", "episodic": "episodic"}.get(part)
+    if group and isinstance(block, dict) and block.get("backend") == "in_memory":
+        return {**block, "backend": kept(f"{group}_stores")}
+    return block
+
+
+# -- guardrails and budgets ----------------------------------------------------------------------------------
+
+
+class FunctionRule:
+    """A function of the program as a rule.
+
+    Args:
+        function: Takes the text. A text that it returns replaces the checked one; False blocks it; None and
+            True let it pass.
+    """
+
+    needs_whole_text = True
+
+    def __init__(self, function: Callable[[str], str | bool | None]) -> None:
+        self._function = function
+        self.type: str = getattr(function, "__name__", "function")
+
+    def check(self, text: str, context: CheckContext) -> Verdict | None:
+        found = self._function(text)
+        if found is None or found is True or found == text:
+            return None
+        if isinstance(found, str):
+            return Verdict("redact", found)
+        return Verdict("block", f"The text was refused by {self.type}.")
+
+    def stream(self, context: CheckContext) -> RuleStream:
+        """Raises: NotImplementedError: such a rule needs the whole text."""
+        raise NotImplementedError(f"{self.type} needs the whole text.")
+
+
+def guardrails(given: Sequence[GuardrailLike] | Mapping[str, Any], plugins: Plugins) -> JsonObject:
+    """Returns `spec.guardrails`. Rules of a list check queries and answers.
+
+    Args:
+        given: Rules, or `{"input": rules, "output": rules}`.
+
+    Raises:
+        ConfigError: Something is no rule.
+    """
+    if isinstance(given, Mapping) and not given.keys() <= Guardrails.model_fields.keys():
+        raise ConfigError("guardrails takes a list of rules, or a mapping with the keys input and output.")
+    stages = given if isinstance(given, Mapping) else dict.fromkeys(Guardrails.model_fields, given)
+    return {stage: [_rule_block(rule, plugins) for rule in rules] for stage, rules in stages.items()}
+
+
+def _rule_block(rule: Any, plugins: Plugins) -> JsonObject:
+    if isinstance(rule, str):
+        return {"type": rule}
+    if isinstance(rule, Mapping):
+        return cast("JsonObject", plain(rule))
+    if isinstance(rule, Rule) and _is_installed(rule, plugins):
+        return {"type": rule.type, **plain(rule)}
+    if not hasattr(rule, "check"):
+        if not callable(rule):
+            raise ConfigError(f"{rule!r} is no guardrail: pass a type, a mapping, a Rule or a function.")
+        rule = FunctionRule(rule)
+    return {"type": Live("guardrails", rule, rule.type, f"the Python object {rule.type}")}
+
+
+def _is_installed(rule: Rule, plugins: Plugins) -> bool:
+    return rule.type in plugins.names("guardrails") and plugins.load("guardrails", rule.type) is type(rule)
+
+
+def budgets(given: Mapping[str, Any] | None) -> JsonObject:
+    """Returns `spec.budgets`. Limits without a scope are those of one run."""
+    found: JsonObject = plain(given or {})
+    return found if found.keys() & Budgets.model_fields.keys() else {"per_run": found}
+
+
+# -- the whole -----------------------------------------------------------------------------------------------
+
+
+def output_schema(output_type: Any) -> JsonObject | None:
+    """Returns `spec.output_schema` of a type; None for text.
+
+    Raises:
+        ConfigError: The type has no JSON Schema.
+    """
+    if output_type is None or output_type is str:
+        return None
+    try:
+        return OutputSchema(output_type).json_schema
+    except TypeError as error:
+        raise ConfigError(f"output_type cannot be used: {error}") from error
+
+
+def manifest_of(name: str, spec: JsonObject, keys: AgentKeys) -> JsonObject:
+    """Returns the content of an agent's file.
+
+    Args:
+        spec: What the named arguments of `Agent` make of `spec`.
+        keys: Its further arguments.
+    """
+    metadata = {"name": name, **{key: keys.get(key) for key in ("version", "namespace", "labels")}}
+    permissions = keys.get("permissions", {})
+    whole = {
+        "apiVersion": "astromesh/v1",
+        "kind": "Agent",
+        "metadata": plain(metadata),
+        "spec": {
+            "identity": {key: keys.get(key) for key in ("display_name", "description")},
+            **spec,
+            "permissions": plain(permissions)
+            if isinstance(permissions, Mapping)
+            else {"tools": plain(list(permissions))},
+            **{key: plain(keys.get(key)) for key in ("sessions", "queue", "stream", "on_disconnect")},
+        },
+    }
+    cleaned: JsonObject = without_empty(whole)
+    if not isinstance(permissions, Mapping) and not permissions:
+        cleaned["spec"]["permissions"] = {"tools": []}
+    return cleaned

@@ -1,0 +1,71 @@
+"""Images and files that a message brings along."""
+
+from __future__ import annotations
+
+import base64
+import mimetypes
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+from astromesh.errors import InvalidInput
+from astromesh.types import Image
+
+
+class File(NamedTuple):
+    """A file in memory.
+
+    Args:
+        name: Its name; the ending says what it holds.
+        data: Its content.
+        media_type: e.g. `text/csv`. Empty: as the ending of the name says.
+    """
+
+    name: str
+    data: bytes
+    media_type: str = ""
+
+
+#: a path, the URL of an image, an `Image`, or a `File`
+Attachment: TypeAlias = "str | Path | Image | File"
+
+
+def with_attachments(query: str, attachments: Sequence[Attachment]) -> tuple[str, tuple[Image, ...]]:
+    """Returns the message with the text of the files below it, and the images.
+
+    Raises:
+        InvalidInput: A file cannot be read, or is neither an image nor text.
+    """
+    images: list[Image] = []
+    texts = [query]
+    for one in attachments:
+        if isinstance(one, Image):
+            images.append(one)
+        elif isinstance(one, str) and one.startswith(("http://", "https://")):
+            images.append(Image(url=one))
+        else:
+            file = one if isinstance(one, File) else _read(Path(one))
+            kind = file.media_type or mimetypes.guess_type(file.name)[0] or ""
+            if kind.startswith("image/"):
+                images.append(Image(data=base64.b64encode(file.data).decode(), media_type=kind))
+            else:
+                texts.append(_text_of(file, kind))
+    return "\n\n".join(texts), tuple(images)
+
+
+def _read(path: Path) -> File:
+    try:
+        return File(path.name, path.read_bytes())
+    except OSError as error:
+        raise InvalidInput(f"The attachment {path} cannot be read: {error.strerror or error}.") from error
+
+
+def _text_of(file: File, kind: str) -> str:
+    try:
+        text = file.data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise InvalidInput(
+            f"The attachment {file.name!r} is neither an image nor text{f' ({kind})' if kind else ''}. "
+            "Extract its text first, e.g. with a RAG pipeline."
+        ) from error
+    return f"File {file.name}:\n```\n{text}\n```"

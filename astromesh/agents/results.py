@@ -1,0 +1,141 @@
+"""The result of an agent's run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic
+
+from msgspec import convert
+from msgspec.structs import replace
+from typing_extensions import TypeVar
+
+from astromesh.errors import AstromeshError, BudgetExhausted, GraphError, IterationsExhausted
+from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.run import Run
+from astromesh.types import JsonObject, Message, Usage
+
+#: the type of an agent's answer
+OutputT = TypeVar("OutputT", default=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Result(Generic[OutputT]):
+    """The result of one run.
+
+    Args:
+        text: The answer as text, JSON if the agent has an `output_type`. Of a failed run what it has
+            released.
+        messages: The conversation without the system prompt: pass it as `history` of the next run.
+        usage: Tokens and cost of the run, with the runs that it has started.
+        stop_reason: `completed`, or why it stopped (docs/graph/graph.md, Stops).
+        metadata: Pattern, provider, attempts and the rest that the HTTP API answers (docs/api.md, Runs).
+        error: The error of a failed run, else None.
+    """
+
+    text: str
+    messages: Sequence[Message] = ()
+    usage: Usage = Usage()
+    run_id: str = ""
+    session_id: str = ""
+    trace_id: str = ""
+    stop_reason: str = "completed"
+    metadata: JsonObject = field(default_factory=dict, repr=False)
+    error: AstromeshError | None = None
+    _output: Any = field(default=None, repr=False)
+
+    @property
+    def ok(self) -> bool:
+        """Whether the run completed."""
+        return self.error is None
+
+    @property
+    def output(self) -> OutputT:
+        """The answer in the agent's `output_type`, a text without one.
+
+        Raises:
+            AstromeshError: The run failed. `ok` tells, and `raise_for_error()` raises the same.
+        """
+        self.raise_for_error()
+        output: OutputT = self._output
+        return output
+
+    def raise_for_error(self) -> None:
+        """Returns if the run completed.
+
+        Raises:
+            AstromeshError: The error of the run. Its cause is the error of the provider or tool, if one
+                failed.
+        """
+        if self.error is not None:
+            raise self.error
+
+
+def stop_error(stop_reason: str) -> AstromeshError | None:
+    """Returns the error of a run that stopped before its end; None if it completed."""
+    match stop_reason:
+        case "completed":
+            return None
+        case "max_iterations":
+            return IterationsExhausted(
+                "The run reached its limit of model calls before it was done. Raise `max_iterations`."
+            )
+        case "budget":
+            return BudgetExhausted("The run used up its budget before it was done. Raise `budgets`.")
+    return GraphError(f"The run stopped before it was done: {stop_reason}.")
+
+
+def result_of(answer: RunAnswer, run: Run | None, request: RunRequest, output: Any) -> Result[Any]:
+    """Returns the result of a run with an answer.
+
+    Args:
+        run: The run itself; None for a durable one.
+        output: The answer in the agent's `output_type`.
+    """
+    metadata = answer.metadata
+    stop = metadata.get("stop_reason", "completed")
+    return Result(
+        answer.response,
+        messages_of(run, request, answer.response),
+        run.scope.ledger.usage if run is not None else convert(metadata.get("usage", {}), Usage),
+        answer.run_id,
+        answer.session_id,
+        metadata.get("trace_id", ""),
+        stop,
+        metadata,
+        stop_error(stop),
+        output,
+    )
+
+
+def failed_result(error: AstromeshError, run: Run | None, request: RunRequest) -> Result[Any]:
+    """Returns the result of a run that ended with an error."""
+    if run is None:
+        return Result("", run_id=error.run_id, trace_id=error.trace_id, stop_reason="failed", error=error)
+    text = run.events.partial
+    return Result(
+        text,
+        messages_of(run, request, text),
+        run.scope.ledger.usage,
+        run.id,
+        request.session_id,
+        run.trace_id,
+        "failed",
+        {"errors": list(run.events.node_errors), "attempts": list(run.model.attempts)},
+        error,
+    )
+
+
+def messages_of(run: Run | None, request: RunRequest, text: str) -> list[Message]:
+    """Returns the conversation of a run, with the answer as the output rules have released it."""
+    made = run.scope.graph_result if run is not None else None
+    if made is None:
+        query = run.admitted_query if run is not None else request.query
+        found = [*(request.history or ()), Message("user", query or request.query, images=request.images)]
+    else:
+        found = [message for message in made.messages if message.role != "system"]
+    if found and found[-1].role == "assistant" and not found[-1].tool_calls:
+        found[-1] = replace(found[-1], content=text)
+    elif text:
+        found.append(Message("assistant", text))
+    return found
