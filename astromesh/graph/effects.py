@@ -35,6 +35,7 @@ from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.hooks import HookSet, NodeMetrics
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.guard import as_guards, run_guards
+from astromesh.graph.private_state import PrivateState
 from astromesh.graph.records import ACTION_KEY, NO_USAGE, OUTPUT_SUFFIX, NodeResult, as_text, canonical_json
 from astromesh.graph.runner import Call, Wrapper
 from astromesh.graph.state import (
@@ -43,6 +44,7 @@ from astromesh.graph.state import (
     NODE_LISTS,
     RETRY_ERROR,
     GraphState,
+    ReadOnlyState,
     engine_forget,
     engine_write,
     read_only_view,
@@ -479,13 +481,16 @@ def is_retryable(error: BaseException | None) -> bool:
 
 
 def with_retries(attempts: int) -> NodeWrapper:
-    """Executes a node up to `attempts` times, while the run's own retry budget lasts."""
+    """Executes a node up to `attempts` times, while the run's own retry budget lasts.
+
+    Each attempt works on a copy of the state. A failed one leaves no writes.
+    """
 
     def wrap(call: NodeCall) -> NodeCall:
         async def run(state: GraphState, config: NodeConfig) -> NodeResult:
             duration_ms = 0.0
             for tries in range(1, attempts + 1):
-                result = await call(state, config)
+                result = await _attempt(call, state, config)
                 duration_ms += result.duration_ms
                 if not result.error or tries == attempts or not _may_retry(result, config):
                     break
@@ -499,6 +504,19 @@ def with_retries(attempts: int) -> NodeWrapper:
         return run
 
     return wrap
+
+
+async def _attempt(call: NodeCall, state: GraphState, config: NodeConfig) -> NodeResult:
+    if isinstance(state, ReadOnlyState):
+        return await call(state, config)
+    private = PrivateState(state)
+    private.rejoin()  # only values are private: budgets and the end of the run are not
+    result = await call(private.state, config)
+    if not result.error or result.stop_reason:  # what waits for a person is in the context
+        private.write_back()
+    else:
+        state.current_node = private.state.current_node
+    return result
 
 
 def _may_retry(result: NodeResult, config: NodeConfig) -> bool:

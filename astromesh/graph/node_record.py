@@ -387,7 +387,7 @@ class NodeRecorder:
         """Stores the record of a visit whose transition is chosen, unless it is stored."""
         shared = state.shared
         self._limits.pop(visit.path.partition("#")[0], None)
-        if visit.entry.record is not None or shared.stop_reason == "nondeterministic_graph":
+        if visit.is_repeated or shared.stop_reason == "nondeterministic_graph":
             return
         if not result.error and shared.stop_reason is None:
             self._journal.check_children(visit.path)

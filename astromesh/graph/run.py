@@ -68,7 +68,7 @@ from astromesh.graph.state import (
     engine_extend,
     engine_write,
 )
-from astromesh.graph.transitions import next_transition, takes_up_error
+from astromesh.graph.transitions import Transition, next_transition, takes_up_error
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import ms_since
@@ -637,7 +637,10 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             stuck = ""
             state.node_history.append(result)
             if config.is_verbatim:
-                engine_extend(state.messages, result.messages_added)
+                if type(state.messages) is list:
+                    state.messages.extend(result.messages_added)
+                else:
+                    engine_extend(state.messages, result.messages_added)
             if value is not None or step.output_key:
                 write_output(step, state, result.output, None)
         elif result.skipped:
@@ -667,17 +670,10 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 output is None or type(output) is str
             )
         transition = step.unconditional
-        if visit is not None and visit.is_repeated and recorder is not None:
-            transition = recorder.recorded_transition(visit, plan, state)
-            if result.error:
-                run.note_error(path, result, again=True)
+        if visit is not None:
+            transition = await conclude_visit(run, visit, plan, step, result, state)
         elif transition is None or not is_plain:  # most results decide nothing
-            transition = next_transition(step, result, state)
-            if result.error:
-                result.handled = takes_up_error(step, transition)
-                run.note_error(path, result)
-        if recorder is not None and visit is not None:
-            await recorder.finish(run, visit, result, transition, state)
+            transition = decided_transition(run, step, path, result, state)
         name, reason = transition
         result.transition_reason = reason
         if state.loop or reason is TOOL_CALLS_PRESENT:
@@ -693,6 +689,30 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             if last is not None and last.open_error:
                 return last, "", "failed"
     return result, stuck, "stuck_node" if stuck else "completed"
+
+
+def decided_transition(run: Run, step: Step, path: str, result: NodeResult, state: GraphState) -> Transition:
+    """Returns the transition that the seven steps decide on."""
+    transition = next_transition(step, result, state)
+    if result.error:
+        result.handled = takes_up_error(step, transition)
+        run.note_error(path, result)
+    return transition
+
+
+async def conclude_visit(
+    run: Run, visit: RecordedVisit, plan: Plan, step: Step, result: NodeResult, state: GraphState
+) -> Transition:
+    """Returns the transition of a visit in a durable run, and records the visit."""
+    recorder = run.recorder
+    assert recorder is not None
+    if not visit.is_repeated:
+        transition = decided_transition(run, step, visit.path, result, state)
+        await recorder.finish(run, visit, result, transition, state)
+        return transition
+    if result.error:
+        run.note_error(visit.path, result, again=True)
+    return recorder.recorded_transition(visit, plan, state)
 
 
 def discount_skipped(run: Run, state: GraphState, path: str, *, is_graph: bool) -> None:

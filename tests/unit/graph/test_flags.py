@@ -21,12 +21,14 @@ from astromesh.graph import (
     END,
     BaseNode,
     FunctionNode,
+    GraphState,
     NodeFlag,
     NodeResult,
     ParallelNode,
     PromptGraph,
     PromptGraphEngine,
     PromptNode,
+    RetryNode,
     node,
 )
 from astromesh.graph.effects import AFTER, BEFORE, is_retryable, retry_delay
@@ -195,6 +197,42 @@ async def test_retryable_tries_again_and_tells_the_node_why() -> None:
     assert "_retry_error" not in result.context
     assert result.report.nodes_visited == ["a"]
     assert [0.5 <= clock.slept[0] <= 0.55, 1.0 <= clock.slept[1] <= 1.1] == [True, True]
+
+
+@pytest.mark.parametrize("failures", [1, 3])
+@pytest.mark.parametrize("kind", ["async", "plain", "retry"])
+async def test_failed_attempts_leave_no_writes(failures: int, kind: str) -> None:
+    """Neither in the context, nested values too, nor in a list. An attempt that succeeds does."""
+    left = [failures]
+
+    def write(state: GraphState) -> str:
+        state.context["tries"] = state.context.get("tries", 0) + 1
+        state.context["cart"]["items"].append("tea")
+        del state.context["gone"]
+        state.plan.append("step")
+        state.observations.append("seen")
+        state.messages.append(Message("assistant", "said"))
+        if left[0]:
+            left[0] -= 1
+            raise RuntimeError("broken")
+        return "done"
+
+    async def writes(state: GraphState) -> str:
+        return write(state)
+
+    found: list[Any] = []
+    last = FunctionNode("last", lambda s: found.extend([s.plan, s.observations, s.messages]), inline=True)
+    work = FunctionNode("work", writes if kind == "async" else write)
+    first = RetryNode("a", work) if kind == "retry" else FunctionNode("a", work.function, flags={F.RETRYABLE})
+    clock = ManualClock(jump=True)
+    context = {"cart": {"items": []}, "gone": 1}
+    result = await run(chain(first, last), context=context, clock=clock)
+    plan, observations, messages = found
+    succeeded = failures < 3
+    assert result.context.get("tries", 0) == succeeded
+    assert result.context["cart"] == {"items": ["tea"] * succeeded}
+    assert ("gone" in result.context) is not succeeded
+    assert (len(plan), len(observations), len(messages)) == (succeeded, succeeded, 1 + succeeded)
 
 
 async def test_attempts_are_max_iterations_and_then_the_failure_stands() -> None:
@@ -683,13 +721,19 @@ async def test_validate_output_sets_guards_failed_and_error_before_critical() ->
         lambda s: s.observations.extend([1]),
         lambda s: setattr(s, "context", {}),
         lambda s: setattr(s, "plan", []),
+        lambda s: s.messages.append(Message("user", "x")),
+        lambda s: s.messages.clear(),
+        lambda s: s.reflections.append("x"),
+        lambda s: setattr(s, "messages", []),
+        lambda s: setattr(s, "reflections", []),
     ],
 )
 async def test_readonly_forbids_the_nodes_own_writes(write) -> None:
-    """READONLY: context, plan and observations; the attempt fails the node and says why."""
+    """READONLY: context and every list; the attempt fails the node and says why."""
     result = await run(chain(says("a", write, flags={F.READONLY})), context={"k": 1})
     assert "READONLY" in result.report.error
     assert result.context == {"k": 1}
+    assert [message.role for message in result.messages] == ["user"]
 
 
 async def test_readonly_allows_reading_and_the_engines_writes() -> None:
