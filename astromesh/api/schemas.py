@@ -42,6 +42,14 @@ class NodeErrorOut(BaseModel):
     message: str
 
 
+class NodeVisitsOut(BaseModel):
+    """A node of the agent's graph that has run. Items and concurrent calls of one node count together."""
+
+    node: str = Field(description="Its path: outer/inner.")
+    times: int
+    seconds: float = Field(description="Of all its executions, with the nodes in it.")
+
+
 class RunMetadata(BaseModel):
     model_config = ConfigDict(extra="allow")
 
@@ -57,6 +65,7 @@ class RunMetadata(BaseModel):
     trace_id: str
     guardrails: list[GuardrailOut]
     errors: list[NodeErrorOut]
+    nodes_visited: list[NodeVisitsOut]
 
 
 class RunOut(BaseModel):

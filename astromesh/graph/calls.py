@@ -29,6 +29,7 @@ from astromesh.types import (
     CompletionRequest,
     CompletionResult,
     Delta,
+    JsonObject,
     Message,
     StreamBroken,
     ToolCall,
@@ -130,6 +131,7 @@ class _ModelCall(NamedTuple):
             duration_ms=round(result.latency_ms, 3),
             tool_calls=len(result.tool_calls),
             **({} if first_ms is None else {"first_token_ms": first_ms}),
+            **_place_of(scope),
         )
         if scope.capture is not None:
             scope.capture.model(step, request, result)
@@ -222,7 +224,13 @@ def _emit_failed(scope: Scope, step: int, role: str, error: BaseException, start
         usage=(attached_usage(error) or Usage()).to_json(),
         attempts=attempts,
         duration_ms=ms_since(started),
+        **_place_of(scope),
     )
+
+
+def _place_of(scope: Scope) -> JsonObject:
+    """Returns the path of the node that makes a call, as a field of its event."""
+    return {"path": scope.node} if scope.node else {}
 
 
 def _retract(events: Emitter, step: int) -> bool:
@@ -340,7 +348,7 @@ def _finish_call(scope: Scope, name: str, call: ToolCall, result: ToolResult, **
         fields["error"] = result.error
     if result.untrusted:
         fields["untrusted"] = True
-    scope.events.emit("tool.finished", id=call.id, name=name, ok=result.ok, **fields)
+    scope.events.emit("tool.finished", id=call.id, name=name, ok=result.ok, **fields, **_place_of(scope))
     if scope.tool_records is not None:
         scope.tool_records.append(ToolCallRecord(name, call, result.ok, result.content))
 

@@ -502,6 +502,7 @@ class Run:
                 )
                 self.root.steps[0] = int(self.shared.ledger.used.get("model_calls", 0))
             scope = scopes[path] = self.root.child(path)
+            scope.node = path
         return scope
 
     async def call_tools(

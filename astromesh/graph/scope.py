@@ -222,7 +222,7 @@ class Scope:
     little: every model call has one.
     """
 
-    __slots__ = ("common", "ledger", "path")
+    __slots__ = ("common", "ledger", "node", "path")
 
     run_id: _RunAttribute[str] = _run_attribute("run_id")
     agent: _RunAttribute[str] = _run_attribute("agent")
@@ -262,7 +262,7 @@ class Scope:
         retries: int = 8,
         depth: int = 0,
     ) -> None:
-        self.path = ""
+        self.path = self.node = ""
         self.ledger = ledger or RunLedger()
         self.common = _RunData(
             run_id, agent, session, caller, trace_id, events or NO_EVENTS, clock or _CLOCK, deadline, depth,
@@ -277,7 +277,7 @@ class Scope:
             ledger: The ledger of the scope, a child of this one's. The default is this one's.
         """
         nested = Scope.__new__(Scope)
-        nested.common, nested.ledger = self.common, ledger or self.ledger
+        nested.common, nested.ledger, nested.node = self.common, ledger or self.ledger, self.node
         nested.path = f"{self.path}/{name}" if self.path and name else name or self.path
         return nested
 

@@ -158,28 +158,59 @@ def describe(graph: GraphView) -> str:
 
 
 def mermaid(graph: GraphView) -> str:
-    """Returns a Mermaid flowchart. Names are quoted, so that any name can be drawn."""
-    ids = {name: f"n{i}" for i, name in enumerate(graph.nodes)}
-    lines = ["flowchart TD", *(f"    {ids[n.name]}{_box(n)}" for n in graph.nodes.values())]
+    """Returns a Mermaid flowchart with nested graphs as subgraphs. Names are quoted: any can be drawn."""
+    return "\n".join(["flowchart TD", *_draw_graph(graph, "", "    ", (id(graph),))])
+
+
+def _draw_graph(graph: GraphView, place: str, indent: str, around: tuple[int, ...]) -> Iterator[str]:
+    """Yields the lines of a graph.
+
+    Args:
+        place: The start of all ids in it.
+        around: The graphs that contain it and itself, by identity.
+    """
+    ids = {name: f"{place}n{i}" for i, name in enumerate(graph.nodes)}
+    for node in graph.nodes.values():
+        yield from _draw_node(node, ids[node.name], indent, around)
     if graph.mode == "autonomous":
-        return "\n".join(
-            [*lines, '    model{"the model chooses"}', *(f"    model --> {i}" for i in ids.values())]
-        )
-    lines += ["    start((start))", '    end__(("end"))']
+        yield f'{indent}{place}model{{"the model chooses"}}'
+        yield from (f"{indent}{place}model --> {i}" for i in ids.values())
+        return
+    start, end, stop = f"{place}start", f"{place}end__", f"{place}stop"
+    yield from (f"{indent}{start}((start))", f'{indent}{end}(("end"))')
     if graph.entry in ids:
-        lines.append(f"    start --> {ids[graph.entry]}")
+        yield f"{indent}{start} --> {ids[graph.entry]}"
     for node in graph.nodes.values():
         for target, label in _targets_with_labels(graph, node):
-            to = "end__" if target == END else ids.setdefault(target, f"n{len(ids)}")
-            lines.append(
-                f"    {ids[node.name]} -->" + (f'|"{mermaid_text(label)}"| {to}' if label else f" {to}")
-            )
-    lines += [
-        f'    {i}["{mermaid_text(name)} (missing)"]' for name, i in ids.items() if name not in graph.nodes
-    ]
+            to = end if target == END else ids.setdefault(target, f"{place}n{len(ids)}")
+            yield f"{indent}{ids[node.name]} -->" + (f'|"{mermaid_text(label)}"| {to}' if label else f" {to}")
+    missing = (name for name in ids if name not in graph.nodes)
+    yield from (f'{indent}{ids[name]}["{mermaid_text(name)} (missing)"]' for name in missing)
     if graph.finalizer in ids:
-        lines.append(f"    stop((stop)) -.-> {ids[graph.finalizer]}")
-    return "\n".join(lines)
+        yield f"{indent}{stop}((stop)) -.-> {ids[graph.finalizer]}"
+
+
+def _draw_node(node: Any, place: str, indent: str, around: tuple[int, ...]) -> Iterator[str]:
+    """Yields a node as a box, or with graphs in it as a subgraph. A graph in itself is not drawn again."""
+    if not _holds_graph(node, around):
+        yield f"{indent}{place}{_box(node)}"
+        return
+    yield f'{indent}subgraph {place}["{mermaid_text(node.name)}"]'
+    for number, child in enumerate(node.children()):
+        inner = f"{place}_{number}"
+        if not is_graph(child):
+            yield from _draw_node(child, inner, indent + "    ", around)
+        elif id(child) not in around:
+            yield from _draw_graph(child, f"{inner}_", indent + "    ", (*around, id(child)))
+    yield f"{indent}end"
+
+
+def _holds_graph(node: Any, around: tuple[int, ...]) -> bool:
+    children = [*node.children()]
+    graphs = [child for child in children if is_graph(child)]
+    if graphs:
+        return any(id(child) not in around for child in graphs)
+    return any(_holds_graph(child, around) for child in children)
 
 
 def _targets_with_labels(graph: GraphView, node: Any) -> Iterator[tuple[str, str]]:

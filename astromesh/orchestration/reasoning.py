@@ -39,6 +39,10 @@ class Reasoning:
     async def open(cls, options: ReasoningSettings, deps: Deps) -> Reasoning:
         return cls(options)
 
+    def to_mermaid(self, iterations: int) -> str:
+        """Returns the graph of the controller as a Mermaid diagram, whatever the iterations."""
+        return self._engine.graph.to_mermaid()
+
     async def run(self, task: PatternTask, model: ModelPort, tools: ToolPort, scope: Scope) -> Outcome:
         """Runs the controller once. Its final_output becomes `metadata["reasoning"]`.
 

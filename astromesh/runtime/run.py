@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
@@ -35,6 +36,10 @@ from astromesh.types import CallerContext, JsonObject, SessionKey
 
 #: node errors in the metadata of a run; its events have all of them
 _MAX_NODE_ERRORS = 20
+#: nodes in the metadata of a run
+_MAX_NODES = 200
+#: what tells repetitions of one node apart: the index of an item, the number of a concurrent call
+_REPETITION = re.compile(r"\[\d+\](?=/|$)|#\d+(?=/|$)")
 
 
 class _GatedCall:
@@ -63,9 +68,12 @@ class GatedEvents:
         last: The newest finished step of the run's own voice: its text as the model said it, and the result
             of the rules. None before, and while a step is under way.
         node_errors: The first failures of nodes, as events show them.
+        nodes: Executions and seconds of the nodes that have ended, by path. Items of a node count together.
     """
 
-    __slots__ = ("_agent", "_calls", "_current", "_ledger", "_model", "_stream", "last", "node_errors")
+    __slots__ = (
+        "_agent", "_calls", "_current", "_ledger", "_model", "_stream", "last", "node_errors", "nodes",
+    )  # fmt: skip
 
     def __init__(self, stream: ListenableStream, agent: Agent, ledger: RunLedger, model: RunModel) -> None:
         self._stream = stream
@@ -77,6 +85,7 @@ class GatedEvents:
         self._current: _GatedCall | None = None
         self.last: tuple[str, CheckedText] | None = None
         self.node_errors: tuple[JsonObject, ...] = ()
+        self.nodes: dict[str, tuple[int, float]] = {}
 
     @property
     def streaming(self) -> bool:
@@ -102,9 +111,26 @@ class GatedEvents:
             self.begin()
         elif type == "tool.started" and self._agent.guardrails.output_rules:
             data["arguments"] = filter_data(self._agent.guardrails, data["arguments"], "tool_argument")
+        elif type == "node.finished":
+            self._note_node(data["node"], data["duration_ms"])
         elif type == "node.failed":
             self._note_error(data)
         self._stream.emit(type, **data)
+
+    @property
+    def nodes_visited(self) -> list[JsonObject]:
+        """The nodes for metadata, in the order in which they first ended."""
+        return [
+            {"node": node, "times": times, "seconds": round(ms / 1000, 6)}
+            for node, (times, ms) in self.nodes.items()
+        ]
+
+    def _note_node(self, path: str, duration_ms: float) -> None:
+        if path[-1] == "]" or "]/" in path or "#" in path:
+            path = _REPETITION.sub("", path)
+        times, ms = self.nodes.get(path, (0, 0.0))
+        if times or len(self.nodes) < _MAX_NODES:
+            self.nodes[path] = times + 1, ms + duration_ms
 
     def _note_error(self, data: JsonObject) -> None:
         """Adds a node error to those of the run. Its message may quote a model or a tool."""

@@ -587,11 +587,14 @@ def _emit_failed(agent: Agent, run: Run, error: AstromeshError) -> None:
 
 
 def _partial_result(agent: Agent, run: Run) -> JsonObject:
-    """Returns what a run without an answer leaves: the released text, its cost, and the errors of nodes."""
+    """Returns what a run without an answer leaves: the released text, its cost, nodes and their errors."""
     usage = run.scope.ledger.usage.to_json()
     result: JsonObject = {"response": run.events.partial, "agent": agent.name, "usage": usage}
-    if run.events.node_errors:
-        result["metadata"] = {"errors": list(run.events.node_errors)}
+    if run.events.nodes or run.events.node_errors:
+        result["metadata"] = {
+            "errors": list(run.events.node_errors),
+            "nodes_visited": run.events.nodes_visited,
+        }
     return {**result, "uncancellable": list(run.scope.uncancelled)} if run.scope.uncancelled else result
 
 

@@ -335,6 +335,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         "iterations": outcome.iterations,
         "stop_reason": outcome.stop_reason,
         "errors": list(run.events.node_errors),
+        "nodes_visited": run.events.nodes_visited,
         "finish_reason": last.finish_reason if last else "stop",
         "attempts": list(run.model.attempts),
         **(_checked_metadata(agent, outcome, checked.text) if outcome.metadata else {}),

@@ -20,6 +20,8 @@ _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "memory.persisted": ("memory_persist", ("turns",)),
     "stage.finished": ("workflow.stage", ("node", "status", "error")),
 }
+#: events of the nodes of a graph, whose spans contain those of nested nodes and of calls with their `path`
+_NODES = frozenset({"node.started", "node.finished", "node.failed"})
 #: spans with children, which name them by the `id` of the event
 _PARENT_SPANS = frozenset({"tool.call", "workflow.stage"})
 #: events that only give a trace its shape
@@ -30,7 +32,7 @@ _CONTENT: dict[str, tuple[str, tuple[str, ...]]] = {
     TOOL_CONTENT: ("id", ("arguments", "result")),
 }
 #: events that a trace contains completely
-_WHOLE_EVENTS = frozenset({*_STEPS, *_CONTENT})
+_WHOLE_EVENTS = frozenset({*_STEPS, *_CONTENT, *_NODES})
 _ORCHESTRATION_SPANS = frozenset({"llm.complete", "tool.call"})
 #: statuses of failed runs and Tasks
 _FAILED = frozenset({"failed", "failure"})
@@ -106,7 +108,10 @@ def captured_content(events: Iterable[Event]) -> dict[str, str]:
 
 
 def build_spans(run: TracedRun) -> list[JsonObject]:
-    """Returns the spans of one run (document 001): steps below agent.run, calls below orchestration."""
+    """Returns the spans of one run (document 001): steps below agent.run, nodes below orchestration.
+
+    A nested node is below the one that runs it, a call below the node that makes it.
+    """
     if not run.events:
         return []
     first, last = run.events[0], run.events[-1]
@@ -117,13 +122,17 @@ def build_spans(run: TracedRun) -> list[JsonObject]:
     found = [root]
     orchestration = _orchestration(run)
     calls: dict[Any, JsonObject] = {}
+    nodes = _NodeSpans(run, last.ts, is_failed=run.status in _FAILED)
     for event in run.events:
         if event is orchestration[0]:
             start, end = orchestration[0].ts, orchestration[1].ts
             span = _span(run, f"{run.run_id}.o", run.run_id, "orchestration", start, (end - start) * 1000)
             found.append({**span, "status": "error" if orchestration[1].type == "run.failed" else "ok"})
-        if event.type in _STEPS:
-            found.append(_step(run, event))
+        if event.type in _NODES:
+            if (node := nodes.add(event)) is not None:
+                found.append(node)
+        elif event.type in _STEPS:
+            found.append(_step(run, event, nodes.id_of(event.data.get("path", ""))))
             calls[event.data.get("id") or event.data.get("step")] = found[-1]
         elif event.type in _CONTENT:
             key, attributes = _CONTENT[event.type]
@@ -141,13 +150,56 @@ def _orchestration(run: TracedRun) -> tuple[Event, Event] | tuple[None, None]:
     return start, end
 
 
-def _step(run: TracedRun, event: Event) -> JsonObject:
+class _NodeSpans:
+    """The spans of the nodes of a run, by the paths of those that have not ended.
+
+    Args:
+        end: when the run ended: a node that was under way ends with it.
+        is_failed: whether the run failed.
+    """
+
+    def __init__(self, run: TracedRun, end: float, *, is_failed: bool) -> None:
+        self._run, self._end, self._is_failed = run, end, is_failed
+        self._open: dict[str, JsonObject] = {}
+        self._ended: dict[str, JsonObject] = {}
+
+    def add(self, event: Event) -> JsonObject | None:
+        """Returns the span of a node that starts. Other events complete the span of theirs."""
+        run, path = self._run, event.data["node"]
+        if event.type == "node.started":
+            key, parent = f"{run.run_id}.{event.seq}", self.id_of(path.rpartition("/")[0])
+            span = _span(run, key, parent, "graph.node", event.ts, (self._end - event.ts) * 1000)
+            span["attributes"] = {"node": path}
+            span["status"] = "error" if self._is_failed else "ok"
+            self._open[path] = span
+            return span
+        if event.type == "node.finished" and path in self._open:
+            span = self._ended[path] = self._open.pop(path)
+            span["duration_ms"], span["status"] = round(event.data["duration_ms"], 3), "ok"
+        elif event.type == "node.failed":
+            failed = self._open.get(path) or self._ended.get(path, {"attributes": {}})
+            failed["attributes"] |= {"error": event.data["type"], "message": event.data["message"]}
+            if path not in self._open:  # else it was an attempt, and another one follows
+                failed["status"] = "error"
+        return None
+
+    def id_of(self, path: str) -> str:
+        """Returns the id of the innermost open node at or above a path, or that of the orchestration."""
+        while path:
+            span = self._open.get(path) or self._open.get(path.partition("#")[0])
+            if span is not None:
+                return str(span["span_id"])
+            path = path.rpartition("/")[0]
+        return f"{self._run.run_id}.o"
+
+
+def _step(run: TracedRun, event: Event, calls_parent: str) -> JsonObject:
     name, attributes = _STEPS[event.type]
     data = event.data
     if name == "guardrails":
         name = f"guardrails.{data['stage']}"
     duration = float(data.get("duration_ms", 0.0))
-    parent = f"{run.run_id}.o" if name in _ORCHESTRATION_SPANS else run.run_id
+    parent = calls_parent if name in _ORCHESTRATION_SPANS else run.run_id
     key = f"{run.run_id}.{data['id'] if name in _PARENT_SPANS else event.seq}"
     span = _span(run, key, parent, name, event.ts - duration / 1000, duration)
     span["attributes"] = {k: data[k] for k in attributes if k in data}

@@ -366,6 +366,14 @@ def test_graph_draws_the_agent(project: Path) -> None:
     assert "-->" in drawn.stdout
 
 
+def test_graph_draws_the_reasoning_controller() -> None:
+    """The sample agent of this repository."""
+    drawn = astromesh(ROOT, "graph", "reasoning-agent", "--config", "config")
+    assert drawn.returncode == 0, drawn.stderr
+    assert '["propose_next_step"]' in drawn.stdout
+    assert "stop((stop)) -.->" in drawn.stdout
+
+
 # -- keys ----------------------------------------------------------------------------------------------------
 
 

@@ -16,6 +16,7 @@ import yaml
 from structlog.testing import capture_logs
 
 from astromesh.graph import (
+    FanOutNode,
     FunctionNode,
     GraphState,
     GuardNode,
@@ -288,6 +289,76 @@ async def test_output_rules_hold_for_the_messages_of_node_errors(tmp_path: Path)
     (error,) = answer.json()["metadata"]["errors"]
     assert "cannot mail" in error["message"]
     assert "ada@example.org" not in answer.text
+
+
+async def traced(folder: Path, graph: PromptGraph, *said: Any, **spec: Any) -> tuple[Any, list[Any]]:
+    """The body of a run of this graph, and the spans of its trace."""
+    write(folder, manifest(orchestration={"pattern": "graph", "graph": "made"}, **spec))
+    async with client_of(runtime_of(folder, ScriptedProvider(*said), graphs={"made": graph})) as client:
+        body = (await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})).json()
+        (trace,) = (await client.get("/v1/traces")).json()["traces"]
+        spans = (await client.get(f"/v1/traces/{trace['trace_id']}")).json()["spans"]
+    return body, spans
+
+
+def tree_of(spans: list[Any]) -> dict[str, list[str]]:
+    """The labels of the spans below `orchestration`, by the label of their parent."""
+    labels = {span["span_id"]: span["attributes"].get("node", span["name"]) for span in spans}
+    for span in spans:
+        if span["name"] in ("llm.complete", "tool.call"):
+            labels[span["span_id"]] = span["name"]
+    below: dict[str, list[str]] = {}
+    for span in spans:
+        below.setdefault(labels.get(span["parent_id"], ""), []).append(labels[span["span_id"]])
+    return below
+
+
+async def test_traces_have_a_span_for_each_node_and_calls_stand_below_theirs(tmp_path: Path) -> None:
+    """Nested and concurrent ones too, each with its path and its duration."""
+    inner = PromptGraph("inner", nodes=[PromptNode("ask"), FunctionNode("end", lambda s: "done")])
+    worker = PromptNode("work")
+    graph = PromptGraph(
+        nodes=[FanOutNode("fan", worker, ["a", "b"]), SubgraphNode("sub", inner.always("ask", "end"))]
+    ).always("fan", "sub")
+    body, spans = await traced(tmp_path, graph, "one", "two", "three")
+    assert body["response"] == "done"
+    below = tree_of(spans)
+    assert below["orchestration"] == ["fan", "sub"]
+    assert below["fan"] == ["fan/work[0]", "fan/work[1]"]
+    assert below["fan/work[0]"] == below["fan/work[1]"] == below["sub/ask"] == ["llm.complete"]
+    assert below["sub"] == ["sub/ask", "sub/end"]
+    by_id = {span["span_id"]: span for span in spans}
+    for span in spans:
+        if span["name"] == "graph.node":
+            assert span["status"] == "ok"
+            above = by_id[span["parent_id"]]
+            assert above["start"] <= span["start"] + 1e-4
+            assert span["duration_ms"] <= above["duration_ms"] + 1
+    visited = body["metadata"]["nodes_visited"]
+    assert [(one["node"], one["times"]) for one in visited] == [
+        ("fan/work", 2), ("fan", 1), ("sub/ask", 1), ("sub/end", 1), ("sub", 1),
+    ]  # fmt: skip
+    assert all(one["seconds"] > 0 for one in visited)
+
+
+async def test_the_span_of_a_failed_node_says_why_and_the_run_where_it_has_been(tmp_path: Path) -> None:
+    """With the exception's class and message; a failed run too has `nodes_visited`."""
+
+    @node("broken")
+    def broken(state):
+        raise ValueError("no such page")
+
+    graph = PromptGraph(nodes=[FunctionNode("first", lambda s: 1), broken]).always("first", "broken")
+    body, spans = await traced(tmp_path, graph)
+    assert body["code"] == "node_failed"
+    found = {span["attributes"]["node"]: span for span in spans if span["name"] == "graph.node"}
+    assert found["first"]["status"] == "ok"
+    assert found["broken"]["status"] == "error"
+    assert found["broken"]["attributes"] == {
+        "node": "broken",
+        "error": "ValueError",
+        "message": "no such page",
+    }
 
 
 async def test_the_server_answers_while_a_plain_function_blocks(tmp_path: Path) -> None:

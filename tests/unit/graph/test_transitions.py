@@ -13,11 +13,13 @@ from astromesh.graph import (
     BaseNode,
     Edge,
     FunctionNode,
+    LoopNode,
     NodeFlag,
     NodeResult,
     PromptGraph,
     PromptGraphEngine,
     PromptNode,
+    SubgraphNode,
 )
 from astromesh.graph.transitions import in_evaluation_order
 from astromesh.testing import RecordingTool, ScriptedProvider
@@ -397,6 +399,56 @@ def test_mermaid_draws_every_node_edge_and_end_with_names_quoted() -> None:
                      'n1 -->|"ok = True"| n2', '"gone (missing)"',
                      "n2 --> end__", "stop((stop)) -.-> n2"):  # fmt: skip
         assert expected in drawn, expected
+
+
+def test_nested_graphs_are_drawn_as_subgraphs() -> None:
+    """With their nodes and edges, at every depth. Nodes without graphs in them stay boxes."""
+    deep = PromptGraph("deep", nodes=[says("x"), says("y")]).always("x", "y", label="then")
+    middle = PromptGraph("middle", nodes=[SubgraphNode("d", deep)], mode="static")
+    loop = LoopNode("l", [says("c"), SubgraphNode("m", middle)], bool)
+    graph = PromptGraph(nodes=[says("a"), loop, LoopNode("plain", says("c"), bool)]).sequential(
+        "a", "l", "plain"
+    )
+    assert (
+        graph.to_mermaid()
+        == """flowchart TD
+    n0["a"]
+    subgraph n1["l"]
+        n1_0["c"]
+        subgraph n1_1["m"]
+            subgraph n1_1_0_n0["d"]
+                n1_1_0_n0_0_n0["x"]
+                n1_1_0_n0_0_n1["y"]
+                n1_1_0_n0_0_start((start))
+                n1_1_0_n0_0_end__(("end"))
+                n1_1_0_n0_0_start --> n1_1_0_n0_0_n0
+                n1_1_0_n0_0_n0 -->|"then"| n1_1_0_n0_0_n1
+                n1_1_0_n0_0_n1 --> n1_1_0_n0_0_end__
+            end
+            n1_1_0_start((start))
+            n1_1_0_end__(("end"))
+            n1_1_0_start --> n1_1_0_n0
+            n1_1_0_n0 --> n1_1_0_end__
+        end
+    end
+    n2["plain<br/>(c)"]
+    start((start))
+    end__(("end"))
+    start --> n0
+    n0 --> n1
+    n1 --> n2
+    n2 --> end__"""
+    )
+
+
+def test_a_graph_in_itself_is_drawn_once() -> None:
+    """And a pool in a subgraph has the model in it."""
+    graph = PromptGraph("g", nodes=[says("a")])
+    graph.add_node(SubgraphNode("again", graph)).always("a", "again")
+    assert 'n1["again<br/>(g)"]' in graph.to_mermaid()
+    pool = PromptGraph(nodes=[SubgraphNode("s", PromptGraph.from_pool([says("p")]))])
+    assert 'n0_0_model{"the model chooses"}' in pool.to_mermaid()
+    assert "n0_0_model --> n0_0_n0" in pool.to_mermaid()
 
 
 def test_describe_names_nodes_flags_and_ways_out() -> None:
