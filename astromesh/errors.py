@@ -28,6 +28,7 @@
     │   ├── ChannelError       ChannelRejected, OutsideWindow: raised by messengers
     │   └── StoreError         StoreUnavailable
     ├── Unavailable            the server cannot serve now: AgentUnavailable, Overloaded, QueueFull, …
+    ├── ForeignError           code in a worker process raised: ProcessDied
     ├── LimitReached           a configured limit: IterationsExhausted, BudgetExhausted, DeadlineExceeded
     └── GraphError             a run of a graph did not complete: NodeFailed; inside the run alone:
                                OutputRefused, GraphStopped
@@ -689,6 +690,34 @@ class ConflictingWrites(GraphError, code="conflicting_writes"):
 
 class GraphStopped(GraphError, code="graph_stopped"):
     """The run is being stopped; no further node starts."""
+
+
+# -- worker processes ----------------------------------------------------------------------------------------
+
+
+class ForeignError(AstromeshError, code="operation_error"):
+    """Foreign code in a worker process raised an exception. The message is its type and its text.
+
+    Args:
+        code: replaces the code; empty: `operation_error`.
+    """
+
+    def __init__(self, message: str, code: str = "") -> None:
+        super().__init__(message)
+        if code:
+            self.code = code
+
+
+class ProcessDied(ForeignError):
+    """A worker process died during a call.
+
+    Args:
+        exit_code: as `subprocess` returns it: a negative number is a signal.
+    """
+
+    def __init__(self, exit_code: int) -> None:
+        how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
+        super().__init__(f"The process that it ran in died ({how}).", "crashed")
 
 
 # -- exceptions of foreign code ------------------------------------------------------------------------------

@@ -19,6 +19,8 @@ _PLAIN = (str, int, float, bool, type(None))
 class NotJson(ValueError):
     """A value that has no JSON form."""
 
+    code = "invalid_output"
+
 
 def canonical(value: Any) -> Any:
     """Returns an unshared copy of a value in JSON form: tuples become lists.

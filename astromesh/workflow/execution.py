@@ -360,9 +360,9 @@ class Execution:
         now = self._setup.clock.now
         entry = Entry(task.path, stage.id, task.input, now())
         job = StageExecution(task, entry, self.machine, self._memory or self._empty, self._scope)
+        job.attempts, job.is_suspect = self._attempts, (task.path, stage.id) in self._suspects
         if self._setup.log is not None and self._records_starts:
-            job.attempts, job.write = self._attempts, self._write
-            job.is_suspect = (task.path, stage.id) in self._suspects
+            job.write = self._write
         self._events.emit("stage.started", task=task.id, stage=stage.id)
         if command.error is not None:
             outcome = Outcome(error=command.error)

@@ -20,7 +20,9 @@ from astromesh.errors import (
     AllProvidersFailed,
     AstromeshError,
     DeadlineExceeded,
+    ForeignError,
     InvalidOutput,
+    ProcessDied,
     ProviderError,
     TemplateFailed,
     is_failure,
@@ -28,14 +30,17 @@ from astromesh.errors import (
 from astromesh.graph.runner import Call, bounded, unit
 from astromesh.graph.scope import Scope
 from astromesh.graph.structured_output import OutputSchema
+from astromesh.logs import get_logger
 from astromesh.tools.base import RunAgent, Tool
+from astromesh.tools.process_pool import ISOLATED
 from astromesh.tools.results import describe
 from astromesh.tools.toolbox import ToolBox
 from astromesh.types import JsonObject
 from astromesh.workflow.agents import AgentRequest, RuntimeAgent, StageAgent
-from astromesh.workflow.attempts import START, StageAttempts
+from astromesh.workflow.attempts import DEATH, START, StageAttempts
 from astromesh.workflow.base import Entry, Gate, NotJson, StageFault, canonical, private_copy
 from astromesh.workflow.credentials import mask_secrets
+from astromesh.workflow.isolation import call_operation
 from astromesh.workflow.journal import StageCalls, StageJournal, begin_stage
 from astromesh.workflow.memory import GLOBAL_PROFILE, ContextPackage, OperationContext, RunMemory
 from astromesh.workflow.merge import STRATEGIES, without_run_fields
@@ -72,6 +77,8 @@ def stage_error(error: BaseException) -> JsonObject:
     return {"code": "operation_error", "message": describe(error)}
 
 
+log = get_logger("astromesh.workflows")
+
 _DEFAULT_MERGE = MergeSpec()
 StageCall = Call["StageExecution", ContextPackage | None, Outcome]
 
@@ -90,8 +97,8 @@ class StageExecution:
         self.port: StagePort | None = None
         #: None until the stage has begun in a journal
         self.calls: StageCalls | None = None
-        #: the attempts of a Task that can be resumed, and what returns when a record of it is on disk
-        self.attempts: StageAttempts | None = None
+        self.attempts = StageAttempts()
+        #: of a Task that can be resumed: returns when a record of its attempts is on disk
         self.write: Callable[[JsonObject], Awaitable[None]] | None = None
         #: whether the process died while this stage ran
         self.is_suspect = False
@@ -99,12 +106,20 @@ class StageExecution:
     @property
     def attempt(self) -> int:
         """The number of this attempt, from 1."""
-        return self.attempts.begun(self.entry.task, self.entry.stage) if self.attempts is not None else 1
+        return self.attempts.begun(self.entry.task, self.entry.stage)
 
     async def note(self, type: str) -> None:
-        """Returns when a record of this type is on disk. See `attempts`."""
+        """Notes what happens to the stage, on disk if the Task can be resumed. See `attempts`."""
+        record = {"type": type, "task": self.entry.task, "stage": self.entry.stage}
         if self.write is not None:
-            await self.write({"type": type, "task": self.entry.task, "stage": self.entry.stage})
+            await self.write(record)
+        else:
+            self.attempts.apply(record)
+
+    async def note_death(self) -> int:
+        """Notes that the stage's own process has died. Returns how often it has."""
+        await self.note(DEATH)
+        return self.attempts.deaths(self.entry.task, self.entry.stage)
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,16 +398,48 @@ def _operation_body(stage: Stage, resources: StageResources) -> _StageBody:
     async def operation(job: StageExecution, package: ContextPackage | None) -> Any:
         port = job.port = StagePort(box, node.id, policies, on_error)
         tools = StageTools(port, job.scope)
-        value, context = private_copy(job.entry.input), _operation_context(job, package)
-        if is_async:
-            result = await function(value, context, tools)
+        if node.isolation or job.is_suspect:
+            result = await _in_process(stage, resources.project, job, package, tools)
         else:
-            result = await call_function(function, value, context, tools)
+            value, context = private_copy(job.entry.input), _operation_context(job, package)
+            if is_async:
+                result = await function(value, context, tools)
+            else:
+                result = await call_function(function, value, context, tools)
         if port.fault is not None:
             raise port.fault
         return canonical(result)
 
     return operation
+
+
+async def _in_process(
+    stage: Stage, project: Project, job: StageExecution, package: ContextPackage | None, tools: StageTools
+) -> Any:
+    """Runs an operation in a worker process, again where that dies, up to `task.max_attempts` times."""
+    node, most = stage.node, 1 if stage.node.idempotent is False else project.workflow.task.max_attempts
+    while True:
+        try:
+            return await call_operation(
+                (project.folder, node.op or ""),
+                job.entry.input,
+                _operation_context(job, package),
+                tools,
+                max_memory_mb=node.max_memory_mb or 0,
+                alone=job.is_suspect,
+            )
+        except ProcessDied as died:
+            deaths = await job.note_death()
+            log.warning(
+                "stage_process_died", task_id=job.task.id, stage=stage.id, deaths=deaths, error=str(died)
+            )
+            if deaths >= most:
+                raise StageFault(died.code, f"The operation {node.op!r} failed. {died}") from died
+            await job.note(START)
+        except ForeignError:
+            if tools.fault is not None:
+                raise tools.fault from None
+            raise
 
 
 #: of the idempotency keys of stages
@@ -419,6 +466,13 @@ def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:
     policies, on_error = resources.project.policies, node.tool_on_error
 
     async def respond(job: StageExecution, package: ContextPackage | None) -> Any:
+        token = ISOLATED.set(job.is_suspect or ISOLATED.get())
+        try:
+            return await ask(job, package)
+        finally:
+            ISOLATED.reset(token)
+
+    async def ask(job: StageExecution, package: ContextPackage | None) -> Any:
         agent = resources.agents.get(name)
         if agent is None:
             if resources.run_agent is None:

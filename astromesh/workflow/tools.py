@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import inspect
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
 
@@ -11,11 +13,15 @@ import orjson
 
 from astromesh.config.workflow.agents import BuiltinTool, PythonTool
 from astromesh.config.workflow.operations import PolicySpec
+from astromesh.errors import ForeignError, ToolFailed
+from astromesh.graph.call_record import to_lenient_json
 from astromesh.graph.scope import Scope
 from astromesh.graph.structured_output import OutputSchema
 from astromesh.plugins import Deps, Plugins
 from astromesh.tools.base import Tool, ToolContext
+from astromesh.tools.process_pool import ISOLATED, call_in_process
 from astromesh.tools.toolbox import ToolBox
+from astromesh.tools.worker_process import Port
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 from astromesh.workflow.base import StageFault
 from astromesh.workflow.operations import call_function, load_operation
@@ -61,14 +67,34 @@ class PythonFunction:
     """`type: python`: calls a function with the arguments, in a thread unless it is a coroutine function."""
 
     def __init__(
-        self, spec: ToolSpec, function: Callable[..., Any], answer: Mapping[str, Any] | None
+        self, spec: ToolSpec, function: Callable[..., Any], project: Project, tool: PythonTool
     ) -> None:
         self.spec, self._function = spec, function
+        answer = project.schema(tool.schema_out)
         self._answer = OutputSchema(dict(answer)) if answer else None
+        self._folder, self._tool = project.folder, tool
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
-        result = await call_function(self._function, **arguments)
+        if self._tool.isolation or ISOLATED.get():
+            result = await self._call_in_process(arguments)
+        else:
+            result = await call_function(self._function, **arguments)
         return result if self._answer is None else self._answer.validate(result)
+
+    async def _call_in_process(self, arguments: dict[str, Any]) -> Any:
+        payload = {"folder": str(self._folder), "function": self._tool.entrypoint, "arguments": arguments}
+        try:
+            return await call_in_process(
+                f"{__name__}:{run_tool.__name__}", payload, max_memory_mb=self._tool.max_memory_mb or 0
+            )
+        except ForeignError as error:
+            raise ToolFailed(f"The tool {self.spec.name!r} failed: {error}") from error
+
+
+async def run_tool(payload: JsonObject, port: Port) -> Any:
+    """Runs a Python tool in a worker process; see `worker_process`."""
+    result = load_operation(Path(payload["folder"]), payload["function"])(**payload["arguments"])
+    return to_lenient_json(await result if inspect.isawaitable(result) else result)
 
 
 async def open_tools(project: Project, plugins: Plugins, deps: Deps) -> dict[str, Tool]:
@@ -85,7 +111,7 @@ async def _open_tool(project: Project, spec: PythonTool | BuiltinTool, plugins: 
     as_seen = ToolSpec(spec.id, spec.description or spec.id, arguments, spec.effect)
     if isinstance(spec, PythonTool):
         function = load_operation(project.folder, spec.entrypoint)
-        return PythonFunction(as_seen, function, project.schema(spec.schema_out))
+        return PythonFunction(as_seen, function, project, spec)
     options = dict(spec.options)
     for key in ("root", "allow_network", "allow_shell"):
         if key in spec.model_fields_set:
@@ -167,6 +193,11 @@ class StageTools:
     @property
     def names(self) -> tuple[str, ...]:
         return tuple(spec.name for spec in self._port.specs())
+
+    @property
+    def fault(self) -> StageFault | None:
+        """Returns why the stage fails, if a call was misuse."""
+        return self._port.fault
 
     async def call(self, name: str, /, **arguments: Any) -> ToolResult:
         """Calls a tool.

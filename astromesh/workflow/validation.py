@@ -173,7 +173,7 @@ def schema_fault(schema: Mapping[str, Any]) -> str:
 
 
 def _unenforceable_flags(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
-    """Yields a fault for each restriction of a Python function, which cannot be enforced."""
+    """Yields a fault for each restriction of a Python function that cannot be enforced."""
     root = folder.roots.get("tools.yaml")
     for i, node in root.children("tools") if root else ():
         if node.text("type") in ("", "python"):
@@ -181,6 +181,9 @@ def _unenforceable_flags(folder: WorkflowFolder) -> Iterator[InvalidManifest]:
                 if key in node.entries:
                     message = f"{key} cannot be enforced for type: python"
                     yield folder.fault("tools.yaml", "unkeepable", message, ("tools", i, key), "Remove it.")
+            if "max_memory_mb" in node.entries and "isolation" not in node.entries:
+                yield folder.fault("tools.yaml", "unkeepable", "max_memory_mb needs isolation: process",
+                                   ("tools", i, "max_memory_mb"), "Add isolation: process.")  # fmt: skip
 
 
 # -- observers and metrics -----------------------------------------------------------------------------------
@@ -339,6 +342,11 @@ def kinds(workflow: WorkflowFile) -> Iterator[Finding]:
                 yield Finding("wrong_kind", "op is for kind: deterministic", (*at, "op"), "Remove it.")
         elif node.agent:
             yield Finding("wrong_kind", "agent is for kind: agent", (*at, "agent"), "Write kind: agent.")
+        if node.isolation and not node.op:
+            yield Finding("wrong_kind", "isolation is for nodes with an op", (*at, "isolation"), "Remove it.")
+        if node.max_memory_mb and not node.isolation:
+            yield Finding("unkeepable", "max_memory_mb needs isolation: process", (*at, "max_memory_mb"),
+                          "Add isolation: process.")  # fmt: skip
         if node.role == "exit" and node.tools:
             yield Finding("exit_with_tools", "an exit cannot have tools", (*at, "tools"), "Remove them.")
 

@@ -8,7 +8,9 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -97,3 +99,140 @@ async def test_a_worker_goes_on_with_the_tasks_of_a_dead_server(
         worker.send_signal(signal.SIGTERM)
         worker.wait(60)
     assert (task["status"], task["output"], task["metadata"]["path"]) == ("success", 42, ["s", "x", "e"])
+
+
+# -- operations that end their process (E56) ----------------------------------------------------------------
+
+FATAL = """
+import argparse, asyncio, os, pathlib, signal
+
+def note(input, context):
+    with open(input["log"], "a") as log:
+        log.write(f"{os.getpid()} {context.attempt} {context.idempotency_key}\\n")
+
+def fatal(input, context, tools):
+    note(input, context)
+    if context.attempt <= input["deaths"]:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getpid()
+
+async def parse(input, context, tools):
+    stray = asyncio.create_task(leave())
+    await asyncio.sleep(0.01)
+    argparse.ArgumentParser().parse_args(["--unknown"])
+
+async def leave():
+    raise SystemExit(3)
+
+async def until_go(input, context, tools):
+    note(input, context)
+    while not pathlib.Path(input["go"]).exists():
+        await asyncio.sleep(0.01)
+    return os.getpid()
+"""
+
+
+class Fatal:
+    """A server with the workflow `s → x → e`, whose stage x may end its process; the log has its attempts."""
+
+    def __init__(self, tmp_path: Path, forked_server: ServerFactory, op: str) -> None:
+        config = small(tmp_path / "config", op=op)
+        (config / "workflows" / "small" / "ops.py").write_text(FATAL)
+        self._log, self.go = tmp_path / "attempts", tmp_path / "go"
+        self.server = forked_server(config)
+
+    def accept(self, deaths: int = 0) -> str:
+        body = {"input": {"log": str(self._log), "go": str(self.go), "deaths": deaths}}
+        url = f"{self.server.url}/v1/workflows/small/runs"
+        task_id: str = httpx.post(url, json=body, timeout=30).json()["task_id"]
+        return task_id
+
+    def attempts(self) -> list[tuple[int, int, str]]:
+        """Process, attempt and idempotency key, in order."""
+        lines = self._log.read_text().splitlines() if self._log.exists() else []
+        return [(int(pid), int(n), key) for pid, n, key in map(str.split, lines)]
+
+    def wait_for_attempts(self, count: int) -> None:
+        end = time.monotonic() + 60
+        while len(self.attempts()) < count:
+            assert time.monotonic() < end, self.server.log()[-4000:]
+            time.sleep(0.01)
+
+    def ended(self, task_id: str) -> dict[str, Any]:
+        url = f"{self.server.url}/v1/tasks/{task_id}"
+        with httpx.stream("GET", f"{url}/events", timeout=120) as events:
+            events.read()
+        found: dict[str, Any] = httpx.get(url, timeout=30).json()
+        return found
+
+
+def test_an_operation_that_kills_the_server_runs_again_in_a_process_of_its_own(
+    tmp_path: Path, forked_server: ServerFactory
+) -> None:
+    fatal = Fatal(tmp_path, forked_server, "fatal")
+    task_id = fatal.accept(deaths=1)
+    fatal.server.wait()
+    killed = fatal.server.pid
+    fatal.server.start()
+    task = fatal.ended(task_id)
+    (first, second), server = fatal.attempts(), fatal.server.pid
+    assert (first[:2], second[1]) == ((killed, 1), 2)
+    assert first[2] == second[2], "the idempotency key is the same in every attempt"
+    assert (task["status"], task["output"]) == ("success", second[0])
+    assert second[0] not in (killed, server)
+    following = fatal.accept()
+    assert fatal.ended(following)["output"] == server, "no other Task is suspected"
+
+
+def test_an_operation_that_kills_every_process_is_a_failed_stage_and_the_server_lives(
+    tmp_path: Path, forked_server: ServerFactory
+) -> None:
+    """It kills the server once, and three processes of its own after that."""
+    fatal = Fatal(tmp_path, forked_server, "fatal")
+    task_id = fatal.accept(deaths=99)
+    fatal.server.wait()
+    fatal.server.start()
+    server = fatal.server.pid
+    task = fatal.ended(task_id)
+    assert (task["status"], task["error"]["code"], task["error"]["stage"]) == ("failure", "crashed", "x")
+    assert [n for _, n, _ in fatal.attempts()] == [1, 2, 3, 4]
+    assert fatal.server.running and fatal.server.pid == server
+    assert server not in [pid for pid, _, _ in fatal.attempts()]
+
+
+def test_a_server_that_is_killed_again_and_again_fails_no_stage(
+    tmp_path: Path, forked_server: ServerFactory
+) -> None:
+    fatal = Fatal(tmp_path, forked_server, "until_go")
+    task_id = fatal.accept()
+    for count in range(1, 5):
+        fatal.wait_for_attempts(count)
+        fatal.server.kill()
+        fatal.server.start()
+    fatal.wait_for_attempts(5)
+    fatal.go.touch()
+    task = fatal.ended(task_id)
+    assert (task["status"], task["output"]) == ("success", fatal.attempts()[-1][0])
+
+
+def test_a_server_that_ends_in_order_suspects_no_stage(tmp_path: Path, forked_server: ServerFactory) -> None:
+    fatal = Fatal(tmp_path, forked_server, "until_go")
+    task_id = fatal.accept()
+    fatal.wait_for_attempts(1)
+    assert fatal.server.terminate() == 0
+    fatal.server.start()
+    fatal.wait_for_attempts(2)
+    fatal.go.touch()
+    assert fatal.ended(task_id)["output"] == fatal.server.pid, "it runs in the server"
+
+
+def test_argparse_in_an_operation_and_a_stray_task_that_exits_leave_the_server_alone(
+    tmp_path: Path, forked_server: ServerFactory
+) -> None:
+    fatal = Fatal(tmp_path, forked_server, "parse")
+    server = fatal.server.pid
+    task = fatal.ended(fatal.accept())
+    assert (task["status"], task["error"]["code"]) == ("failure", "operation_error")
+    assert task["error"]["message"] == "SystemExit: 2"
+    assert fatal.server.running and fatal.server.pid == server
+    assert "task_exited" in fatal.server.log()

@@ -15,7 +15,9 @@ from astromesh.config.workflow.manifest import (
     ContextName,
     Function,
     Id,
+    IsolationField,
     ManifestFile,
+    MemoryField,
     RefersTo,
     SchemaRef,
     Section,
@@ -70,6 +72,8 @@ class PythonTool(ToolHead):
     entrypoint: Annotated[Function, RefersTo("op")] = Field(
         description="module:function, called with the arguments."
     )
+    isolation: IsolationField = None
+    max_memory_mb: MemoryField = None
 
 
 class BuiltinTool(ToolHead):

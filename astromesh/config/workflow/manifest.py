@@ -50,6 +50,16 @@ SELECTION_KEY = "selected_edge"
 ITEMS_KEY = "subtask_inputs"
 
 
+IsolationField = Annotated[
+    Literal["process"] | None,
+    Field(description="process: the function runs in a worker process; its time limit kills that."),
+]
+MemoryField = Annotated[
+    Count | None,
+    Field(description="MiB of data that a call in a worker process may have; needs isolation: process."),
+]
+
+
 class MergeSpec(Section):
     strategy: Strategy = Field("list", description="How the inputs are combined into one output.")
     on_failure: Literal["continue", "halt"] = Field(
@@ -115,7 +125,9 @@ class NodeSpec(Section):
     tool_on_error: Literal["continue", "fail"] = Field(
         "continue", description="Whether a tool's own error fails the stage."
     )
-    idempotent: bool = Field(False, description="Whether an interrupted stage may simply run again.")
+    idempotent: bool | None = Field(None, description="Whether an interrupted stage may simply run again.")
+    isolation: IsolationField = None
+    max_memory_mb: MemoryField = None
     timeout_s: Seconds = Field(300.0, description="Seconds that one execution may take.")
     metadata: JsonMap = Field(
         default_factory=dict, description="Free key-value pairs; a list `tags` tags its memory."
@@ -155,6 +167,9 @@ class TaskSpec(Section):
     )
     on_code_change: Literal["continue", "fail"] = Field(
         "continue", description="What an interrupted Task does when the code of its operations has changed."
+    )
+    max_attempts: Count = Field(
+        3, description="Deaths of a stage's own process after which the stage fails with crashed."
     )
     max_depth: Count = Field(8, description="Forks within forks.")
     max_live_tasks: Count = Field(1000, description="Tasks of one run that live at once.")
