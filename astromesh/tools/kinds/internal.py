@@ -3,16 +3,23 @@
 from __future__ import annotations
 
 import importlib
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Self
 
 import jsonschema_rs
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+import orjson
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from astromesh.errors import ConfigError, is_failure
+from astromesh.errors import ConfigError, ForeignError, ToolFailed, is_failure
 from astromesh.plugins import Deps
 from astromesh.text import did_you_mean
+from astromesh.tools.base import ToolContext
 from astromesh.tools.functions import FunctionTool
+from astromesh.tools.process_pool import ISOLATED, Isolation, call_in_process
+from astromesh.tools.results import to_text
+from astromesh.tools.worker_process import Port
+from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 
 
 class InternalTool:
@@ -25,6 +32,12 @@ class InternalTool:
             pattern=r"^[\w.]+:[\w.]+$",
             description="The function as `module:name`, searched on the Python path, in the folder of the "
             "configuration and in its parent folder.",
+        )
+        isolation: Isolation = Field(
+            None, description="process: the function runs in a worker process; its time limit kills that."
+        )
+        max_memory_mb: int | None = Field(
+            None, ge=1, description="MiB of data that a call in a worker process may have; needs isolation."
         )
 
         @field_validator("function")
@@ -42,10 +55,57 @@ class InternalTool:
                 ) from error
             return function
 
+        @model_validator(mode="after")
+        def _limits_a_process(self) -> Self:
+            if self.max_memory_mb and not self.isolation:
+                raise ValueError("max_memory_mb needs isolation: process")
+            return self
+
     @classmethod
-    async def open(cls, options: Options, deps: Deps) -> FunctionTool:
+    async def open(cls, options: Options, deps: Deps) -> InternalTool:
         """Raises: ConfigError: the function cannot be imported, or cannot be offered as a tool."""
-        return _as_tool(load_function(options.function))
+        return cls(options)
+
+    def __init__(self, options: Options) -> None:
+        self._options, self._tool = options, _as_tool(load_function(options.function))
+        self.spec = self._tool.spec
+
+    async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
+        """See `Tool`. In a worker process, a parameter `ToolContext` has only ids and texts."""
+        if not (self._options.isolation or ISOLATED.get()):
+            return await self._tool.call(arguments, context)
+        self._tool.signature.bind(arguments, context)  # its error is the model's to correct
+        payload = {"function": self._options.function, "arguments": arguments, "context": _ids_of(context)}
+        try:
+            return await call_in_process(
+                f"{__name__}:{run_tool.__name__}", payload, max_memory_mb=self._options.max_memory_mb or 0
+            )
+        except ForeignError as error:
+            raise ToolFailed(f"The tool {self.spec.name!r} failed: {error}") from error
+
+
+#: fields of a context that reach a worker process
+_IDS = ("run_id", "call_id", "agent", "trace_id", "path", "idempotency_key", "tool")
+
+
+def _ids_of(context: ToolContext) -> JsonObject:
+    caller = context.caller
+    return {
+        **{name: getattr(context, name) for name in _IDS},
+        "session": list(context.session),
+        "caller": {"user_id": caller.user_id, "tenant_id": caller.tenant_id} if caller else None,
+    }
+
+
+async def run_tool(payload: JsonObject, port: Port) -> Any:
+    """Runs a function as a tool in a worker process; see `astromesh.tools.worker_process`."""
+    ids = payload["context"]
+    caller = CallerContext(**ids["caller"]) if ids["caller"] else None
+    context = ToolContext(**{**ids, "session": SessionKey(*ids["session"]), "caller": caller})
+    with calling_as(caller):
+        tool = _as_tool(load_function(payload["function"]))
+        result = await tool.call(payload["arguments"], context)
+    return result if isinstance(result, str) else orjson.loads(to_text(result, sys.maxsize))
 
 
 def _as_tool(function: Callable[..., Any]) -> FunctionTool:

@@ -8,9 +8,11 @@ import signal
 import subprocess
 import sys
 import time
+from datetime import date
 from pathlib import Path
 from typing import Any
 
+from astromesh.tools.base import ToolContext
 from astromesh.tools.worker_process import Port
 
 
@@ -54,3 +56,25 @@ async def allocate(payload: Any, port: Port) -> Any:
 
 async def module(payload: Any, port: Port) -> Any:
     return __import__(payload).__name__
+
+
+# -- tools of agents -----------------------------------------------------------------------------------------
+
+
+def seen(when: date, context: ToolContext, times: int = 1) -> dict[str, Any]:
+    """Answers what reaches a tool."""
+    caller = context.caller
+    return {
+        "pid": os.getpid(),
+        "when": when,
+        "times": times,
+        "ids": [context.run_id, context.call_id, context.agent, context.idempotency_key, *context.session],
+        "caller": [caller.user_id, caller.bearer_token] if caller else None,
+        "run": context.run,
+    }
+
+
+async def fatal(how: str) -> str:
+    if how == "exit":
+        os._exit(4)
+    raise ValueError("as told")

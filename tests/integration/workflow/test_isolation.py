@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from astromesh.errors import InvalidWorkflow
+from astromesh.testing import ScriptedProvider
+from astromesh.types import ToolCall
 from astromesh.workflow import Engine
 from tests.integration.workflow.folders import small
 
@@ -158,6 +160,33 @@ async def test_an_operation_whose_process_dies_runs_again_up_to_max_attempts(tmp
     config = isolated(tmp_path / "c", "die", idempotent="false")
     assert (await output_of(config, {"log": str(log)}))["code"] == "crashed"
     assert len(log.read_text().splitlines()) == 1, "it may not run again"
+
+
+AGENTS = "agents: [{id: helper, model: scripted, tools: [pid], system_prompt: Help.}]\n"
+
+
+@pytest.mark.parametrize("suspect", [False, True])
+async def test_python_tools_of_an_agent_stage_run_in_another_process_while_it_is_suspect(
+    tmp_path: Path, suspect: bool
+) -> None:
+    def model(request: Any) -> Any:
+        last = request.messages[-1]
+        return ToolCall("c1", "pid", '{"n": 1}') if last.role == "user" else last.content
+
+    config = small(tmp_path / "config", tools=TOOLS, agents=AGENTS)
+    folder = config / "workflows" / "small"
+    (folder / "ops.py").write_text(OPS)
+    file = folder / "workflow.yaml"
+    agent = "kind: agent, role: linear, context: none, agent: helper, tools: [pid]"
+    operation = "kind: deterministic, role: linear, context: none, op: 'ops:double'"
+    file.write_text(file.read_text().replace(operation, agent))
+    records = [{"type": "begin", "task_id": "T", "start": "s", "input": "Where?"}]
+    records += [{"type": "start", "task": "", "stage": "x"}] if suspect else []
+    models = {"scripted": ScriptedProvider(model, repeat=True)}
+    async with engine_of(config, models=models) as engine:
+        result = await engine.resume(records)
+    assert result.status == "success", result.error
+    assert (result.output["pid"] != os.getpid()) is suspect
 
 
 async def test_a_time_limit_and_a_cancel_kill_the_process(tmp_path: Path) -> None:
