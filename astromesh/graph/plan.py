@@ -168,7 +168,7 @@ class Step(RoutedNode):
         own, limit = node.max_iterations, options.max_node_iterations
         self.max_visits = limit if own is None or self._has(NodeFlag.RETRYABLE) else min(own, limit)
         takes_state = isinstance(node, FunctionNode) and node.arity == 1
-        self.takes_state_only = isinstance(node, FunctionNode) and node.arity == 1 and node.is_async
+        self.takes_state_only = isinstance(node, FunctionNode) and node.takes_state_only
         body = node.body()
         if (around := with_processors(node, body, state_only=self.takes_state_only)) is not None:
             body, self.takes_state_only, takes_state = around, False, False

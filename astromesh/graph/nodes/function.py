@@ -7,12 +7,14 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, ClassVar, Unpack, get_args
 
 from astromesh.graph.base import MODEL_KEYWORDS, PROMPT_KEYWORDS, BaseNode, NodeKeywords
+from astromesh.graph.isolated_function import call_in_worker, function_name
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.private_state import call_in_thread
 from astromesh.graph.records import NodeResult
 from astromesh.graph.scope import NodeEffect
 from astromesh.graph.state import GraphState
-from astromesh.graph.validation import positional_arity
+from astromesh.graph.validation import check_int, positional_arity
+from astromesh.tools.process_pool import ISOLATED, Isolation
 
 Function = Callable[..., Any]
 
@@ -32,9 +34,15 @@ class FunctionNode(BaseNode):
             durable run dies while the function runs: one that only reads, or that may be repeated
             (`idempotent`), runs again. For any other one a person decides. The default is `read` for an
             inline function, else `write`. A function that has ended is never repeated.
+        isolation: `process`: the function runs in a worker process, which its timeout kills. It takes the
+            state alone, whose context must be JSON. Other processes must be able to import it.
+        max_memory_mb: MiB of data that the function may have in its worker process. None: no limit.
+
+    Raises:
+        TypeError, ValueError: A keyword is not valid, or does not fit the function.
     """
 
-    constructor_keys = ("function", "inline", "effect")
+    constructor_keys = ("function", "inline", "effect", "isolation", "max_memory_mb")
     ignores: ClassVar[frozenset[str]] = PROMPT_KEYWORDS
 
     def __init__(
@@ -44,6 +52,8 @@ class FunctionNode(BaseNode):
         *,
         inline: bool = False,
         effect: NodeEffect | None = None,
+        isolation: Isolation = None,
+        max_memory_mb: int | None = None,
         **keywords: Unpack[NodeKeywords],
     ) -> None:
         keywords.setdefault("description", (inspect.getdoc(function) or "").partition("\n")[0])
@@ -57,12 +67,19 @@ class FunctionNode(BaseNode):
         self.effect = effect or ("read" if inline else "write")
         self.arity = positional_arity(function, f"Node {name!r}", most=2)
         self.is_async = inspect.iscoroutinefunction(function)
+        self.isolation, self.max_memory_mb = isolation, max_memory_mb
+        self._name_elsewhere = function_name(function) if self.arity == 1 else ""
+        self._check_isolation()
         #: one object for all calls: by it the threads count those that hang
         self._in_thread = lambda *arguments: (function(*arguments),)
         if self.arity == 1:  # without a config it reaches neither model nor tools
             self.ignores = MODEL_KEYWORDS - {"tool_loop"}  # type: ignore[misc]  # of this node
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        if self.isolation or (ISOLATED.get() and self._name_elsewhere):
+            return await call_in_worker(
+                self.name, self._name_elsewhere, state, max_memory_mb=self.max_memory_mb or 0
+            )
         others = () if self.arity == 1 else (config,)
         if not self.is_async and not self.inline:
             return as_result(self.name, await call_in_thread(self.name, self._in_thread, state, *others))
@@ -70,6 +87,27 @@ class FunctionNode(BaseNode):
         if self.is_async or hasattr(value, "__await__"):
             value = await value
         return as_result(self.name, value)
+
+    def _check_isolation(self) -> None:
+        place = f"Node {self.name!r}"
+        if self.isolation not in (None, "process"):
+            raise ValueError(f"{place}: isolation must be process, not {self.isolation!r}.")
+        if self.max_memory_mb is not None:
+            check_int(place, "max_memory_mb", self.max_memory_mb, least=1)
+            if not self.isolation:
+                raise ValueError(f"{place}: max_memory_mb needs isolation: process.")
+        if self.isolation and self.inline:
+            raise ValueError(f"{place}: a function is either inline or has isolation: process.")
+        if self.isolation and not self._name_elsewhere:
+            raise ValueError(
+                f"{place}: isolation: process needs a function of (state) that other processes can import: "
+                "neither a lambda nor a function of the main program or of another function."
+            )
+
+    @property
+    def takes_state_only(self) -> bool:
+        """Whether `body` takes the state without a config."""
+        return self.arity == 1 and self.body() is self.function
 
     def constructor_value(self, key: str) -> Any:
         return self._own_effect if key == "effect" else super().constructor_value(key)
@@ -87,7 +125,7 @@ class FunctionNode(BaseNode):
 
     def body(self) -> Callable[..., Awaitable[Any]]:
         """Returns the function itself if it is async: one coroutine less than `execute`."""
-        return self.function if self.is_async else self.execute
+        return self.function if self.is_async and not self.isolation else self.execute
 
 
 def node(
@@ -95,12 +133,17 @@ def node(
     *,
     inline: bool = False,
     effect: NodeEffect | None = None,
+    isolation: Isolation = None,
+    max_memory_mb: int | None = None,
     **keywords: Unpack[NodeKeywords],
 ) -> Callable[[Function], FunctionNode]:
     """Makes a function a node: `@node("validate", flags={NodeFlag.RETRYABLE})`. See `FunctionNode`."""
 
     def decorate(function: Function) -> FunctionNode:
-        return FunctionNode(name, function, inline=inline, effect=effect, **keywords)
+        return FunctionNode(
+            name, function, inline=inline, effect=effect, isolation=isolation, max_memory_mb=max_memory_mb,
+            **keywords,
+        )  # fmt: skip
 
     return decorate
 

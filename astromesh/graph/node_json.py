@@ -1,0 +1,260 @@
+"""What a node writes, and its result, as JSON: for the record of a durable run and for worker processes.
+
+A value without JSON form is an error of its node. Dataclasses, pydantic models and dates come back as their
+JSON, but for an output with `output_schema`, which is validated again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import orjson
+from msgspec import Struct, convert, structs, to_builtins
+
+from astromesh.errors import AstromeshError, GraphError, GraphStopped, NodeFailed, OutputRefused
+from astromesh.graph.call_record import error_of, error_to_json
+from astromesh.graph.records import NO_USAGE, TOOL_CALLS_PRESENT, NodeResult
+from astromesh.graph.state import (
+    NODE_CACHE,
+    NODE_LISTS,
+    GraphState,
+    engine_extend,
+    engine_forget,
+    engine_write,
+)
+from astromesh.graph.structured_output import output_schema
+from astromesh.types import JsonObject, Message, ToolCall, Usage
+
+#: Keys of the context that hold objects of the engine. A resumed run makes them again.
+_ENGINE_KEYS = frozenset({NODE_CACHE, "_rc_notes"})
+_PLAIN_FIELDS = (
+    "next_node", "transition_reason", "error", "stop_reason", "is_answer", "skipped", "error_type", "handled",
+    "duration_ms",
+)  # fmt: skip
+_DEFAULT_RESULT = NodeResult()
+
+
+class NotRecordable(TypeError):
+    """A value that has no JSON form."""
+
+
+def _encoded(value: Any, what: str) -> bytes:
+    """Returns a value as JSON.
+
+    Raises:
+        NotRecordable: It has no JSON form.
+    """
+    try:
+        return orjson.dumps(value, _json_of)
+    except (TypeError, orjson.JSONEncodeError, RecursionError) as error:
+        message = f"{what} is not JSON, which a durable run or a worker process needs: {error}"
+        raise NotRecordable(message) from error
+
+
+def _json_of(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return dict(value)
+    if isinstance(value, Struct):
+        return structs.asdict(value)
+    if hasattr(value, "model_dump"):
+        return value.model_dump(mode="json")
+    raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
+
+
+def context_to_json(context: Mapping[str, Any]) -> JsonObject:
+    """Returns the values of a context, without the objects of the engine.
+
+    Raises:
+        NotRecordable: A value has no JSON form.
+    """
+    return {
+        key: orjson.Fragment(_encoded(value, f"The value of {key!r} in the context"))
+        for key, value in context.items()
+        if key not in _ENGINE_KEYS
+    }
+
+
+# -- writes --------------------------------------------------------------------------------------------------
+
+
+class Snapshot:
+    """The state before a node, in a form in which every change shows, nested ones too."""
+
+    __slots__ = ("context", "lists", "messages")
+
+    def __init__(self, state: GraphState) -> None:
+        self.context = {key: _quietly_encoded(value) for key, value in state.context.items()}
+        self.messages = list(state.messages)
+        self.lists = {
+            name: (len(getattr(state, name)), _quietly_encoded(getattr(state, name))) for name in _DATA
+        }
+
+    def writes(self, state: GraphState) -> JsonObject:
+        """Returns what was written since then.
+
+        Raises:
+            NotRecordable: A value has no JSON form. It is removed from the state.
+        """
+        changed: JsonObject = {}
+        for key, value in list(state.context.items()):
+            if key in _ENGINE_KEYS:
+                continue
+            try:
+                encoded = _encoded(value, f"The value of {key!r} in the context")
+            except NotRecordable:
+                engine_forget(state.context, key)
+                raise
+            if self.context.get(key) != encoded:
+                changed[key] = orjson.Fragment(encoded)
+        removed = [key for key in self.context if key not in state.context and key not in _ENGINE_KEYS]
+        lists = {name: one for name in NODE_LISTS if (one := self._added(state, name)) is not None}
+        writes = {"context": changed, "removed": removed, "lists": lists}
+        return {name: value for name, value in writes.items() if value}
+
+    def _added(self, state: GraphState, name: str) -> tuple[int, Any] | None:
+        """Returns how much of a list is as it was, and what follows; None if nothing has changed."""
+        now = getattr(state, name)
+        if name == "messages":
+            pairs = zip(self.messages, now, strict=False)
+            same = next(
+                (n for n, (old, new) in enumerate(pairs) if old is not new), min(len(self.messages), len(now))
+            )
+            return None if same == len(now) == len(self.messages) else (same, to_builtins(now[same:]))
+        length, before = self.lists[name]
+        if len(now) == length and _quietly_encoded(now) == before:
+            return None
+        same = length if _quietly_encoded(now[:length]) == before else 0
+        return same, orjson.Fragment(_encoded(now[same:], f"`{name}`"))
+
+
+_DATA = tuple(name for name in NODE_LISTS if name != "messages")
+
+
+def _quietly_encoded(value: Any) -> bytes | None:
+    """Returns a value as JSON, or None: what the node did not write is no fault of it."""
+    try:
+        return _encoded(value, "")
+    except NotRecordable:
+        return None
+
+
+def apply_writes(state: GraphState, writes: JsonObject) -> list[Message]:
+    """Repeats what a node wrote. Returns the messages that it added itself."""
+    for key, value in writes.get("context", {}).items():
+        engine_write(state.context, key, value)
+    for key in writes.get("removed", ()):
+        engine_forget(state.context, key)
+    own: list[Message] = []
+    for name, (same, added) in writes.get("lists", {}).items():
+        if name == "messages":
+            own = convert(added, list[Message])
+        engine_extend(getattr(state, name), own if name == "messages" else added, same)
+    return own
+
+
+# -- results -------------------------------------------------------------------------------------------------
+
+
+def result_to_json(result: NodeResult, own: Sequence[Message]) -> JsonObject:
+    """Returns the fields of a result without a default.
+
+    Args:
+        own: The messages that the node itself added. The result may add the same ones.
+
+    Raises:
+        NotRecordable: The output has no JSON form.
+    """
+    data: JsonObject = {
+        name: value
+        for name in _PLAIN_FIELDS
+        if (value := getattr(result, name)) != getattr(_DEFAULT_RESULT, name)
+    }
+    what = f"The output of {result.node_name!r}"
+    if result.output is not None:
+        data["output"] = orjson.Fragment(_encoded(result.output, what))
+    if result.raw_output is not None and result.raw_output is not result.output:
+        data["raw_output"] = orjson.Fragment(_encoded(result.raw_output, what))
+    elif result.raw_output is not None:
+        data["raw_is_output"] = True
+    places = {id(message): place for place, message in enumerate(own)}
+    if result.messages_added:
+        data["messages"] = [
+            places.get(id(m)) if id(m) in places else to_builtins(m) for m in result.messages_added
+        ]
+    if result.tool_calls:
+        data["tool_calls"] = to_builtins(list(result.tool_calls))
+    if result.guards_passed or result.guards_failed:
+        data["guards"] = [list(result.guards_passed), list(result.guards_failed)]
+    if result.usage != NO_USAGE:
+        data["usage"] = to_builtins(result.usage)
+    if result.exception is not None:
+        data["exception"] = exception_to_json(result.exception)
+    return data
+
+
+def result_of(name: str, data: JsonObject, own: Sequence[Message] = (), schema: Any = None) -> NodeResult:
+    """Restores a result.
+
+    Args:
+        own: The messages that the node itself added.
+        schema: The `output_schema` of the node, or None.
+    """
+    result = NodeResult(name, **{key: data[key] for key in _PLAIN_FIELDS if key in data})
+    if result.transition_reason == TOOL_CALLS_PRESENT:
+        result.transition_reason = TOOL_CALLS_PRESENT
+    output = data.get("output")
+    if schema is not None and output is not None and not result.error:
+        output = _as_schema_says(schema, output)
+    result.output = output
+    result.raw_output = output if data.get("raw_is_output") else data.get("raw_output")
+    if "messages" in data:
+        result.messages_added = [
+            own[m] if isinstance(m, int) else convert(m, Message) for m in data["messages"]
+        ]
+    if "tool_calls" in data:
+        result.tool_calls = tuple(convert(data["tool_calls"], list[ToolCall]))
+    result.guards_passed, result.guards_failed = map(tuple, data.get("guards", ((), ())))
+    if "usage" in data:
+        result.usage = convert(data["usage"], Usage)
+    return result
+
+
+def _as_schema_says(schema: Any, output: Any) -> Any:
+    try:
+        return output_schema(schema).validate(output)
+    except ValueError:  # the schema was changed: the output is what it was
+        return output
+
+
+def exception_to_json(error: BaseException) -> JsonObject:
+    """Returns an exception as JSON."""
+    if isinstance(error, NodeFailed):
+        cause = exception_to_json(error.cause) if error.cause is not None else None
+        return {"type": "NodeFailed", "about": [error.path, error.error, error.stop_reason], "cause": cause}
+    if isinstance(error, OutputRefused):
+        return {"type": "OutputRefused", "about": [error.guard, str(error)]}
+    if isinstance(error, AstromeshError):
+        return error_to_json(error)
+    return {"type": "", "message": f"{type(error).__name__}: {error}"}
+
+
+def exception_of(data: JsonObject, known: dict[bytes, BaseException]) -> BaseException:
+    """Restores an exception. One that is not of astromesh becomes a GraphError with its class and text.
+
+    Args:
+        known: Those that were restored before. The failure that a parent passes on is that of its child.
+    """
+    kind = data["type"]
+    if kind == "NodeFailed":
+        (path, error, reason), cause = data["about"], data["cause"]
+        return NodeFailed(path, error, exception_of(cause, known) if cause is not None else None, reason)
+    key = orjson.dumps(data)
+    if key not in known:
+        if kind == "OutputRefused":
+            known[key] = OutputRefused(*data["about"])
+        elif kind in ("", "GraphStopped"):
+            known[key] = (GraphStopped if kind else GraphError)(data["message"])
+        else:
+            known[key] = error_of(data)
+    return known[key]
