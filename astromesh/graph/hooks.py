@@ -16,6 +16,7 @@ from typing import Any, Protocol, TypeAlias
 
 from astromesh.errors import BudgetExhausted, ToolFailed, is_failure
 from astromesh.graph.base import BaseNode
+from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.records import NO_USAGE, ExecutionReport, Mutation, NodeResult, invalid_field
 from astromesh.graph.state import GraphState
 from astromesh.types import ToolCall, ToolResult, Usage
@@ -170,7 +171,7 @@ def _methods_named(hooks: Sequence[Any], name: str) -> tuple[Method, ...]:
 
 async def _invoke(method: Method, *arguments: Any) -> Any:
     try:
-        value = method(*arguments)
+        value = call_inline("The hook", method, *arguments)
         return await value if hasattr(value, "__await__") else value
     except asyncio.CancelledError as error:
         task = asyncio.current_task()

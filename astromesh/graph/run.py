@@ -38,6 +38,7 @@ from astromesh.graph.audibility import Audibility
 from astromesh.graph.base import BaseNode
 from astromesh.graph.calls import SelectedTools, call_tool, call_tools
 from astromesh.graph.flags import BIT, NodeFlag
+from astromesh.graph.inline_calls import HELD_SECONDS, warn_of_hold
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.merging import Branches
 from astromesh.graph.node_config import NO_CONFIG, STOPPED_MODEL, Child, Graph, Node, NodeConfig, OnError
@@ -549,6 +550,7 @@ class Run:
 _new_without_init = object.__new__
 #: The usual return types of functions. A value of another type may be awaitable.
 _NEVER_AWAITABLE = frozenset({type(None), str, dict, list, bool, int, float, NodeResult})
+HELD_MS = HELD_SECONDS * 1000
 _ISOLATED = BIT[NodeFlag.ISOLATED_CONTEXT]
 
 
@@ -609,7 +611,9 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 try:
                     if step.function is not None:
                         value = step.function(state)
-                        if type(value) not in _NEVER_AWAITABLE and hasattr(value, "__await__"):
+                        if is_awaitable := type(value) not in _NEVER_AWAITABLE and hasattr(
+                            value, "__await__"
+                        ):
                             value = await value
                     else:
                         value = await (
@@ -621,6 +625,8 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                     result = step.fail(error, state, config, (perf_counter() - started) * 1000)
                 else:
                     duration_ms = (perf_counter() - started) * 1000
+                    if duration_ms > HELD_MS and step.function is not None and not is_awaitable:
+                        warn_of_hold("The inline function", step.function, duration_ms / 1000)
                     if config.is_verbatim:
                         result, is_plain = value, True
                         result.duration_ms, result.usage = duration_ms, config.usage

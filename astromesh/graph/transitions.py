@@ -20,9 +20,11 @@ import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
+from functools import update_wrapper
 from typing import Any, NamedTuple, TypeAlias
 
 from astromesh.errors import is_failure
+from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.records import END, ERROR_NODE, TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.validation import positional_arity
@@ -155,7 +157,11 @@ def as_test(condition: Condition, owner: str) -> Test:
         raise TypeError(f"{owner}: a condition must not be async.")
     if positional_arity(condition, owner, most=2) == 2:
         return condition
-    return lambda result, state: condition(result)
+
+    def test(result: NodeResult, state: GraphState) -> Any:
+        return condition(result)
+
+    return update_wrapper(test, condition, updated=())  # warnings name the condition
 
 
 def in_evaluation_order(edges: list[Edge]) -> tuple[Edge, ...]:
@@ -164,6 +170,7 @@ def in_evaluation_order(edges: list[Edge]) -> tuple[Edge, ...]:
 
 
 log = logging.getLogger("astromesh.graph")
+_CONDITION = "The condition"
 
 #: The fields by which the model names the next node.
 ROUTE_FIELDS = ("route", "_next", "goto")
@@ -355,7 +362,7 @@ def matching_transition(transitions: Mapping[Any, str], result: NodeResult) -> A
 def condition_holds(test: Test, transition: Transition, result: NodeResult, state: GraphState) -> bool:
     """Whether a condition holds. A condition that raises an exception does not, and fails the node."""
     try:
-        return bool(test(result, state))
+        return bool(call_inline(_CONDITION, test, result, state))
     except BaseException as error:  # boundary of a node: a condition is foreign code
         if not is_failure(error):
             raise

@@ -7,6 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import isfinite
 from typing import Any
 
+from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.state import RESERVED_KEYS
 
 ROUTINGS = ("", "edges_only")
@@ -202,14 +203,14 @@ class Processor:
         TypeError: It takes none, or more.
     """
 
-    __slots__ = ("arity", "function")
+    __slots__ = ("arity", "function", "what")
 
     def __init__(self, function: Callable[..., Any], what: str, most: int) -> None:
-        self.function = function
+        self.function, self.what = function, what
         self.arity = positional_arity(function, what, most=most)
 
     async def __call__(self, *arguments: Any) -> Any:
-        value = self.function(*arguments[: self.arity])
+        value = call_inline(self.what, self.function, *arguments[: self.arity])
         return await value if inspect.isawaitable(value) else value
 
 

@@ -15,7 +15,7 @@ from types import FrameType
 from astromesh.logs import get_logger
 
 #: seconds between two ticks, and of a block that is logged
-TICK_SECONDS, BLOCKED_SECONDS = 0.05, 0.1
+TICK_SECONDS, BLOCKED_SECONDS = 0.02, 0.1
 #: seconds that `worst()` covers
 WINDOW_SECONDS = 15
 #: frames of the stack that are logged: the innermost, then those outside libraries
@@ -78,7 +78,7 @@ class Watchdog:
         where = ""
         while not self._ending.wait(TICK_SECONDS):
             late = time.monotonic() - self._seen - TICK_SECONDS
-            if late > BLOCKED_SECONDS:
+            if late > BLOCKED_SECONDS - TICK_SECONDS:  # a block may begin up to a tick before the late one
                 # the current stack; the last one before the loop continues is logged
                 where = _format_stack(sys._current_frames().get(self._loop_thread)) or where  # noqa: SLF001
                 blocked_for = late

@@ -12,6 +12,7 @@ from typing import Any, ClassVar, Unpack
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
 from astromesh.graph.effects import is_retryable
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.node_config import MAX_CONCURRENCY, Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.nodes.function import declared_input
 from astromesh.graph.records import NodeResult
@@ -119,7 +120,9 @@ class FanOutNode(BaseNode):
             yield f"items: {count} items, but max_items is {self.max_items}."
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        items = self.items(state) if callable(self.items) else self.items
+        items = (
+            call_inline("The function of items", self.items, state) if callable(self.items) else self.items
+        )
         items = declared_input(self, state) if items is None else items
         if inspect.isawaitable(items):
             items = await items
@@ -209,7 +212,8 @@ class LoopNode(BaseNode):
             output = result.output
             named = output.get(self.until) if isinstance(output, dict) else None
             return bool(named or state.context.get(self.until))
-        value = self.until(result) if self._arity == 1 else self.until(result, state)
+        arguments = (result,) if self._arity == 1 else (result, state)
+        value = call_inline("The condition", self.until, *arguments)
         return bool(await value if inspect.isawaitable(value) else value)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from typing import Any, ClassVar, Unpack, get_args
 
 from astromesh.graph.base import MODEL_KEYWORDS, PROMPT_KEYWORDS, BaseNode, NodeKeywords
+from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.isolated_function import call_in_worker, function_name
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.private_state import call_in_thread
@@ -83,7 +84,7 @@ class FunctionNode(BaseNode):
         others = () if self.arity == 1 else (config,)
         if not self.is_async and not self.inline:
             return as_result(self.name, await call_in_thread(self.name, self._in_thread, state, *others))
-        value = self.function(state, *others)
+        value = call_inline("The inline function", self.function, state, *others)
         if self.is_async or hasattr(value, "__await__"):
             value = await value
         return as_result(self.name, value)
@@ -178,7 +179,8 @@ class TransformNode(BaseNode):
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         value = declared_input(self, state)
-        made = self.transform(value) if self._arity == 1 else self.transform(value, state)
+        arguments = (value,) if self._arity == 1 else (value, state)
+        made = call_inline("The transform", self.transform, *arguments)
         result = as_result(self.name, await made if inspect.isawaitable(made) else made)
         if result.output is value and not may_answer(value, state):  # passed on unchanged
             result.is_answer = False

@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, Unpack
 
 from astromesh.errors import OutputRefused, is_failure
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
+from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.function import declared_input, may_answer
 from astromesh.graph.records import NodeResult
@@ -64,7 +65,8 @@ class Guard:
     async def verdict(self, output: Any, state: Any) -> GuardVerdict:
         """Returns the result of the check. An exception is a failed verdict."""
         try:
-            answer = self.check(output) if self._arity == 1 else self.check(output, state)
+            arguments = (output,) if self._arity == 1 else (output, state)
+            answer = call_inline("The guard", self.check, *arguments)
             if inspect.isawaitable(answer):
                 answer = await answer
         except BaseException as error:  # a guard is foreign code, and a guard that raises must not pass

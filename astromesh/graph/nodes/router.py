@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Unpack
 
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
+from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import system_prompt
 from astromesh.graph.records import NodeResult
@@ -64,7 +65,7 @@ class RouterNode(BaseNode):
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         if self.choose is None:
             return await self._ask(state, config)
-        answer = self.choose(state)
+        answer = call_inline("The choice", self.choose, state)
         if inspect.isawaitable(answer):
             answer = await answer
         choice = self._match(str(answer))
