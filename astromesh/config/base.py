@@ -253,10 +253,12 @@ class GraphFindings(NamedTuple):
     Args:
         faults: faults for every agent.
         mentions: names that its agents must declare.
+        least_iterations: node executions without which no run of it completes.
     """
 
     faults: Sequence[tuple[Steps, str]] = ()
     mentions: Sequence[GraphMention] = ()
+    least_iterations: int = 0
 
 
 #: checks the spec of a graph

@@ -196,6 +196,18 @@ def check_graph_requirements(
             yield Finding(("spec", "orchestration", "graph"), f"{message}, which is not in {place}", hint)
 
 
+def check_graph_length(manifest: AgentManifest, graph: str, least: int) -> Iterator[Finding]:
+    """Yields a limit with which no run of the agent's graph completes.
+
+    Args:
+        least: node executions that the graph needs.
+    """
+    limit = manifest.spec.orchestration.max_iterations
+    if limit is not None and limit < least:
+        message = f"is {limit}, but the graph `{graph}` needs at least {least} node executions"
+        yield Finding(("spec", "orchestration", "max_iterations"), message, f"Write at least {least}.")
+
+
 def _stream(manifest: AgentManifest) -> Iterator[Finding]:
     reason = manifest.spec.whole_text_reason()
     if reason and manifest.spec.stream in ("token", "sentence"):

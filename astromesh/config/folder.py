@@ -179,6 +179,8 @@ class _FolderLoader:
         self._runtime_spec = RuntimeManifest.absent().spec
         #: graph → names that its agents must declare, each with its place
         self._mentions: dict[str, list[tuple[GraphMention, str]]] = {}
+        #: graph → node executions that it needs
+        self._least_iterations: dict[str, int] = {}
 
     def run(self) -> Configuration:
         runtime, providers, mcp, channels = (self._single(name) for name in SINGLE_FILES)
@@ -301,6 +303,7 @@ class _FolderLoader:
                 self._mentions[file.name] = [
                     (mention, file.location(("spec", *mention.steps))) for mention in found.mentions
                 ]
+                self._least_iterations[file.name] = found.least_iterations
 
     def _agent(self, file: ConfigFile, defaults: OrchestrationDefaults, known: KnownNames) -> None:
         file.validate(lambda root: _with_orchestration(root, defaults))
@@ -319,6 +322,7 @@ class _FolderLoader:
         graph = block.plugin_value("graph") if block.pattern == "graph" else None
         if isinstance(graph, str) and graph not in self._python_graphs:
             yield from checks.check_graph_requirements(manifest, graph, self._mentions.get(graph, ()))
+            yield from checks.check_graph_length(manifest, graph, self._least_iterations.get(graph, 0))
 
 
 # -- details of a kind ---------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from astromesh.graph.nodes.autonomous import SKIPPABLE_GUARD
 from astromesh.graph.nodes.composite import FanOutNode, LoopNode, ParallelNode, RetryNode, SubgraphNode
 from astromesh.graph.nodes.guard import GuardNode
 from astromesh.graph.records import END, ERROR_NODE
-from astromesh.graph.topology import GraphView, declared_targets, is_graph, reachable, targets
+from astromesh.graph.topology import GraphView, declared_targets, is_graph, nested_nodes, reachable, targets
 
 #: Keys and positions as in the plain form of a graph. Nodes of a list stand by position or by name.
 Location = tuple[str | int, ...]
@@ -250,6 +250,15 @@ def _endless_loops(graph: GraphView) -> Iterator[str]:
 
 
 # -- the node executions that the shortest way needs -------------------------------------------------------
+
+
+def least_iterations(graph: GraphView) -> int:
+    """Returns the `max_iterations` without which no run of the graph, item or round in it completes."""
+    least = _least_in_graph(graph, ())
+    works = [node for part in graph.nodes.values() for node in nested_nodes(part)]
+    repeated = (node for node in works if isinstance(node, FanOutNode | LoopNode))
+    each = (sum(_least(child, ()) for child in node.children()) for node in repeated)
+    return int(max((needed for needed in (least, *each) if needed < inf), default=0))
 
 
 def _beyond_limit(graph: GraphView, limit: int) -> Iterator[str]:

@@ -19,15 +19,18 @@ from astromesh.errors import CircularAgentReference, WorkflowNotFound
 from astromesh.graph.base import BaseNode
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes.human import HumanNode
+from astromesh.graph.problems import least_iterations
 from astromesh.graph.serialization import find_problems, references
 from astromesh.plugins import Plugins
 
 
 def check_graph(spec: Mapping[str, Any]) -> GraphFindings:
     """Returns the problems of a graph's spec, and the tools and roles that it names."""
+    faults = [(problem.location, problem.message) for problem in find_problems(PromptGraph, spec)]
     return GraphFindings(
-        [(problem.location, problem.message) for problem in find_problems(PromptGraph, spec)],
+        faults,
         [GraphMention(*mention) for mention in references(spec)],
+        0 if faults else least_iterations(PromptGraph.from_config(spec)),
     )
 
 

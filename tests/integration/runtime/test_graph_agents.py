@@ -390,3 +390,18 @@ async def test_the_server_answers_while_a_plain_function_blocks(tmp_path: Path) 
             response = await run
         assert (response.status_code, text in response.text) == (status, True)
     late.set()
+
+
+async def test_a_limit_that_the_agents_graph_can_never_keep_is_a_fault_of_the_agent(tmp_path: Path) -> None:
+    """The file of the graph is right: another agent may give it more iterations."""
+    nodes = [{"name": f"n{i}", "kind": "prompt"} for i in range(4)]
+    for limit, broken in ((3, True), (4, False)):
+        folder = tmp_path / str(limit)
+        folder.mkdir()
+        with_graph(folder, nodes)
+        pattern = {"pattern": "graph", "graph": "steps", "max_iterations": limit}
+        write(folder, manifest(orchestration=pattern))
+        async with runtime_of(folder, ScriptedProvider()) as runtime:
+            faults = " ".join(map(str, runtime.broken.values()))
+        expected = "max_iterations: is 3, but the graph `steps` needs at least 4 node executions"
+        assert (expected in faults) == broken, faults
