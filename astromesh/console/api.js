@@ -1,3 +1,4 @@
+// @ts-check
 // Requests to the server: JSON, streams of events, and the key of this tab.
 import { signal } from "./lib.js";
 
@@ -130,7 +131,7 @@ export async function follow(path, receive, signal, options = {}) {
 
 /** Reads server-sent events (HTML Standard, section 9.2), those of one chunk together. @param {ReadableStream<Uint8Array>} body */
 async function* eventsOf(body) {
-  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  const reader = body.pipeThrough(/** @type {any} */ (new TextDecoderStream())).getReader();
   let rest = "";
   try {
     for (;;) {

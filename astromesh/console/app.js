@@ -1,3 +1,4 @@
+// @ts-check
 // The frame around every page: places, key, search, shortcuts. Pages are loaded when they are first shown.
 import { get, key, locked, online, setKey } from "./api.js";
 import { helpOpen, shortcuts, useKeys } from "./keys.js";

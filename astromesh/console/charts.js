@@ -1,3 +1,4 @@
+// @ts-check
 // Lines over time, drawn by uPlot, in the colours of the page.
 import { html, useEffect, useRef } from "./lib.js";
 
@@ -20,7 +21,7 @@ export function Chart({ at, lines, label, height = 150 }) {
     let gone = false;
     const box = /** @type {HTMLElement} */ (element.current);
     const draw = async () => {
-      const { default: UPlot } = await import("./vendor/uplot.js");
+      const UPlot = /** @type {any} */ ((await import("./vendor/uplot.js")).default);
       if (gone) return;
       plot.current?.destroy();
       const axis = { stroke: colour("ink-3"), grid: { stroke: colour("line"), width: 1 }, ticks: { show: false }, font: "11px system-ui" };

@@ -1,3 +1,4 @@
+// @ts-check
 // Graphs of agents and workflows: laid out by dagre, drawn as SVG. Nodes can be lit while they run.
 import { html, useEffect, useState } from "./lib.js";
 import { plain } from "./ui.js";
@@ -33,9 +34,12 @@ function kindOf(shape) {
   return /^\s*(\{\{|\{)/.test(shape) ? "decision" : /^\s*\(\(/.test(shape) ? "end" : "node";
 }
 
+/** @type {Record<string, string>} */
+const ENTITIES = { quot: '"', amp: "&", lt: "<", gt: ">", 35: "#" };
+
 /** @param {string} text */
 function unescaped(text) {
-  return text.replace(/#(\w+);/g, (whole, name) => ({ quot: '"', amp: "&", lt: "<", gt: ">", 35: "#" })[name] ?? whole).replace(/<br\s*\/?>/g, " · ");
+  return text.replace(/#(\w+);/g, (whole, name) => ENTITIES[name] ?? whole).replace(/<br\s*\/?>/g, " · ");
 }
 
 /**

@@ -1,10 +1,11 @@
+// @ts-check
 // The keyboard: every key of a view is registered here while the view is shown, and `?` lists them.
 import { signal, useEffect } from "./lib.js";
 
 /** @typedef {{keys: string, does: string, act: (event: KeyboardEvent) => void}} Shortcut */
 
-/** Shortcuts of what is shown now, the innermost last. @type {import("@preact/signals").Signal<Shortcut[]>} */
-export const shortcuts = signal([]);
+/** Shortcuts of what is shown now, the innermost last. */
+export const shortcuts = signal(/** @type {Shortcut[]} */ ([]));
 export const helpOpen = signal(false);
 /** Keys typed so far of a shortcut of two, as `g r`. */
 let typed = "";

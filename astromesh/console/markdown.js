@@ -1,3 +1,4 @@
+// @ts-check
 // Markdown of models: parsed by marked, made harmless by DOMPurify.
 import { html, useMemo } from "./lib.js";
 import { plain } from "./ui.js";
@@ -13,6 +14,7 @@ const ALLOWED = {
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#)/i,
 };
 
+const { sanitize } = /** @type {any} */ (DOMPurify);
 DOMPurify.addHook("afterSanitizeAttributes", (/** @type {Element} */ node) => {
   if (node.tagName !== "A") return;
   node.setAttribute("rel", "noreferrer noopener nofollow");
@@ -21,6 +23,6 @@ DOMPurify.addHook("afterSanitizeAttributes", (/** @type {Element} */ node) => {
 
 /** @param {{text: string}} props */
 export function Markdown({ text }) {
-  const made = useMemo(() => DOMPurify.sanitize(marked.parse(plain(text), { async: false, breaks: true }), ALLOWED), [text]);
+  const made = useMemo(() => sanitize(/** @type {string} */ (marked.parse(plain(text), { async: false, breaks: true })), ALLOWED), [text]);
   return html`<div class="markdown" dangerouslySetInnerHTML=${{ __html: made }}></div>`;
 }

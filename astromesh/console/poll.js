@@ -1,3 +1,4 @@
+// @ts-check
 // What a page shows and the server changes. While nothing happens, the whole console sends one request in five seconds:
 // each tick asks again for what has been waiting longest.
 import { get, Problem } from "./api.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Addresses of views. A view is `#/runs/ID?tab=raw`: the part behind `#` is a path and a query, so every view can be
 // shared as a link, and the server needs one page only.
 import { signal } from "./lib.js";

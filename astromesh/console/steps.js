@@ -1,3 +1,4 @@
+// @ts-check
 // A run's events, folded into the steps that people look at. A pure function: the same events give the same steps.
 
 /**

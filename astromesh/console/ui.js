@@ -1,3 +1,4 @@
+// @ts-check
 // Small parts of pages: states, times, numbers, tables, JSON, dialogs, long lists.
 import { asCurl, asPython, Problem } from "./api.js";
 import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";

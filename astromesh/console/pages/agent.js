@@ -1,3 +1,4 @@
+// @ts-check
 // One agent: what it is made of, its graph, its runs.
 import { get } from "../api.js";
 import { Diagram, fromMermaid } from "../diagram.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Agents: all of them, those with faults included.
 import { html, useState } from "../lib.js";
 import { useResource } from "../poll.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Approvals: what waits for a person, with its arguments, and the decision.
 import { post } from "../api.js";
 import { html, useEffect, useState } from "../lib.js";

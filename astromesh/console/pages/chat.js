@@ -1,3 +1,4 @@
+// @ts-check
 // Chat: a conversation with an agent. Each message is a durable run, so a reload in the middle loses nothing.
 import { follow, get, post } from "../api.js";
 import { html, useEffect, useRef, useState } from "../lib.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Home: how the server does, what waits for a person, what ran last.
 import { Chart } from "../charts.js";
 import { html } from "../lib.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Knowledge: ask a pipeline, and see which passages it finds, with their scores.
 import { post } from "../api.js";
 import { html, useEffect, useState } from "../lib.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // One run: its facts, its steps as a waterfall, the chosen step, the raw events. A run that is going on grows in place.
 import { follow, get, post, Problem } from "../api.js";
 import { Diagram, fromMermaid } from "../diagram.js";

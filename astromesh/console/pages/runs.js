@@ -1,3 +1,4 @@
+// @ts-check
 // Runs: newest first, by agent, status and session; new ones wait behind a button until they are wanted.
 import { html, useEffect, useRef, useState } from "../lib.js";
 import { useKeys } from "../keys.js";

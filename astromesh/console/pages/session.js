@@ -1,3 +1,4 @@
+// @ts-check
 // One session: its turns and its runs; erasing it.
 import { remove } from "../api.js";
 import { html } from "../lib.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Sessions of an agent, and how to find them.
 import { html, useState } from "../lib.js";
 import { useResource } from "../poll.js";

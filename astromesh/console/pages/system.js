@@ -1,3 +1,4 @@
+// @ts-check
 // System: models and their circuits, stores, the audit log.
 import { html } from "../lib.js";
 import { useResource } from "../poll.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // One Task of a workflow: its stages as they happen, its artifacts; pause, step, resume, cancel, replay.
 import { follow, post } from "../api.js";
 import { html, useEffect, useRef, useState } from "../lib.js";

@@ -1,3 +1,4 @@
+// @ts-check
 // Workflows and their Tasks.
 import { html } from "../lib.js";
 import { useResource } from "../poll.js";
