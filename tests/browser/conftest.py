@@ -11,6 +11,7 @@ import platform
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -28,6 +29,12 @@ AXE = ROOT / ".venv" / "browser" / "node_modules" / "axe-core" / "axe.min.js"
 @pytest.fixture(scope="module")  # its event loop must be gone before a test of another module runs its own
 def browser() -> Iterator[Browser]:
     """One browser for all tests of a module."""
+    with launched() as running:
+        yield running
+
+
+@contextmanager
+def launched() -> Iterator[Browser]:
     system = next((path for name in SYSTEM_BROWSERS if (path := shutil.which(name))), None)
     environment: dict[str, str | float | bool] = {**os.environ}
     if platform.machine() == "x86_64":

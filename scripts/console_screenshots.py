@@ -1,0 +1,81 @@
+"""Takes the pictures of the console that docs/console.md and the README show: `make venv`, then run this.
+
+It serves the sample agents, asks them a few questions, and photographs pages in the browser of the tests.
+Look at the pictures before you commit them.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from pathlib import Path
+
+import httpx
+from playwright.sync_api import Page
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))
+
+from tests.browser.conftest import launched  # noqa: E402
+from tests.platform.astromesh import ServerProcess  # noqa: E402
+
+PICTURES = ROOT / "docs" / "images"
+QUESTIONS = {
+    "support-agent": (
+        "How do I reset my password?",
+        "Which plans are there?",
+        "How do I invite a colleague?",
+    ),
+    "front-desk-agent": ("My invoice is wrong, what can I do?",),
+    "debate-agent": ("Is two-step verification worth the trouble?",),
+    "plan-agent": ("Plan the move of my team to a new workspace.",),
+}
+#: name of the picture -> place, colour scheme, width
+VIEWS = {
+    "home": ("home", "light", 1280),
+    "chat": ("chat?agent=support-agent&session=ada", "light", 1280),
+    "run": ("runs/{run}?step=6", "dark", 1280),
+    "graph": ("agents/debate-agent?tab=Graph", "light", 1280),
+    "run-narrow": ("runs/{run}?step=6", "light", 390),
+}
+
+
+def main() -> None:
+    PICTURES.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory() as home:
+        server = ServerProcess(Path(home), ROOT / "config")
+        server.start()
+        try:
+            runs = [
+                httpx.post(
+                    f"{server.url}/v1/agents/{agent}/run",
+                    json={"query": question, "session_id": "ada"},
+                    timeout=60,
+                ).json()["run_id"]
+                for agent, questions in QUESTIONS.items()
+                for question in questions
+            ]
+            with launched() as browser:
+                for name, (place, scheme, width) in VIEWS.items():
+                    page = browser.new_page(
+                        viewport={"width": width, "height": 800},
+                        color_scheme=scheme,  # type: ignore[arg-type]
+                        locale="en-GB",
+                        reduced_motion="reduce",
+                    )
+                    photograph(page, f"{server.url}/console/#/{place.format(run=runs[0])}", name)
+        finally:
+            server.close()
+
+
+def photograph(page: Page, address: str, name: str) -> None:
+    page.goto(address)
+    page.locator("main header h1").wait_for()
+    page.wait_for_load_state("networkidle")
+    page.wait_for_timeout(500)  # diagrams are laid out behind the data
+    page.screenshot(path=PICTURES / f"{name}.png")
+    page.close()
+
+
+if __name__ == "__main__":
+    main()
