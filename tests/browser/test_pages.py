@@ -156,6 +156,17 @@ def test_an_idle_page_asks_once_in_five_seconds(
     assert 1 <= len(asked) <= 3, asked
 
 
+def test_the_description_of_the_routes_is_shown_and_asks_for_a_key(
+    server_process: ServerFactory, console: Callable[..., Console], tmp_path: Path
+) -> None:
+    server = _guarded(server_process, tmp_path)
+    page = console(server).page
+    page.goto(f"{server.url}/docs")
+    page.get_by_label("This server asks for a key").fill(_key(server, "agents:read"))
+    page.keyboard.press("Enter")
+    page.locator(".opblock-summary-path", has_text="/v1/agents/{name}/run").first.wait_for()
+
+
 def test_a_server_with_keys_asks_for_one_and_shows_what_it_may(
     server_process: ServerFactory, console: Callable[..., Console], tmp_path: Path
 ) -> None:

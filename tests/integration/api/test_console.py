@@ -46,6 +46,12 @@ def test_the_page_may_load_what_this_server_has_and_nothing_inline(client: TestC
     assert client.get("/console", follow_redirects=False).headers["location"] == "/console/"
 
 
+def test_browsers_find_the_console_and_programs_find_where_things_are(client: TestClient) -> None:
+    browser = client.get("/", headers={"accept": "text/html,*/*;q=0.8"}, follow_redirects=False)
+    assert (browser.status_code, browser.headers["location"]) == (307, "/console/")
+    assert client.get("/").json()["links"]["console"] == "/console"
+
+
 @pytest.mark.parametrize("name", OWN)
 def test_every_file_is_served_and_every_import_leads_to_one(client: TestClient, name: str) -> None:
     answer = client.get(f"/console/{name}")
@@ -53,7 +59,8 @@ def test_every_file_is_served_and_every_import_leads_to_one(client: TestClient, 
     pattern = {".js": IMPORT, ".html": LINK}.get(Path(name).suffix)
     for target in pattern.findall(answer.text) if pattern else ():
         assert target.startswith(("./", "../")) or pattern is LINK, target
-        assert client.get(f"/console/{(Path(name).parent / target).as_posix()}").status_code == 200, target
+        base = Path("/") if name == "openapi.html" else Path("/console", name).parent  # it is the page /docs
+        assert client.get((base / target).as_posix()).status_code == 200, target
 
 
 def test_no_file_names_another_host() -> None:
@@ -109,5 +116,7 @@ def test_a_configuration_switches_it_off(tmp_path: Path) -> None:
     )
     with client_of(folder) as client:
         answer = client.get("/console/")
+        index = client.get("/", headers={"accept": "text/html"}).json()
+    assert "console" not in index["links"]
     assert answer.status_code == 404
     assert "spec.console.enabled" in answer.json()["detail"]

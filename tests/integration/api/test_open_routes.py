@@ -66,15 +66,29 @@ def test_a_proxy_or_a_page_on_this_machine_asks_for_somebody_else(
     assert here.get("/metrics", headers=headers).status_code == 401
 
 
-@pytest.mark.parametrize("path", ["/openapi.json", "/docs"])
-def test_the_description_of_the_routes_needs_a_key_as_the_routes_do(here: TestClient, path: str) -> None:
-    assert here.get(path).status_code == 401
+def test_the_description_of_the_routes_needs_a_key_as_the_routes_do(here: TestClient) -> None:
+    assert here.get("/openapi.json").status_code == 401
 
 
-@pytest.mark.parametrize(("path", "holds"), [("/openapi.json", "/v1/agents"), ("/docs", "/openapi.json")])
-def test_without_authentication_the_description_is_open(tmp_path: Path, path: str, holds: str) -> None:
+def test_the_page_that_shows_the_description_is_open_and_holds_none_of_it(here: TestClient) -> None:
+    page = here.get("/docs")
+    assert page.status_code == 200
+    assert "/v1/" not in page.text
+    assert "unsafe" not in page.headers["content-security-policy"]
+
+
+def test_without_authentication_the_description_is_open(tmp_path: Path) -> None:
     app = create_app(runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider()))
     with TestClient(app) as client:
-        answer = client.get(path)
+        answer = client.get("/openapi.json")
     assert answer.status_code == 200
-    assert holds in answer.text
+    assert "/v1/agents" in answer.text
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "identity"])
+@pytest.mark.parametrize("name", ["swagger-ui.js", "swagger-ui.css", "openapi.js"])
+def test_the_page_loads_its_files_from_this_server(here: TestClient, name: str, encoding: str) -> None:
+    answer = here.get(f"/docs/{name}", headers={"accept-encoding": encoding})
+    assert answer.status_code == 200
+    assert (b"openapi" if name == "openapi.js" else b"swagger-ui") in answer.content
+    assert here.get("/docs/nothing.js").status_code == 404

@@ -79,7 +79,8 @@ GUARDED = [route for route in EVERY if route.scope]
 OPEN = [route for route in EVERY if not route.scope]
 #: the routes that need no credential (webhooks are signed)
 PUBLIC = frozenset({
-    "/", "/console", "/console/{path:path}", "/health", "/health/live", "/health/ready",
+    "/", "/console", "/console/{path:path}", "/docs", "/docs/{name}",
+    "/health", "/health/live", "/health/ready",
     "/v1/channels/{channel}/webhook",
 })  # fmt: skip
 
