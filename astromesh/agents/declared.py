@@ -30,6 +30,7 @@ class Source:
         servers: Blocks of mcp.yaml by name.
         called: The agents that it may call.
         folder: The configuration folder of its file.
+        file, node: Its file as it was read, if nothing has been replaced since.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Source:
     servers: Mapping[str, JsonObject] = field(default_factory=dict)
     called: tuple[Any, ...] = ()
     folder: Path | None = None
+    file: Path | None = None
     node: Node | None = None
 
     def yaml(self, *, strict: bool) -> str:
@@ -56,7 +58,7 @@ class Source:
 
     def _with_spec(self, key: str, value: Any) -> Source:
         spec = {**self.manifest.get("spec", {}), key: value}
-        return replace(self, manifest={**self.manifest, "spec": spec}, text="", node=None)
+        return replace(self, manifest={**self.manifest, "spec": spec}, text="", file=None, node=None)
 
     @property
     def declaration(self) -> Declaration:
@@ -81,6 +83,7 @@ class Source:
             self.live,
             tuple(agent.declaration for agent in self.called),
             self.folder,
+            self.file,
         )
 
     def _free_name(self, one: Live, taken: Iterable[str]) -> str:
@@ -115,6 +118,7 @@ def source_of_file(path: Path, live: LiveParts) -> Source:
         live,
         document.text,
         folder=folder.parent if folder.name == "agents" else None,
+        file=path,
         node=document.node,
     )
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +77,21 @@ class Configuration:
         if faults:
             raise InvalidConfiguration(faults)
 
+    def of_agents(self, names: Iterable[str]) -> Configuration:
+        """Returns the configuration with only these agents, and those that they may call."""
+        wanted: set[str] = set()
+        left = list(names)
+        while left:
+            if (name := left.pop()) not in wanted:
+                wanted.add(name)
+                left += self.edges.get(name, ())
+        return replace(
+            self,
+            agents={name: agent for name, agent in self.agents.items() if name in wanted},
+            broken={name: faults for name, faults in self.broken.items() if name in wanted},
+            edges={name: called for name, called in self.edges.items() if name in wanted},
+        )
+
     def _all(self) -> Iterator[InvalidManifest]:
         yield from self.faults
         yield from self.cycles
@@ -103,12 +118,13 @@ class PythonManifests(NamedTuple):
     """Manifests that were made in Python, beside those of a folder.
 
     Args:
-        agents: content of agent files by name; they replace files of the same name.
+        agents: by name, the file of an agent, or what stands for one in messages, and its content. They replace
+            files of the same name.
         servers: blocks of mcp.yaml by name, in addition to those of the file.
         only: whether there is no folder; relative paths start in the working directory.
     """
 
-    agents: Mapping[str, Node] = {}
+    agents: Mapping[str, tuple[Path, Node]] = {}
     servers: Mapping[str, Node] = {}
     only: bool = False
 
@@ -239,7 +255,7 @@ class _FolderLoader:
         if kind == "Agent":
             made = self._python.agents
             files = [file for file in files if file.name not in made]
-            files += [ConfigFile(kind, Path(f"Agent({name!r})"), root) for name, root in made.items()]
+            files += [ConfigFile(kind, path, root) for path, root in made.values()]
         _reject_duplicate_names(files, what)
         return files
 

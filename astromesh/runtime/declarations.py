@@ -47,6 +47,7 @@ class Declaration:
         graphs: Its graphs by name.
         called: The agents that it may call.
         folder: The configuration folder that the manifest belongs to; None: it belongs to none.
+        file: The file that the manifest was read from, if there is one.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Declaration:
     live: LiveParts = NO_LIVE_PARTS
     called: tuple[Declaration, ...] = ()
     folder: Path | None = None
+    file: Path | None = None
 
     def every(self) -> Iterator[Declaration]:
         """Yields the agent, and all that it may call."""
@@ -107,7 +109,8 @@ class Declarations:
 
     def manifests(self, *, only: bool) -> PythonManifests:
         """Args: only: whether the runtime has no configuration folder."""
-        return PythonManifests({n: a.manifest for n, a in self._agents.items()}, self._servers, only)
+        agents = {n: (a.file or Path(f"Agent({n!r})"), a.manifest) for n, a in self._agents.items()}
+        return PythonManifests(agents, self._servers, only)
 
     def extend(self, plugins: Plugins) -> Plugins:
         """Returns the plugins of a runtime with the live objects of its agents."""

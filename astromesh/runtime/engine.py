@@ -47,8 +47,8 @@ class AgentRuntime:
     """The agents of one configuration folder, and agents that are declared in Python.
 
     Args:
-        config_dir: The folder of `agents/*.agent.yaml` and the other files (docs/configuration.md). None:
-            the folder of `agents`, if they have one; without agents `config`.
+        config_dir: The folder of `agents/*.agent.yaml` and the other files (docs/configuration.md). None: if
+            there are `agents`, the folder that they were read from, without its other agents; else `config`.
         data_dir: The folder for all stored data. None: `.astromesh`.
         plugins: What names in YAML may refer to. None: everything installed.
         graphs: Graphs made in Python, for `orchestration: {pattern: graph, graph: NAME}`.
@@ -83,8 +83,9 @@ class AgentRuntime:
     ) -> None:
         self._declared = declared = Declarations(agents)
         folder = config_dir if config_dir is not None else declared.folder
-        #: whether there is no configuration folder
-        self._is_python_only = folder is None and bool(declared)
+        #: whether there are no other agents, and whether there is no configuration folder at all
+        self._has_only_declared = config_dir is None and bool(declared)
+        self._is_python_only = self._has_only_declared and folder is None
         self.config_dir = Path(folder or ("." if declared else "config"))
         self.data_dir = Path(data_dir or ".astromesh")
         self.plugins = declared.extend(plugins or Plugins())
@@ -108,7 +109,8 @@ class AgentRuntime:
     def load_configuration(self) -> Configuration:
         """Reads the folder and the declared agents. Faults are part of the result."""
         python = self._declared.manifests(only=self._is_python_only)
-        return load_configuration(self.config_dir, self.plugins, self._env, self._graphs, python=python)
+        found = load_configuration(self.config_dir, self.plugins, self._env, self._graphs, python=python)
+        return found.of_agents(self._declared.live) if self._has_only_declared else found
 
     async def bootstrap(self, configuration: Configuration | None = None) -> None:
         """Loads the configuration and opens everything that its agents need.
@@ -128,7 +130,7 @@ class AgentRuntime:
         self.directory.current = state
         try:
             self.runner.open(state, await self._open_exporter(state))
-            if not self._is_python_only and workflow_names(self.config_dir):
+            if not self._has_only_declared and workflow_names(self.config_dir):
                 await self.workflows.load()
         except BaseException:
             self.directory.current = None
