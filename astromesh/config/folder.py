@@ -118,8 +118,8 @@ class PythonManifests(NamedTuple):
     """Manifests that were made in Python, beside those of a folder.
 
     Args:
-        agents: by name, the file of an agent, or what stands for one in messages, and its content. They replace
-            files of the same name.
+        agents: by name, the file of an agent, or what stands for one in messages, and its content. They
+            replace files of the same name.
         servers: blocks of mcp.yaml by name, in addition to those of the file.
         only: whether there is no folder; relative paths start in the working directory.
     """

@@ -21,7 +21,7 @@ from websockets.exceptions import InvalidStatus
 
 from tests.acceptance.terminal import astromesh, environment
 from tests.conftest import ServerFactory
-from tests.platform.astromesh import PROGRAM, ServerProcess
+from tests.platform.astromesh import CHILD, PROGRAM, ROOT, ServerProcess
 
 AGENT = """apiVersion: astromesh/v1
 kind: Agent
@@ -287,3 +287,61 @@ def test_keys_are_neither_in_the_log_nor_in_the_data(config: Path, server_proces
         file for file in server.data.rglob("*") if file.is_file() and secret.encode() in file.read_bytes()
     ]
     assert kept == []
+
+
+# -- agents made in Python -----------------------------------------------------------------------------------
+
+APP = """
+from astromesh import Agent
+
+
+async def upper(request):
+    return request.messages[-1].content.upper()
+
+
+shout = Agent(upper, name="shout")
+both = [shout, Agent(upper, name="cry")]
+nothing = 3
+"""
+
+
+def python_path(folder: Path) -> dict[str, str]:
+    (folder / "shouting.py").write_text(APP)
+    return {"PYTHONPATH": f"{folder}:{CHILD}:{ROOT}"}
+
+
+@pytest.mark.parametrize("more", [[], ["--workers", "2"]])
+def test_agents_made_in_python_are_served(
+    tmp_path: Path, server_process: ServerFactory, more: list[str]
+) -> None:
+    """Without a configuration, in every worker."""
+    env = python_path(tmp_path)
+    server = server_process(tmp_path / "none", env=env, args=["shouting:both", *more])
+    assert f"astromesh listens on {server.url}" in server.log()
+    for name in ("shout", "cry"):
+        body = {"query": "hi", "session_id": "s"}
+        assert httpx.post(f"{server.url}/v1/agents/{name}/run", json=body).json()["response"] == "HI"
+
+
+def test_they_stand_beside_the_agents_of_the_configuration(
+    config: Path, tmp_path: Path, server_process: ServerFactory
+) -> None:
+    server = server_process(config, env=python_path(tmp_path), args=["shouting:shout"])
+    agents = httpx.get(f"{server.url}/v1/agents").json()["agents"]
+    assert sorted(one["name"] for one in agents) == ["echo", "shout"]
+
+
+@pytest.mark.parametrize(
+    ("named", "said"),
+    [
+        ("shouting", "Write MODULE:NAME"),
+        ("shouting:shuot", "Did you mean `shout`?"),
+        ("shouting:nothing", "is no agent"),
+        ("whispering:shout", "There is no module 'whispering'"),
+    ],
+)
+def test_what_is_no_agent_is_named(
+    tmp_path: Path, server_process: ServerFactory, named: str, said: str
+) -> None:
+    server = server_process(tmp_path, env=python_path(tmp_path), args=[named], start=False)
+    assert said in refused(server)

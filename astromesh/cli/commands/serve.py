@@ -27,7 +27,7 @@ from astromesh.api.app import Server, create_app
 from astromesh.api.auth import is_loopback
 from astromesh.api.middleware.limits import ConcurrencyLimits
 from astromesh.cli import startup
-from astromesh.cli.commands.validate import load_valid
+from astromesh.cli.commands.validate import checked
 from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
 from astromesh.cli.shutdown import drain_before_shutdown
@@ -46,6 +46,8 @@ PROGRAM = "astromesh"
 BACKLOG = 2048
 #: names the folder in which the processes of one server add up their metrics
 TALLIES_VARIABLE = "ASTROMESH_TALLIES"
+#: names the agents made in Python, for worker processes
+AGENTS_VARIABLE = "ASTROMESH_AGENTS"
 #: seconds that runs get after SIGTERM, and that their responses get after that
 GRACE, _RESPONSE_GRACE = 30, 5
 #: a vector search uses one core: threads of OpenBLAS that wait for a busy core make it five times slower
@@ -67,6 +69,12 @@ Do one of these:
 
 
 def serve(
+    agents: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[MODULE:AGENT]…", help="Agents made in Python, served beside those of the configuration."
+        ),
+    ] = None,
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     host: Annotated[str, typer.Option(help="Address to listen on; default: runtime.yaml's.")] = "",
@@ -79,7 +87,8 @@ def serve(
     """Serve the agents over HTTP and WebSocket. SIGTERM or Ctrl-C ends it."""
     folders = folders_of(config, data)
     os.environ.setdefault(*_ONE_THREAD)
-    configuration = load_valid(config, strict=strict)
+    os.environ[AGENTS_VARIABLE] = " ".join(agents or ())
+    configuration = checked(runtime_of(folders).load_configuration(), strict=strict)
     spec = configuration.runtime.spec
     configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
     listener = listen(
@@ -161,13 +170,28 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, in
 # -- the application ---------------------------------------------------------------------------------------
 
 
+def runtime_of(folders: tuple[Path, Path]) -> AgentRuntime:
+    """Returns the runtime of the two folders and of the agents made in Python. It is not open yet.
+
+    Raises:
+        ConfigError: such an agent cannot be imported.
+    """
+    references = os.environ.get(AGENTS_VARIABLE, "").split()
+    if not references:
+        return AgentRuntime(folders[0], data_dir=folders[1])
+    from astromesh.agents.loading import load_agents  # servers of a folder alone do not need it
+
+    agents = load_agents(references)
+    return AgentRuntime(folders[0] if folders[0].is_dir() else None, data_dir=folders[1], agents=agents)
+
+
 def application(folders: tuple[Path, Path], spec: RuntimeSpec, tallies: Path | None = None) -> Server:
     """Returns the app that runtime.yaml configures.
 
     Args:
         tallies: where the processes of one server add up their metrics; None for a server of one process.
     """
-    runtime = AgentRuntime(folders[0], data_dir=folders[1])
+    runtime = runtime_of(folders)
     api = spec.api
     app = create_app(
         runtime,
@@ -293,7 +317,8 @@ def announce(
         where = _folder_option("--config", folders[0], CONFIG_FOLDER) + _folder_option(
             "--data", folders[1], DATA_FOLDER
         )
-        print(f"  {command} chat {agents[0]}{where}")
+        if folders[0].is_dir():  # other commands know only the agents of a folder
+            print(f"  {command} chat {agents[0]}{where}")
     else:
         note("No agent can run yet. 'astromesh doctor' says why.", "yellow")
     sys.stdout.flush()

@@ -33,7 +33,15 @@ def load_valid(folder: Path, *, strict: bool = False) -> Configuration:
     Raises:
         InvalidConfiguration: with every fault.
     """
-    configuration = load_configuration(folder, Plugins())
+    return checked(load_configuration(folder, Plugins()), strict=strict)
+
+
+def checked(configuration: Configuration, *, strict: bool = False) -> Configuration:
+    """Returns a configuration that can run, and prints its warnings and broken agents to stderr.
+
+    Raises:
+        InvalidConfiguration: with every fault.
+    """
     configuration.require_sound(strict=strict)
     print_warnings(configuration)
     return configuration

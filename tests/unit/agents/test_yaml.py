@@ -13,7 +13,8 @@ from pydantic import BaseModel
 
 from astromesh import Agent, ToolContext, build_agent, tool
 from astromesh.agents.agent import AllKeys
-from astromesh.config.agent import AgentManifest, AgentSpec, Memory, Metadata
+from astromesh.config.agent import AgentManifest, AgentSpec, Memory
+from astromesh.config.records import Metadata
 from astromesh.errors import ConfigError, InvalidConfiguration
 from astromesh.graph import PromptGraph
 from astromesh.graph.nodes import PromptNode
