@@ -24,7 +24,8 @@
     │   ├── AllProvidersFailed ProvidersRateLimited
     │   ├── InvalidOutput
     │   ├── ToolError          ModelRetry, ToolTimeout, ToolFailed, ToolBusy, OutcomeUnknown, ToolDenied,
-    │   │                      InvalidToolCall, ToolPermissionError, ToolRateLimitError
+    │   │                      InvalidToolCall, ToolPermissionError, ToolRateLimitError,
+    │   │                      ToolCallLimitReached
     │   ├── ChannelError       ChannelRejected, OutsideWindow: raised by messengers
     │   └── StoreError         StoreUnavailable
     ├── Unavailable            the server cannot serve now: AgentUnavailable, Overloaded, QueueFull, …
@@ -552,6 +553,12 @@ class ToolRateLimitError(ToolError, code="tool_rate_limited"):
         super().__init__(f"The tool {tool!r} was called too often.{wait}")
 
 
+class ToolCallLimitReached(ToolError, code="tool_call_limit_reached"):
+    def __init__(self, tool: str, most: int) -> None:
+        times = "once" if most == 1 else f"{most} times"
+        super().__init__(f"A run may call the tool {tool!r} at most {times}. Answer with what you have.")
+
+
 class StoreError(UpstreamError, code="store_error"):
     """A database or file store failed."""
 
@@ -625,10 +632,15 @@ class IterationsExhausted(LimitReached, code="iterations_exhausted"): ...
 
 
 class BudgetExhausted(LimitReached, code="budget_exhausted", status=429, public=True):
-    """Args: retry_after: seconds until the budget renews, 0 if it never does."""
+    """A budget has too little left.
 
-    def __init__(self, message: str, retry_after: float = 0.0) -> None:
-        self.retry_after = retry_after
+    Args:
+        retry_after: seconds until the budget renews, 0 if it never does.
+        budget: its name below `spec.budgets`, e.g. `per_session.tokens`; empty where it is a graph's own.
+    """
+
+    def __init__(self, message: str, retry_after: float = 0.0, budget: str = "") -> None:
+        self.retry_after, self.budget = retry_after, budget
         super().__init__(message)
 
 

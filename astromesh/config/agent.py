@@ -148,6 +148,9 @@ class ToolBlock(Block):
     rate_limit: RateLimit | None = Field(
         None, description="Limit of calls per agent and caller; absent: none."
     )
+    max_calls_per_run: Count | None = Field(
+        None, description="Calls in one run; the model is told when they are used up. Absent: no limit."
+    )
     max_result_tokens: Count | None = Field(None, description="Longer results are truncated with a note.")
     trusted: bool | None = Field(
         None,

@@ -75,6 +75,7 @@ def check_agent(
     yield from _orchestration(manifest, root, known)
     yield from _stream(manifest)
     yield from _schemas(manifest)
+    yield from _prices(manifest)
     if check is not None:
         yield from _templates(manifest, root, check)
 
@@ -212,6 +213,19 @@ def _stream(manifest: AgentManifest) -> Iterator[Finding]:
     reason = manifest.spec.whole_text_reason()
     if reason and manifest.spec.stream in ("token", "sentence"):
         yield Finding(("spec", "stream"), f"must be final: {reason}", "Write `stream: final`.")
+
+
+def _prices(manifest: AgentManifest) -> Iterator[Finding]:
+    """Yields budgets of dollars that a model without a price would never use up."""
+    specs = [spec for _, models in manifest.spec.model.sets() for spec in models.specs()]
+    unknown = next((spec.block.name for spec in specs if spec.lacks_price), None)
+    for name, budget in manifest.spec.budgets if unknown else ():
+        if budget.cost_usd is not None:
+            yield Finding(
+                ("spec", "budgets", name, "cost_usd"),
+                f"has no effect on the model `{unknown}`, whose price is unknown",
+                "Write the price under `prices` of the model block or of its entry in providers.yaml.",
+            )
 
 
 def _schemas(manifest: AgentManifest) -> Iterator[Finding]:

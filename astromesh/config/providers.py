@@ -113,6 +113,13 @@ class ModelSpec(Endpoint):
     def options(self) -> Any:
         return self.block.options
 
+    @property
+    def lacks_price(self) -> bool:
+        """Whether the model's price is unknown. The options of a plugin may state it as `priced`."""
+        return self._block is not None and not (
+            self._block.price or getattr(self._block.options, "priced", True)
+        )
+
     def resolve(self, block: ModelBlock) -> None:
         """Stores the resolved block; called once, at load."""
         self._block = block

@@ -34,6 +34,7 @@ from astromesh.errors import (
     ProviderTimeout,
     ProviderUnavailable,
 )
+from astromesh.graph.call_bounds import CallBounds, bounds_of_providers
 from astromesh.graph.scope import Scope
 from astromesh.providers.base import Provider
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -452,6 +453,12 @@ class ModelRouter:
     async def complete(self, request: CompletionRequest) -> CompletionResult:
         return await self.route(request)
 
+    def bounds(self, request: CompletionRequest) -> CallBounds:
+        """The most that a call costs, whichever of the models answers it."""
+        router = self.roles.get(request.role, self)
+        factor = max((health.correction.factor for health in router.healths), default=1.0)
+        return bounds_of_providers(router.providers, request, factor)
+
     async def stream(
         self,
         request: CompletionRequest,
@@ -556,6 +563,10 @@ class RunModel:
         self.streaming_request: CompletionRequest | None = None
         #: requests by the text of their results; only recorded if there is a schema
         self._requests: dict[str, CompletionRequest] = {}
+
+    def bounds(self, request: CompletionRequest) -> CallBounds:
+        """The most that a call costs."""
+        return self._router.bounds(self._with_schema(request))
 
     def complete(self, request: CompletionRequest) -> Coroutine[Any, Any, CompletionResult]:
         request = request if self._schema is None else self._with_schema(request)

@@ -43,6 +43,7 @@ from astromesh.tools.policies import (
     intent,
     permission,
     rate_limit,
+    run_limit,
     time_limit,
 )
 from astromesh.tools.results import result_of, unknown_tool
@@ -139,6 +140,7 @@ def policy_of_block(block: ToolBlock) -> ToolPolicy:
     return ToolPolicy(
         timeout_seconds=block.deadline_seconds,
         max_result_tokens=block.max_result_tokens or _DEFAULT_POLICY.max_result_tokens,
+        max_calls_per_run=block.max_calls_per_run,
         rate_limit=RateLimit(limit.max_calls, limit.window_seconds) if limit else None,
         idempotency=block.idempotency,
         approval="none" if block.approval == "none" else "required",
@@ -200,7 +202,7 @@ class ToolRegistry:
         _check_names(agent_name, names, () if sources else permitted)
         approved = approval(approve_if_tainted)
         inner = (arguments, approved, identity, *self._layers, idempotency, intent, time_limit)
-        layers = (rate_limit(self._clock), *inner)
+        layers = (run_limit, rate_limit(self._clock), *inner)
         own_layers = (permission(agent_name, permitted), *layers)
         ways = {tool.spec.name: _bind_tool(tool, own_layers) for tool in own}
         specs = [tool.spec for tool in own if permitted is None or tool.spec.name in permitted]

@@ -86,16 +86,22 @@ class BudgetCharge(NamedTuple):
 
 
 class Reservation(NamedTuple):
-    """Amounts to reserve; granted while no limit is reached. Without `hold` it is a charge."""
+    """Amounts to reserve. Without `hold` it is a charge.
+
+    Args:
+        amounts: what is granted if the limits leave it; else what they leave.
+        least: what is granted at least; while less is left, nothing is.
+    """
 
     account: BudgetAccount
     amounts: BudgetAmounts
     caps: BudgetCaps
     hold: BudgetHold | None = None
+    least: BudgetAmounts = BudgetAmounts()
 
 
 class BudgetRefusal(NamedTuple):
-    """The account and the key whose limit is reached; `reserved`: others may release some of it."""
+    """The account and the key that do not fit; `reserved`: others may release enough of it."""
 
     account: BudgetAccount
     key: str
@@ -111,8 +117,12 @@ class BudgetStore(Protocol):
 
     async def reserve(
         self, reservations: Sequence[Reservation], settled: Sequence[BudgetCharge] = ()
-    ) -> BudgetRefusal | None:
-        """Charges `settled`, then grants all reservations or none. Returns why it grants none."""
+    ) -> BudgetRefusal | tuple[BudgetAmounts, ...]:
+        """Charges `settled`, then grants all reservations or none.
+
+        Returns:
+            the granted amount of each reservation, or why none is granted.
+        """
 
     async def spent(self, account: BudgetAccount) -> BudgetAmounts:
         """Returns the amounts that are spent or reserved."""

@@ -63,19 +63,25 @@ def entries_of(wants: Sequence[Reservation], settled: Sequence[BudgetCharge]) ->
     ]
 
 
-def refusal_of(spent: BudgetAmounts, held: BudgetAmounts, want: Reservation) -> BudgetRefusal | None:
-    """Returns why a reservation is not granted, or None."""
-    if key := exhausted_key(spent, want):
+def grant_of(spent: BudgetAmounts, held: BudgetAmounts, want: Reservation) -> BudgetRefusal | BudgetAmounts:
+    """Returns the amounts that a reservation gets, or why it gets nothing."""
+    if key := _unfit_key(spent, want):
         return BudgetRefusal(want.account, key)
-    if key := exhausted_key(add_amounts(spent, held), want):
+    before = add_amounts(spent, held)
+    if key := _unfit_key(before, want):
         return BudgetRefusal(want.account, key, reserved=True)
-    return None
+    return BudgetAmounts(
+        *(
+            amount if cap is None else min(amount, cap - used)
+            for amount, cap, used in zip(want.amounts, want.caps, before, strict=True)
+        )
+    )
 
 
-def exhausted_key(before: BudgetAmounts, want: Reservation) -> str:
-    """Returns the first key whose limit is reached, or an empty string."""
-    for key, spent, cap in zip(BUDGET_KEYS, before, want.caps, strict=True):
-        if cap is not None and spent >= cap:
+def _unfit_key(before: BudgetAmounts, want: Reservation) -> str:
+    """Returns the first key of which less is left than is wanted at least, or an empty string."""
+    for key, used, cap, least in zip(BUDGET_KEYS, before, want.caps, want.least, strict=True):
+        if cap is not None and (used >= cap or cap - used < least):
             return key
     return ""
 
@@ -130,7 +136,7 @@ class Budgets:
         self._settled: list[BudgetCharge] = []
         self._timer: asyncio.TimerHandle | None = None
         self._writing: asyncio.Task[None] | None = None
-        self._requests: set[asyncio.Future[BudgetRefusal | None]] = set()
+        self._requests: set[asyncio.Future[BudgetRefusal | tuple[BudgetAmounts, ...]]] = set()
         self._expired_at = float("-inf")
         #: the unique name of this process, and the ids of its reservations
         self._holder, self._hold_ids = f"b_{secrets.token_hex(8)}", set[str]()
@@ -142,8 +148,12 @@ class Budgets:
         """Returns a new reservation for a run of this process."""
         return BudgetHold(secrets.token_hex(12), run_id, self._holder, self.clock.now() + LEASE_SECONDS)
 
-    async def reserve(self, wants: Sequence[Reservation]) -> None:
-        """Raises: BudgetExhausted: nothing is left in one of the accounts."""
+    async def reserve(self, wants: Sequence[Reservation]) -> tuple[BudgetAmounts, ...]:
+        """Returns the granted amount of each reservation.
+
+        Raises:
+            BudgetExhausted: one of the accounts has not enough left.
+        """
         store = await self._opened()
         await self._expire(store)
         settled, self._settled = self._settled, []
@@ -151,28 +161,35 @@ class Budgets:
         self._requests.add(request)
         request.add_done_callback(self._requests.discard)
         try:
-            refusal = await asyncio.shield(request)
+            granted = await asyncio.shield(request)
         except asyncio.CancelledError:  # the store still completes the request
             request.add_done_callback(partial(self._release, wants))
             raise
-        if refusal is not None:
-            raise self._exhausted(refusal)
+        if isinstance(granted, BudgetRefusal):
+            raise self._exhausted(granted)
         if hold_ids := {want.hold.id for want in wants if want.hold}:
             self._hold_ids |= hold_ids
             self._renewal.start()
+        return granted
 
     async def _reserve(
         self, store: BudgetStore, wants: Sequence[Reservation], settled: list[BudgetCharge]
-    ) -> BudgetRefusal | None:
+    ) -> BudgetRefusal | tuple[BudgetAmounts, ...]:
         try:
             return await store.reserve(wants, settled)
         except BaseException:  # it is unknown whether the store granted it
             self._settled = settled + _release_charges(wants) + self._settled
             raise
 
-    def _release(self, wants: Sequence[Reservation], request: asyncio.Future[BudgetRefusal | None]) -> None:
+    def _release(
+        self,
+        wants: Sequence[Reservation],
+        request: asyncio.Future[BudgetRefusal | tuple[BudgetAmounts, ...]],
+    ) -> None:
         """Releases what was granted to a cancelled caller."""
-        if not request.cancelled() and request.exception() is None and request.result() is None:
+        if request.cancelled() or request.exception() is not None:
+            return
+        if not isinstance(request.result(), BudgetRefusal):
             self.settle(_release_charges(wants))
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
@@ -244,22 +261,28 @@ class Budgets:
     def _exhausted(self, refusal: BudgetRefusal) -> BudgetExhausted:
         account, key, reserved = refusal
         session = account.kind == "session"
-        whose = f"spec.budgets.{'per_session' if session else 'per_principal_daily'} of {account.agent!r}"
+        budget = "per_session" if session else "per_principal_daily"
+        name, where = f"{budget}.{key}", f"spec.budgets.{budget} of {account.agent!r}"
         if reserved:
             span = "this session's" if session else "today's"
             return ReservedByOthers(
                 f"Active runs have reserved the rest of {span} budget of {key}; send this again in a moment "
-                f"({whose}).",
+                f"({where}).",
                 retry_after=RETRY_AFTER_SECONDS,
+                budget=name,
             )
         if session:
             return BudgetExhausted(
-                f"The budget of {key} for this session is used up; start another session ({whose})."
+                f"The budget of {key} for this session is used up, or has too little left for another call; "
+                f"start another session ({where}).",
+                budget=name,
             )
         left = _DAY_SECONDS - self.clock.now() % _DAY_SECONDS
         return BudgetExhausted(
-            f"Today's budget of {key} is used up; a new one begins at midnight UTC ({whose}).",
+            f"Today's budget of {key} is used up, or has too little left for another call; a new one begins "
+            f"at midnight UTC ({where}).",
             retry_after=left,
+            budget=name,
         )
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from typing import ClassVar
 
 from astromesh.durable.base import BudgetAccount, BudgetAmounts, BudgetCharge, BudgetRefusal, Reservation
-from astromesh.durable.budgets import Entry, add_amounts, entries_of, negate, refusal_of
+from astromesh.durable.budgets import Entry, add_amounts, entries_of, grant_of, negate
 from astromesh.storage.queries import SqlStore, Transaction
 
 
@@ -19,9 +19,12 @@ class SqlBudgets(SqlStore):
 
     async def reserve(
         self, reservations: Sequence[Reservation], settled: Sequence[BudgetCharge] = ()
-    ) -> BudgetRefusal | None:
+    ) -> BudgetRefusal | tuple[BudgetAmounts, ...]:
         entries = entries_of(reservations, settled)
-        return await self._queries.transact(partial(_reserve, entries, self._clock.now()))
+        granted = await self._queries.transact(partial(_reserve, entries, self._clock.now()))
+        if isinstance(granted, BudgetRefusal):
+            return granted
+        return tuple(granted[want.account[:4]] for want in reservations)
 
     async def spent(self, account: BudgetAccount) -> BudgetAmounts:
         rows = await self._queries.read("spent", *account[:4])
@@ -43,22 +46,30 @@ class SqlBudgets(SqlStore):
         return len(await self._queries.write("erase_owner", tenant, owner))
 
 
-async def _reserve(entries: Sequence[Entry], now: float, tx: Transaction) -> BudgetRefusal | None:
+async def _reserve(
+    entries: Sequence[Entry], now: float, tx: Transaction
+) -> BudgetRefusal | dict[tuple[str, ...], BudgetAmounts]:
+    """Returns the granted amounts by account, or why none is granted."""
     refusal: BudgetRefusal | None = None
-    granted: list[Reservation] = []
+    granted: dict[tuple[str, ...], BudgetAmounts] = {}
+    wants: list[Reservation] = []
     for account, settled, want, ended in entries:
         for hold in ended:
             await tx.execute("release", hold)
         spent = await _add(account, settled, tx)
         if want is None or refusal is not None:
             continue
-        refusal = refusal_of(spent, await _reserved(want, now, tx), want)
-        if refusal is None:
-            await _grant(want, tx)
-            granted.append(want)
-    if refusal is not None:
-        for want in granted:
-            await _take_back(want, tx)
+        grant = grant_of(spent, await _reserved(want, now, tx), want)
+        if isinstance(grant, BudgetRefusal):
+            refusal = grant
+            continue
+        wants.append(want._replace(amounts=grant))
+        await _grant(wants[-1], tx)
+        granted[want.account[:4]] = grant
+    if refusal is None:
+        return granted
+    for want in wants:
+        await _take_back(want, tx)
     return refusal
 
 

@@ -16,7 +16,8 @@ from typing import Any, NamedTuple, TypeAlias
 import orjson
 
 from astromesh.errors import AstromeshError, ConfigError, InvalidToolCall, ProviderUnavailable
-from astromesh.graph.ledger import RunLedger
+from astromesh.graph.call_bounds import bounds_of, limited
+from astromesh.graph.ledger import Claim, RunLedger
 from astromesh.graph.runner import together
 from astromesh.graph.scope import NO_EVENTS, Journal, Scope, ToolCallRecord
 from astromesh.providers.base import ModelPort
@@ -65,6 +66,8 @@ def call_model(
 ) -> Coroutine[Any, Any, CompletionResult]:
     """Makes one model call: reserves it in the ledger, streams it to listeners, charges its usage.
 
+    Under a cap of tokens or cost the request limits its answer to what is left (`graph.ledger`).
+
     A call that fails is charged, too, with what the provider has reported, else with an estimate.
 
     Args:
@@ -105,12 +108,16 @@ class _ModelCall(NamedTuple):
         scope, model, request, role, _, add_usage = self
         ledger, events = scope.ledger, scope.events
         received: list[str] = []
-        ledger.reserve_model_call()
+        claim: Claim | None = None
+        if ledger.limits_calls:
+            claim, request = await _claim(ledger, model, request)
+        else:
+            ledger.reserve_model_call()
         events.emit("model.started", step=step, role=role, tools=len(request.tools))
         started = perf_counter()
         try:
             if events.streaming:
-                result, first_ms = await self._stream(step, received)
+                result, first_ms = await self._stream(request, step, received)
             else:
                 result, first_ms = await model.complete(request), None
         except BaseException as error:
@@ -119,7 +126,11 @@ class _ModelCall(NamedTuple):
             if scope.capture is not None:
                 scope.capture.model(step, request, None)
             raise
-        ledger.add_usage(result.usage)
+        else:
+            ledger.add_usage(result.usage)
+        finally:
+            if claim is not None:
+                claim.release()
         events.emit(
             "model.finished",
             step=step,
@@ -139,12 +150,14 @@ class _ModelCall(NamedTuple):
             add_usage(result.usage)
         return result
 
-    async def _stream(self, step: int, received: list[str]) -> tuple[CompletionResult, float | None]:
+    async def _stream(
+        self, request: CompletionRequest, step: int, received: list[str]
+    ) -> tuple[CompletionResult, float | None]:
         """Returns the result, and the milliseconds to the first delta, None where there was none."""
         result: CompletionResult | None = None
         events, visible_text = self.scope.events, self.visible_text
         started, first_ms = perf_counter(), None
-        async with aclosing(self.model.stream(self.request)) as pieces:  # type: ignore[type-var]
+        async with aclosing(self.model.stream(request)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 if isinstance(piece, Delta):
                     if first_ms is None:
@@ -172,16 +185,36 @@ async def call_model_silently(
         BudgetExhausted: Tokens, cost or model calls are used up. The call is not made.
         AllProvidersFailed, ProviderError: The model failed.
     """
-    ledger.reserve_model_call()
+    claim: Claim | None = None
+    if ledger.limits_calls:
+        claim, request = await _claim(ledger, model, request)
+    else:
+        ledger.reserve_model_call()
     try:
         result = await model.complete(request)
     except BaseException as error:
         _charge_failed(ledger, error, request)
         raise
-    ledger.add_usage(result.usage)
+    else:
+        ledger.add_usage(result.usage)
+    finally:
+        if claim is not None:
+            claim.release()
     if add_usage is not None:
         add_usage(result.usage)
     return result
+
+
+async def _claim(
+    ledger: RunLedger, model: ModelPort, request: CompletionRequest
+) -> tuple[Claim, CompletionRequest]:
+    """Reserves a call, and returns its request with an answer that fits what is left.
+
+    Raises:
+        BudgetExhausted: What is left does not fit the call.
+    """
+    claim = await ledger.claim(bounds_of(model, request))
+    return claim, limited(request, claim.answer_tokens)
 
 
 def _charge_failed(
@@ -328,6 +361,7 @@ def _replay(scope: Scope, tools: ToolPort, call: ToolCall, result: ToolResult) -
     """Emits and charges a call that a durable run made before it was resumed."""
     name = _start_call(scope, tools, call)
     scope.ledger.spend("tool_calls")
+    scope.count_tool_call(call.name)
     _finish_call(scope, name, call, result)
 
 

@@ -3,19 +3,54 @@
 Keys are the names of budgets: `tokens`, `cost_usd`, `tool_calls`, `model_calls` and those of a pattern
 (`steps`, `critique_rounds`, …). A key without a cap is only counted. A nested run has a child ledger that
 charges its parents too, so that a tree of runs stays within the budget of its root.
+
+A model call under a cap of `tokens` or `cost_usd` is reserved before it is made: its estimated prompt and the
+most tokens that its answer may have. Concurrent calls of the whole tree therefore never spend more than the
+cap, except for the error of their prompt estimates. `claim` makes that reservation.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from typing import NamedTuple
 
 from astromesh.errors import BudgetExhausted
+from astromesh.graph.call_bounds import CallBounds
 from astromesh.types import Usage
 
 _NO_USAGE = Usage()
+#: The budgets that one call may exceed by itself, so that calls reserve them.
+_RESERVED = ("tokens", "cost_usd")
 #: The budgets of model calls, and of all calls.
 MODEL_KEYS = ("tokens", "cost_usd", "model_calls")
 _KEYS = (*MODEL_KEYS, "tool_calls")
+#: Shared by all ledgers without reservations. Never written.
+_NOTHING_HELD: dict[str, float] = {}
+
+
+class Claim(NamedTuple):
+    """The reservation of a model call that is being made.
+
+    Args:
+        ledger: Where the call is charged.
+        answer_tokens: The most tokens that its answer may have.
+        amounts: The reserved amount of each key.
+    """
+
+    ledger: RunLedger
+    answer_tokens: int
+    amounts: dict[str, float]
+
+    def release(self) -> None:
+        """Ends the reservation. The caller has charged what the call has cost."""
+        for ledger in self.ledger.line():
+            for key, amount in self.amounts.items():
+                ledger.held[key] -= amount
+        waiting, ledger.waiting = ledger.waiting, []
+        for waiter in waiting:
+            if not waiter.done():
+                waiter.set_result(None)
 
 
 class RunLedger:
@@ -24,15 +59,23 @@ class RunLedger:
     Args:
         caps: The limit of each key. A missing key has none.
         parent: A ledger that is charged as well.
+
+    Attributes:
+        held: What calls that are being made have reserved, by key.
+        refused: The key of a cap, here or in a parent, that a model call did not fit. Empty without one.
+        waiting: At the root, the calls that wait until another one ends.
     """
 
-    __slots__ = ("caps", "parent", "usage", "used")
+    __slots__ = ("caps", "held", "parent", "refused", "usage", "used", "waiting")
 
     def __init__(self, caps: Mapping[str, float] | None = None, parent: RunLedger | None = None) -> None:
         self.caps: dict[str, float] = dict(caps) if caps else {}
         self.used: dict[str, float] = {}
         self.parent = parent
         self.usage = _NO_USAGE
+        self.held: dict[str, float] = _NOTHING_HELD
+        self.refused = ""
+        self.waiting: list[asyncio.Future[None]] = []
 
     def child(self, caps: Mapping[str, float] | None = None) -> RunLedger:
         return RunLedger(caps, self)
@@ -56,6 +99,23 @@ class RunLedger:
             ledger.used[key] = ledger.used.get(key, 0) + amount
             ledger = ledger.parent
 
+    def line(self) -> Iterator[RunLedger]:
+        """Yields this ledger and those above it, the root last."""
+        ledger: RunLedger | None = self
+        while ledger is not None:
+            yield ledger
+            ledger = ledger.parent
+
+    @property
+    def limits_calls(self) -> bool:
+        """Whether a cap, here or in a parent, may limit the answer of a model call."""
+        ledger: RunLedger | None = self
+        while ledger is not None:
+            if ledger.caps and ("tokens" in ledger.caps or "cost_usd" in ledger.caps):
+                return True
+            ledger = ledger.parent
+        return False
+
     def reserve_model_call(self) -> None:
         """Counts a model call before it is made.
 
@@ -64,13 +124,60 @@ class RunLedger:
         """
         ledger: RunLedger | None = self
         while ledger is not None:
-            if ledger.caps and (key := ledger.exhausted(MODEL_KEYS)):
-                raise BudgetExhausted(f"The run's budget of {key} is used up.")
+            for key in MODEL_KEYS if ledger.caps else ():
+                if key in ledger.caps and ledger.caps[key] <= ledger.used.get(key, 0):
+                    self._refuse(key, ledger)
             ledger = ledger.parent
         ledger = self
         while ledger is not None:
             ledger.used["model_calls"] = ledger.used.get("model_calls", 0) + 1
             ledger = ledger.parent
+
+    async def claim(self, bounds: CallBounds) -> Claim:
+        """Reserves a model call, and waits while only calls that are being made leave it no room.
+
+        Raises:
+            BudgetExhausted: What is left does not fit the call. Nothing is counted.
+        """
+        while (claim := self._try_claim(bounds)) is None:
+            *_, root = self.line()
+            root.waiting.append(waiter := asyncio.get_running_loop().create_future())
+            await waiter
+        return claim
+
+    def _try_claim(self, bounds: CallBounds) -> Claim | None:
+        """Returns the reservation of a call, or None if the calls that are being made leave it no room."""
+        fits: float = bounds.answer_tokens
+        for ledger in self.line():
+            for key in _RESERVED:
+                if key not in ledger.caps:
+                    continue
+                left = ledger.caps[key] - ledger.used.get(key, 0)
+                if left <= 0 or bounds.answer_within(key, left) < bounds.least:
+                    self._refuse(key, ledger)
+                fits = min(fits, bounds.answer_within(key, left - ledger.held.get(key, 0)))
+        if fits < bounds.least:
+            return None
+        self.reserve_model_call()
+        amounts = {key: bounds.amount(key, int(fits)) for key in _RESERVED}
+        for ledger in self.line():
+            held = ledger.held
+            ledger.held = {key: held.get(key, 0) + amount for key, amount in amounts.items()}
+        return Claim(self, int(fits), amounts)
+
+    def _refuse(self, key: str, owner: RunLedger) -> None:
+        """Notes the key in every ledger from here to the one whose cap is reached.
+
+        Raises:
+            BudgetExhausted: Always.
+        """
+        for ledger in self.line():
+            ledger.refused = ledger.refused or key
+            if ledger is owner:
+                break
+        if owner.caps[key] <= owner.used.get(key, 0):
+            raise BudgetExhausted(f"The run's budget of {key} is used up.")
+        raise BudgetExhausted(f"The run's budget of {key} has too little left for another model call.")
 
     def spent_in_tree(self, key: str) -> float:
         """Returns what the whole tree of runs has spent of a key."""

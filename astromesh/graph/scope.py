@@ -191,6 +191,8 @@ class _RunData:
     accounts: object | None = None
     deps: Any = None
     graph_result: object | None = None
+    #: The number of calls of each tool that has a limit for one run.
+    tool_counts: dict[str, int] = field(default_factory=dict)
     #: The number of tool calls without a model, by path.
     call_ids: dict[str, int] = field(default_factory=dict)
 
@@ -312,6 +314,18 @@ class Scope:
         if retries[0] <= 0:
             return False
         retries[0] -= 1
+        return True
+
+    def count_tool_call(self, name: str) -> None:
+        """Counts a call of a tool. A run that is resumed counts its recorded calls again."""
+        counts = self.common.tool_counts
+        counts[name] = counts.get(name, 0) + 1
+
+    def take_tool_call(self, name: str, most: int) -> bool:
+        """Counts a call unless the run has made `most` calls of this tool. Returns whether it may be made."""
+        if self.common.tool_counts.get(name, 0) >= most:
+            return False
+        self.count_tool_call(name)
         return True
 
     def tool_context(self, call_id: str, tool: str = "") -> ToolContext:

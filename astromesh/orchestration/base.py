@@ -38,6 +38,7 @@ class Outcome(Struct, frozen=True):
         iterations: The model calls of the pattern's loop.
         error: The message of a pattern that failed, else empty.
         metadata: Keys for the metadata of the run, e.g. `reasoning`.
+        budget: The budget that ended the run, below `spec.budgets`, e.g. `per_run.tokens`. Empty if none did.
     """
 
     text: str
@@ -46,6 +47,11 @@ class Outcome(Struct, frozen=True):
     usage: Usage = Usage()
     error: str = ""
     metadata: JsonObject = field(default_factory=dict)
+    budget: str = ""
+
+    def ended_by(self, budget: str) -> Outcome:
+        """Returns the outcome of a run that this budget has ended."""
+        return replace(self, stop_reason="budget", budget=budget)
 
     def with_text(self, text: str) -> Outcome:
         """Returns the same outcome with another text."""

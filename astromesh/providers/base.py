@@ -19,6 +19,7 @@ class Capabilities:
         quality: 0 to 100, for `quality_first`.
         priced: whether `estimated_cost` knows a price; a free endpoint has the known price 0.
         language_model: False for a stand-in; every strategy uses it last.
+        answer_tokens: most tokens of an answer by its configured parameters; 0: they set no limit.
     """
 
     tools: bool = True
@@ -29,6 +30,7 @@ class Capabilities:
     quality: float = 50.0
     priced: bool = True
     language_model: bool = True
+    answer_tokens: int = 0
 
 
 class Provider(Protocol):
@@ -50,7 +52,10 @@ class Provider(Protocol):
         """
 
     def estimated_cost(self, request: CompletionRequest) -> float:
-        """Returns the estimated cost of a request in US dollars; 0.0 if no price is known."""
+        """Returns the estimated cost of a request in US dollars; 0.0 if no price is known.
+
+        The answer counts with the request's `max_tokens`, else with a usual length.
+        """
 
     async def ping(self) -> str | None:
         """Checks the endpoint. Returns what could not be checked, e.g. the key; None if all is well.

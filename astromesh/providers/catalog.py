@@ -9,8 +9,24 @@ from __future__ import annotations
 import re
 from typing import NamedTuple
 
-from astromesh.providers.base import Capabilities
-from astromesh.providers.options import ModelOptions, Price
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class Price(BaseModel):
+    """US dollars per million tokens."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    input_per_million: float = Field(0.0, ge=0, description="Price of a million input tokens.")
+    output_per_million: float = Field(0.0, ge=0, description="Price of a million output tokens.")
+    cached_per_million: float | None = Field(
+        None,
+        ge=0,
+        description="Price of a million input tokens read from the provider's cache; else the input price.",
+    )
+    cache_write_per_million: float | None = Field(
+        None, ge=0, description="Price of a million input tokens written to the cache; else the input price."
+    )
 
 
 class ModelInfo(NamedTuple):
@@ -62,28 +78,6 @@ _DATED = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{8}|latest)$")
 def model_info(model: str) -> ModelInfo | None:
     """Returns the facts about a model, also for a dated snapshot of it (`gpt-4o-2024-08-06`)."""
     return MODELS.get(model) or MODELS.get(_DATED.sub("", model))
-
-
-def price_of(options: ModelOptions) -> Price | None:
-    """Returns the price of the block's model: the operator's, else the list price; None if unknown."""
-    if (own := options.prices.get(options.model_name)) is not None:
-        return own
-    found = model_info(options.model_name)
-    return found.price if found else None
-
-
-def capabilities_of(options: ModelOptions, *, json: bool = True, priced: bool | None = None) -> Capabilities:
-    """Returns the features of the block's model: the operator's, else the table's, else the defaults."""
-    found = model_info(options.model_name)
-    quality = options.quality.get(options.model_name, found.quality if found else 50.0)
-    return Capabilities(
-        tools=options.tools,
-        vision=options.vision if options.vision is not None else bool(found and found.vision),
-        json=json,
-        context_window=options.context_window or (found.window if found else 0),
-        quality=quality,
-        priced=price_of(options) is not None if priced is None else priced,
-    )
 
 
 def cost(

@@ -12,8 +12,8 @@ from pydantic import Field
 from astromesh.errors import ProviderRejected
 from astromesh.net import provider_errors
 from astromesh.net.stream_parsers import LineParser
-from astromesh.providers.catalog import capabilities_of
-from astromesh.providers.options import ModelOptions, Price
+from astromesh.providers.catalog import Price
+from astromesh.providers.options import ModelOptions, capabilities_of
 from astromesh.providers.service import Wire
 from astromesh.providers.wire import (
     CALL_SIZE,
@@ -42,6 +42,11 @@ class OllamaOptions(ModelOptions):
 
     endpoint: str = Field(ENDPOINT, description="Base URL. Trusted, loopback included.")
 
+    @property
+    def priced(self) -> bool:
+        """Whether the price is known: local models are free."""
+        return True
+
 
 class Ollama(Wire[OllamaOptions]):
     """The plugin `ollama`: requests and answers of one model."""
@@ -53,7 +58,7 @@ class Ollama(Wire[OllamaOptions]):
 
     def __init__(self, options: OllamaOptions) -> None:
         super().__init__(options)
-        self.capabilities = capabilities_of(options, priced=True)
+        self.capabilities = capabilities_of(options)
         self.price = options.prices.get(options.model_name, _FREE)
         window = {"num_ctx": options.context_window} if options.context_window else {}
         self._parameters = {**window, **options.parameters}

@@ -15,8 +15,7 @@ from pydantic import Field
 
 from astromesh.net import provider_errors
 from astromesh.net.stream_parsers import SseParser
-from astromesh.providers.catalog import capabilities_of
-from astromesh.providers.options import ModelOptions
+from astromesh.providers.options import ModelOptions, capabilities_of
 from astromesh.providers.service import Wire
 from astromesh.providers.wire import (
     CALL_SIZE,
@@ -216,10 +215,11 @@ class OpenAI(Wire[OpenAIOptions]):
         self.stream_path = self.path
         self._structured = options.structured_output
         self._azure = bool(options.api_version)
-        #: OpenAI's own endpoint has another name for `max_tokens`
+        #: OpenAI's own endpoint has another name for `max_tokens`, as services whose block uses it do
         self._official = self.endpoint == ENDPOINT
         #: with a schema, many other servers prevent tool calls, or reject tools
         self._schema_with_tools = self._official or self._azure
+        self._newer_limit = "max_completion_tokens" in options.parameters
         self._parameters = self._renamed(options.parameters)
         self._stream: JsonObject = {"stream": True}
         if options.stream_usage:
@@ -267,7 +267,7 @@ class OpenAI(Wire[OpenAIOptions]):
 
     def _renamed(self, parameters: Mapping[str, Any]) -> JsonObject:
         named = dict(parameters)
-        if self._official and "max_tokens" in named:
+        if (self._official or self._newer_limit) and "max_tokens" in named:
             named.setdefault("max_completion_tokens", named.pop("max_tokens"))
         return named
 

@@ -2,30 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import Field, field_validator
 
 from astromesh.net.service_options import ServiceOptions
+from astromesh.providers.base import Capabilities
+from astromesh.providers.catalog import Price, model_info
 
 _RESERVED = ("messages", "model", "stream", "tools")
-
-
-class Price(BaseModel):
-    """US dollars per million tokens."""
-
-    model_config = ConfigDict(extra="forbid", frozen=True)
-
-    input_per_million: float = Field(0.0, ge=0, description="Price of a million input tokens.")
-    output_per_million: float = Field(0.0, ge=0, description="Price of a million output tokens.")
-    cached_per_million: float | None = Field(
-        None,
-        ge=0,
-        description="Price of a million input tokens read from the provider's cache; else the input price.",
-    )
-    cache_write_per_million: float | None = Field(
-        None, ge=0, description="Price of a million input tokens written to the cache; else the input price."
-    )
 
 
 class ModelOptions(ServiceOptions):
@@ -67,3 +53,40 @@ class ModelOptions(ServiceOptions):
     def model_name(self) -> str:
         """The model's name."""
         return self.model or (self.models[0] if self.models else "")
+
+    @property
+    def priced(self) -> bool:
+        """Whether the price of the model is known."""
+        return price_of(self) is not None
+
+
+def price_of(options: ModelOptions) -> Price | None:
+    """Returns the price of the block's model: the operator's, else the list price; None if unknown."""
+    if (own := options.prices.get(options.model_name)) is not None:
+        return own
+    found = model_info(options.model_name)
+    return found.price if found else None
+
+
+def capabilities_of(options: ModelOptions, *, json: bool = True) -> Capabilities:
+    """Returns the features of the block's model: the operator's, else the table's, else the defaults."""
+    found = model_info(options.model_name)
+    quality = options.quality.get(options.model_name, found.quality if found else 50.0)
+    return Capabilities(
+        tools=options.tools,
+        vision=options.vision if options.vision is not None else bool(found and found.vision),
+        json=json,
+        context_window=options.context_window or (found.window if found else 0),
+        quality=quality,
+        priced=options.priced,
+        answer_tokens=_answer_tokens(options.parameters),
+    )
+
+
+#: names of the limit of an answer, in the APIs' own words too
+_LIMITS = ("max_tokens", "max_completion_tokens", "maxOutputTokens", "num_predict")
+
+
+def _answer_tokens(parameters: Mapping[str, Any]) -> int:
+    limits = (parameters.get(name) for name in _LIMITS)
+    return next((limit for limit in limits if isinstance(limit, int) and limit > 0), 0)

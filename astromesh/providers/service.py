@@ -27,8 +27,8 @@ from astromesh.net import provider_errors
 from astromesh.net.http import MAX_BODY, MAX_STREAM, Http
 from astromesh.net.service_options import read_key
 from astromesh.plugins import Deps
-from astromesh.providers.catalog import capabilities_of, cost, price_of
-from astromesh.providers.options import ModelOptions
+from astromesh.providers.catalog import cost
+from astromesh.providers.options import ModelOptions, capabilities_of, price_of
 from astromesh.providers.wire import (
     WRONG_SHAPE,
     Reply,
@@ -42,7 +42,7 @@ from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall
 
 _ERROR_BYTES = 64 * 1024
 _PING_SECONDS = 5.0
-#: estimated tokens of an answer
+#: tokens of an answer without a limit, for estimates
 _USUAL_OUTPUT = 256
 #: a larger count is an error of the service
 _MAX_TOKENS = 1_000_000_000
@@ -182,8 +182,8 @@ class ServiceProvider:
     def estimated_cost(self, request: CompletionRequest) -> float:
         if self._price is None:
             return 0.0
-        limit = request.parameters.get("max_tokens", _USUAL_OUTPUT)
-        outputs = min(limit, _USUAL_OUTPUT) if isinstance(limit, int) else _USUAL_OUTPUT
+        limit = request.parameters.get("max_tokens")
+        outputs = limit if isinstance(limit, int) else _USUAL_OUTPUT
         return cost(self._price, estimate_request(request), outputs)
 
     async def ping(self) -> str | None:

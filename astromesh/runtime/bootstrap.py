@@ -287,10 +287,7 @@ class _Bootstrap:
             pattern=pattern,
             pattern_name=orchestration.pattern,
             max_iterations=orchestration.max_iterations or defaults.max_iterations,
-            timeout_seconds=min(
-                orchestration.timeout_seconds or defaults.timeout_seconds,
-                spec.budgets.per_run.wall_seconds or float("inf"),
-            ),
+            timeout_seconds=orchestration.timeout_seconds or defaults.timeout_seconds,
             grace_seconds=pattern.grace_seconds if isinstance(pattern, EndsAtDeadline) else 0.0,
             stream=manifest.stream,
             budget=spec.budgets.per_run.caps(),

@@ -11,6 +11,7 @@ from astromesh.core.model_router import ModelRouter, RunModel
 from astromesh.durable.base import BudgetAmounts, BudgetCaps, BudgetCharge, Reservation
 from astromesh.durable.budgets import RETRY_SECONDS, BudgetLimit, Budgets, ReservedByOthers, account_of
 from astromesh.errors import BudgetExhausted
+from astromesh.graph.call_bounds import limited
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import Scope
 from astromesh.runtime.agent import Agent
@@ -29,10 +30,9 @@ from astromesh.types import (
     attached_usage,
 )
 
-#: tokens that are reserved for an answer without a limit
-DEFAULT_ANSWER_TOKENS = 1024
-
-
+_NOTHING = BudgetAmounts()
+#: what a model call costs
+_CALL_KEYS = ("tokens", "cost_usd")
 _EXHAUSTED_RESULT = "{} Answer with what you have."
 
 
@@ -47,7 +47,7 @@ class Accounts:
         above: The accounts of the run that it is nested in.
 
     Attributes:
-        refused: Why the newest model call was not made.
+        refused: Why a model call was not made, the newest one.
     """
 
     def __init__(
@@ -58,18 +58,34 @@ class Accounts:
         self.refused: BudgetExhausted | None = None
         self.all: AccountLimits = (*self._own, *(above.all if above else ()))
 
-    async def for_model(self, request: CompletionRequest) -> list[Reservation]:
-        """Reserves the estimated maximum cost of a call."""
-        amounts = BudgetAmounts(
-            estimate_request(request) + _answer_tokens(request),
-            max(p.estimated_cost(request) for p in self._router.for_role(request.role).providers),
+    async def for_model(self, request: CompletionRequest) -> tuple[list[Reservation], CompletionRequest]:
+        """Reserves the most that a call costs.
+
+        Returns:
+            the reservations, and the request with an answer that fits them.
+
+        Raises:
+            BudgetExhausted: what is left does not fit the call.
+        """
+        bounds = self._router.bounds(request)
+        most, least = (
+            BudgetAmounts(*(bounds.amount(key, answer) for key in _CALL_KEYS))
+            for answer in (bounds.answer_tokens, bounds.least)
         )
-        self.refused = None
         try:
-            return await self._reserve(self.all, amounts, ("tokens", "cost_usd"), self._may_wait)
+            wants, grants = await self._reserve(self.all, most, _CALL_KEYS, self._may_wait, least)
         except BudgetExhausted as error:
             self.refused = error
             raise
+        fits = [
+            bounds.answer_within(key, getattr(grant, key))
+            for want, grant in zip(wants, grants, strict=True)
+            for key in _CALL_KEYS
+            if getattr(want.caps, key) is not None
+        ]
+        if not fits:
+            return wants, request
+        return wants, limited(request, max(int(min(*fits, bounds.answer_tokens)), bounds.least))
 
     async def for_tool(self) -> None:
         if wants := self._wants(self.all, BudgetAmounts(tool_calls=1), ("tool_calls",)):
@@ -77,8 +93,9 @@ class Accounts:
 
     async def for_time(self, seconds: float) -> list[Reservation]:
         """Reserves a run's time. Time of nested runs is part of the time of those above."""
-        keys, waits = ("tokens", "cost_usd", "wall_seconds"), self._may_wait and not self._scope.depth
-        return await self._reserve(self._own, BudgetAmounts(wall_seconds=seconds), keys, waits)
+        keys, waits = (*_CALL_KEYS, "wall_seconds"), self._may_wait and not self._scope.depth
+        wants, _ = await self._reserve(self._own, BudgetAmounts(wall_seconds=seconds), keys, waits)
+        return wants
 
     def settle(self, reserved: Sequence[Reservation], spent: BudgetAmounts) -> None:
         """Charges the actual cost of a reservation."""
@@ -92,21 +109,27 @@ class Accounts:
         return self._scope.journal is not None
 
     async def _reserve(
-        self, limits: AccountLimits, amounts: BudgetAmounts, keys: Sequence[str], waits: bool
-    ) -> list[Reservation]:
+        self,
+        limits: AccountLimits,
+        amounts: BudgetAmounts,
+        keys: Sequence[str],
+        waits: bool,
+        least: BudgetAmounts = _NOTHING,
+    ) -> tuple[list[Reservation], tuple[BudgetAmounts, ...]]:
         while True:
             wants = self._wants(limits, amounts, keys)
-            wants = [want._replace(hold=self._budgets.hold(self._scope.run_id)) for want in wants]
+            hold = self._budgets.hold
+            wants = [want._replace(hold=hold(self._scope.run_id), least=least) for want in wants]
             if not wants:
-                return wants
+                return wants, ()
             try:
-                await self._budgets.reserve(wants)
+                granted = await self._budgets.reserve(wants)
             except ReservedByOthers:
                 if not waits:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                return wants
+                return wants, granted
 
     def _wants(self, limits: AccountLimits, amounts: BudgetAmounts, keys: Sequence[str]) -> list[Reservation]:
         now = self._budgets.clock.now()
@@ -118,11 +141,6 @@ class Accounts:
             )
             for limit, key, owner in limits
         ]
-
-
-def _answer_tokens(request: CompletionRequest) -> int:
-    most = request.parameters.get("max_tokens", DEFAULT_ANSWER_TOKENS)
-    return most if isinstance(most, int) else DEFAULT_ANSWER_TOKENS
 
 
 class ChargedModel(RunModel):
@@ -137,7 +155,7 @@ class ChargedModel(RunModel):
         self._accounts = accounts
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
-        reserved = await self._accounts.for_model(request)
+        reserved, request = await self._accounts.for_model(request)
         try:
             result = await super().complete(request)
         except BaseException as error:
@@ -149,7 +167,7 @@ class ChargedModel(RunModel):
     async def stream(
         self, request: CompletionRequest
     ) -> AsyncGenerator[Delta | StreamBroken | CompletionResult, None]:
-        reserved = await self._accounts.for_model(request)
+        reserved, request = await self._accounts.for_model(request)
         received = 0
         spent: BudgetAmounts | None = None
         try:
@@ -198,6 +216,13 @@ class ChargedTools:
         except BudgetExhausted as error:
             return ToolResult(call.id, call.name, _EXHAUSTED_RESULT.format(error), False, error.code)
         return await self._tools.execute(call, context)
+
+
+def exhausted_budget(ledger: RunLedger, accounts: Accounts | None) -> str:
+    """Returns the budget that a run did not fit, e.g. `per_run.tokens`, or an empty string."""
+    if ledger.refused:
+        return f"per_run.{ledger.refused}"
+    return accounts.refused.budget if accounts is not None and accounts.refused is not None else ""
 
 
 def require_progress(ledger: RunLedger, accounts: Accounts) -> None:

@@ -200,6 +200,7 @@ class Run:
         replayed_text: What the newest step of a resumed run has said before.
         content_recorder: Stores content for the trace if `telemetry.capture_content` is set.
         accounts: The stored budgets that the run is charged to, if there are any.
+        budget_ends: The `clock.monotonic()` at which `budgets.per_run.wall_seconds` is used up. None without.
     """
 
     id: str
@@ -223,6 +224,7 @@ class Run:
     replayed_text: str = ""
     content_recorder: ContentCapture | None = None
     accounts: Accounts | None = None
+    budget_ends: float | None = None
     started: float = field(default_factory=perf_counter)
 
     @property

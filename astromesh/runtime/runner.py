@@ -26,7 +26,6 @@ from astromesh.durable.queue import AgentSlots
 from astromesh.durable.run_worker import RunWorker
 from astromesh.errors import (
     AstromeshError,
-    BudgetExhausted,
     ConfigError,
     DeadlineExceeded,
     Interrupted,
@@ -554,6 +553,8 @@ def keeping_partial(handler: Handler) -> Handler:
 def within_deadline(handler: Handler) -> Handler:
     """Ends a run at its deadline, and charges its time to the stored budgets.
 
+    Step 7 ends by itself when `budgets.per_run.wall_seconds` is used up.
+
     The wait for its session and for a reservation does not count.
     """
 
@@ -561,16 +562,17 @@ def within_deadline(handler: Handler) -> Handler:
         scope, accounts, seconds = run.scope, run.accounts, agent.timeout_seconds
         reserved = await accounts.for_time(seconds) if accounts is not None else ()
         began = scope.clock.monotonic()
-        own = began + seconds
-        scope.deadline = min(own, scope.deadline) if scope.deadline is not None else own
+        ends = began + seconds
+        if scope.deadline is not None:
+            ends = min(ends, scope.deadline)
+        scope.deadline = ends
+        if (budget := agent.budget.get("wall_seconds")) is not None:
+            run.budget_ends = began + budget
+            scope.deadline = min(ends, run.budget_ends)
         try:
-            async with asyncio.timeout(scope.deadline - began + agent.grace_seconds):
+            async with asyncio.timeout(ends - began + agent.grace_seconds):
                 return await handler(agent, request, run)
         except TimeoutError as error:
-            if seconds == agent.budget.get("wall_seconds"):
-                raise BudgetExhausted(
-                    f"The run's budget of wall_seconds, {seconds:g}, is used up (spec.budgets.per_run)."
-                ) from error
             raise DeadlineExceeded(
                 f"The run did not end within {seconds:g} s (spec.orchestration.timeout_seconds)."
             ) from error

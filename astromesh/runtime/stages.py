@@ -28,7 +28,7 @@ from astromesh.graph.calls import ASSISTANT, call_model
 from astromesh.graph.scope import ToolCallRecord
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.budgets import ChargedTools, require_progress
+from astromesh.runtime.budgets import ChargedTools, exhausted_budget, require_progress
 from astromesh.runtime.declarations import SystemPrompt
 from astromesh.runtime.records import (
     AdmittedQuery,
@@ -148,6 +148,8 @@ async def enforce_schema(
 # -- the steps -----------------------------------------------------------------------------------------------
 
 
+#: the answer of a run whose budget of time ends before the model has produced text
+OUT_OF_TIME = "I could not finish this in the time that is set for me."
 _USER_ROLE = frozenset({"user"})
 _ANY_ROLE = frozenset({"system", "user", "assistant", "tool"})
 
@@ -292,15 +294,35 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     task = PatternTask(equipped.prompted.messages, equipped.specs, iterations, request.context)
     tools = equipped.tools if accounts is None else ChargedTools(equipped.tools, accounts)
     try:
-        outcome = await agent.pattern.run(task, run.model, tools, run.scope)
-        if accounts is not None and outcome.stop_reason == "budget":
-            require_progress(run.scope.ledger, accounts)
+        outcome = await _run_pattern(agent, task, tools, run)
+        if (budget := exhausted_budget(run.scope.ledger, accounts)) or outcome.stop_reason == "budget":
+            if accounts is not None:
+                require_progress(run.scope.ledger, accounts)
+            outcome = outcome.ended_by(budget or "graph")
         if agent.output_schema is not None:
             outcome = await enforce_schema(agent.output_schema, outcome, task.messages, run)
     except (UpstreamError, NodeFailed) as error:
         filter_error(agent.guardrails, error)
         raise
     return equipped, outcome
+
+
+async def _run_pattern(agent: Agent, task: PatternTask, tools: ToolPort, run: Run) -> Outcome:
+    """Runs the pattern within `budgets.per_run.wall_seconds`. At its end the text so far is the answer."""
+    ends = run.budget_ends
+    if ends is None:
+        return await agent.pattern.run(task, run.model, tools, run.scope)
+    clock, ledger = run.scope.clock, run.scope.ledger
+    try:
+        async with asyncio.timeout(ends - clock.monotonic() + agent.grace_seconds) as limit:
+            outcome = await agent.pattern.run(task, run.model, tools, run.scope)
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        outcome = Outcome(run.events.partial or OUT_OF_TIME, "budget", run.scope.steps[0])
+    if clock.monotonic() >= ends:
+        ledger.refused = ledger.refused or "wall_seconds"
+    return outcome
 
 
 def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> ReleasedAnswer:
@@ -338,6 +360,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         "nodes_visited": run.events.nodes_visited,
         "finish_reason": last.finish_reason if last else "stop",
         "attempts": list(run.model.attempts),
+        **({} if not outcome.budget else {"budget": outcome.budget}),
         **(_checked_metadata(agent, outcome, checked.text) if outcome.metadata else {}),
     }
     return ReleasedAnswer(admitted, checked.text, (*admitted.actions, *checked.actions), details)

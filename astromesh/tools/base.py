@@ -131,6 +131,7 @@ class ToolPolicy:
     Args:
         timeout_seconds: of one call; None: limited by the run.
         max_result_tokens: of a result that the model receives; the rest is cut off with a note.
+        max_calls_per_run: of each tool, or None.
         rate_limit: by agent, tool and caller, or None.
         idempotency: `key`: the tool passes the call's idempotency key on, so a repeat does no harm.
         approval: `required`: a person is asked before every call.
@@ -140,6 +141,7 @@ class ToolPolicy:
 
     timeout_seconds: float | None = 30.0
     max_result_tokens: int = 8000
+    max_calls_per_run: int | None = None
     rate_limit: RateLimit | None = None
     idempotency: Literal["none", "key"] = "none"
     approval: Literal["none", "required"] = "none"

@@ -3,7 +3,7 @@
 A layer wraps the call of a tool, or returns it unchanged if its rule does not apply. The order, outermost
 first, is that of document 001, step 9:
 
-    permission → rate limit → arguments → approval → identity → further layers → idempotency →
+    permission → run limit → rate limit → arguments → approval → identity → further layers → idempotency →
     intent (of durable runs) → timeout → tool
 
 The layer `arguments` is in `tools.arguments`.
@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 
 from astromesh.errors import (
     InvalidToolCall,
+    ToolCallLimitReached,
     ToolDenied,
     ToolFailed,
     ToolPermissionError,
@@ -54,6 +55,20 @@ def permission(agent: str, permitted: Collection[str] | None) -> Layer:
         return refuse
 
     return layer
+
+
+def run_limit(invoke: Invoke, tool: DeclaredTool) -> Invoke:
+    """Rejects calls beyond the tool's limit for one run."""
+    name, most = tool.spec.name, tool.policy.max_calls_per_run
+    if most is None:
+        return invoke
+
+    async def limited(arguments: Any, context: ToolContext) -> Any:
+        if context.run is not None and not context.run.take_tool_call(name, most):
+            raise ToolCallLimitReached(name, most)
+        return await invoke(arguments, context)
+
+    return limited
 
 
 def rate_limit(clock: Clock) -> Layer:

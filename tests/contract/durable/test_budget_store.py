@@ -21,7 +21,7 @@ from astromesh.durable.base import (
     BudgetStore,
     Reservation,
 )
-from astromesh.durable.budgets import entries_of, exhausted_key, negate
+from astromesh.durable.budgets import add_amounts, entries_of, grant_of, negate
 from astromesh.plugins import Plugins
 from astromesh.testing import ManualClock
 from tests.platform.stores import deps_of
@@ -49,19 +49,35 @@ async def stores(
         await one.resources.close()
 
 
+def granted(*tokens: float) -> tuple[BudgetAmounts, ...]:
+    return tuple(BudgetAmounts(tokens=amount) for amount in tokens)
+
+
 async def test_what_is_reserved_is_spent_until_it_is_settled(stores):
+    """Near the end a reservation gets what is left."""
     store, other = stores
-    assert await store.reserve([Reservation(SESSION, BudgetAmounts(tokens=900), TOKENS)]) is None
-    assert await other.reserve([Reservation(SESSION, BudgetAmounts(tokens=900), TOKENS)]) is None
-    assert await store.reserve([Reservation(SESSION, BudgetAmounts(tokens=1), TOKENS)]) == BudgetRefusal(
-        SESSION, "tokens"
-    )
+    want = Reservation(SESSION, BudgetAmounts(tokens=900), TOKENS)
+    assert await store.reserve([want]) == granted(900)
+    assert await other.reserve([want]) == granted(100)
+    assert await store.reserve([want]) == BudgetRefusal(SESSION, "tokens")
     give_back = [
         BudgetCharge(SESSION, BudgetAmounts(tokens=-850)),
-        BudgetCharge(SESSION, BudgetAmounts(tokens=-850)),
+        BudgetCharge(SESSION, BudgetAmounts(tokens=-50)),
     ]
-    assert await other.reserve([Reservation(SESSION, BudgetAmounts(tokens=5), TOKENS)], give_back) is None
+    assert await other.reserve([want._replace(amounts=BudgetAmounts(tokens=5))], give_back) == granted(5)
     assert await store.spent(SESSION) == BudgetAmounts(tokens=105)
+
+
+async def test_a_reservation_that_needs_more_than_is_left_gets_nothing(stores):
+    """And the refusal says whether reservations of others keep it out."""
+    store, other = stores
+    assert await store.reserve([held(1, 900)]) == granted(900)
+    big = held(2, 500)._replace(least=BudgetAmounts(tokens=101))
+    assert await other.reserve([big]) == BudgetRefusal(SESSION, "tokens", reserved=True)
+    end = [BudgetCharge(SESSION, BudgetAmounts(tokens=900), "h-1")]
+    assert await other.reserve([big], end) == BudgetRefusal(SESSION, "tokens")
+    assert await other.reserve([held(3, 500)._replace(least=BudgetAmounts(tokens=100))]) == granted(100)
+    assert await store.spent(SESSION) == BudgetAmounts(tokens=1000)
 
 
 async def test_all_accounts_are_charged_or_none(stores):
@@ -79,7 +95,7 @@ async def test_all_accounts_are_charged_or_none(stores):
 async def test_a_bound_of_calls_is_exact_for_fifty_at_once_in_two_processes(stores):
     wants = [Reservation(SESSION, BudgetAmounts(tool_calls=1), BudgetCaps(tool_calls=20))]
     results = await asyncio.gather(*(stores[n % 2].reserve(wants) for n in range(50)))
-    assert results.count(None) == 20
+    assert sum(not isinstance(result, BudgetRefusal) for result in results) == 20
     assert (await stores[0].spent(SESSION)).tool_calls == 20
 
 
@@ -116,11 +132,13 @@ def held(n: int, tokens: float, *, run: str = "", holder: str = "p-1") -> Reserv
 
 async def test_a_reservation_counts_until_it_is_settled_and_the_refusal_says_so(stores):
     store, other = stores
-    assert await store.reserve([held(1, 1000)]) is None
+    assert await store.reserve([held(1, 1000)]) == granted(1000)
     assert await other.reserve([held(2, 1)]) == BudgetRefusal(SESSION, "tokens", reserved=True)
-    assert await store.reserve([held(3, 1)], [BudgetCharge(SESSION, BudgetAmounts(tokens=30), "h-1")]) is None
+    assert await store.reserve(
+        [held(3, 1)], [BudgetCharge(SESSION, BudgetAmounts(tokens=30), "h-1")]
+    ) == granted(1)
     assert await other.spent(SESSION) == BudgetAmounts(tokens=31)
-    assert await other.reserve([], [BudgetCharge(SESSION, BudgetAmounts(tokens=970), "h-3")]) is None
+    assert await other.reserve([], [BudgetCharge(SESSION, BudgetAmounts(tokens=970), "h-3")]) == ()
     assert await other.reserve([held(4, 1)]) == BudgetRefusal(SESSION, "tokens")
 
 
@@ -128,8 +146,8 @@ async def test_a_run_that_is_taken_up_elsewhere_replaces_what_it_had_reserved(st
     """And only that: what it reserves twice in one process counts twice."""
     store, other = stores
     await store.reserve([held(1, 1000, run="r")])
-    assert await other.reserve([held(2, 700, run="r", holder="p-2")]) is None
-    assert await other.reserve([held(3, 200, run="r", holder="p-2")]) is None
+    assert await other.reserve([held(2, 700, run="r", holder="p-2")]) == granted(700)
+    assert await other.reserve([held(3, 200, run="r", holder="p-2")]) == granted(200)
     assert await store.spent(SESSION) == BudgetAmounts(tokens=900)
 
 
@@ -142,7 +160,7 @@ async def test_what_a_dead_process_had_reserved_comes_back(stores, clock):
     await store.renew("p-2", clock.now() + 10)
     clock.advance(6)
     assert await other.spent(SESSION) == BudgetAmounts(tokens=400)
-    assert await other.reserve([held(3, 600, holder="p-3")]) is None
+    assert await other.reserve([held(3, 600, holder="p-3")]) == granted(600)
     await other.release_holder("p-3")
     await other.expire()
     assert await other.spent(SESSION) == BudgetAmounts(tokens=400)
@@ -161,16 +179,17 @@ async def test_none_of_several_reservations_is_kept_where_one_is_refused(stores)
 
 
 class Call(NamedTuple):
-    """Reserves `most`, costs `cost` of it, and settles that; a crash never settles."""
+    """Wants `most`, takes `least`, costs a part of what it gets, and settles that; a crash never settles."""
 
     most: int
-    cost: int
+    least: int
+    part: float
     dies: bool
 
 
 CALLS = st.lists(
     st.integers(1, 50).flatmap(
-        lambda most: st.builds(Call, st.just(most), st.integers(0, most), st.booleans())
+        lambda most: st.builds(Call, st.just(most), st.integers(1, most), st.floats(0, 1), st.booleans())
     ),
     max_size=20,
 )
@@ -178,26 +197,33 @@ CALLS = st.lists(
 
 @given(st.integers(1, 200), CALLS, st.data())
 @settings(max_examples=200, deadline=None)
-def test_for_any_interleaving_no_more_is_spent_than_the_budget_and_one_reservation(budget, calls, data):
+def test_for_any_interleaving_no_more_is_spent_than_the_budget(budget, calls, data):
     """R8, of the rules that both stores follow: any order of reserving and settling, with crashes."""
-    spent, really = BudgetAmounts(), 0
+    spent, held = BudgetAmounts(), BudgetAmounts()
+    really = 0.0
     waiting: list[Any] = list(calls)
     open_: list[Any] = []
     while waiting or open_:
         begin = waiting and (not open_ or data.draw(st.booleans()))
         if begin:
             call = waiting.pop()
-            want = Reservation(SESSION, BudgetAmounts(tokens=call.most), BudgetCaps(tokens=budget))
+            caps, least = BudgetCaps(tokens=budget), BudgetAmounts(tokens=call.least)
+            want = Reservation(SESSION, BudgetAmounts(tokens=call.most), caps, least=least)
             [entry] = entries_of([want], [])
             assert entry.want == want
-            if not exhausted_key(spent, want):
-                spent = BudgetAmounts(*(a + b for a, b in zip(spent, want.amounts, strict=True)))
-                really += call.cost
-                open_.append(call)
+            grant = grant_of(spent, held, want)
+            if isinstance(grant, BudgetRefusal):
+                assert budget - spent.tokens - held.tokens < call.least
+                assert grant.reserved == (budget - spent.tokens >= call.least)
+            else:
+                assert call.least <= grant.tokens <= call.most
+                held = add_amounts(held, grant)
+                open_.append((call, grant))
         else:
-            call = open_.pop(data.draw(st.integers(0, len(open_) - 1)))
+            call, grant = open_.pop(data.draw(st.integers(0, len(open_) - 1)))
+            cost = BudgetAmounts(tokens=int(grant.tokens * call.part))
+            really += cost.tokens
             if not call.dies:
-                back = negate(BudgetAmounts(tokens=call.most - call.cost))
-                spent = BudgetAmounts(*(a + b for a, b in zip(spent, back, strict=True)))
-        assert really <= spent.tokens
-        assert spent.tokens <= budget + max((c.most for c in calls), default=0)
+                held, spent = add_amounts(held, negate(grant)), add_amounts(spent, cost)
+        assert really <= budget
+        assert spent.tokens + held.tokens <= budget

@@ -15,6 +15,7 @@ from astromesh.config.folder import Configuration, load
 from astromesh.config.parser import MAX_BYTES
 from astromesh.core import prompt_engine
 from astromesh.errors import InvalidConfiguration
+from astromesh.plugins import Plugins
 from tests.unit.config.samples import AGENT, BILLING, ENV, FewPlugins, write_good
 
 JINJA = jinja2.Environment(autoescape=True)
@@ -559,3 +560,38 @@ def test_a_number_that_is_none_is_a_fault_where_a_plugin_takes_anything_too(good
     assert said.endswith(
         "spec.model.primary.parameters.temperature: must be a finite number. Put text in quotes."
     )
+
+
+MODEL = "model: {primary: {provider: embedded}}"
+PRICED = "prices: {m: {input_per_million: 1}}"
+UNPRICED = "provider: openai, model: m, endpoint: http://127.0.0.1:9"
+
+
+@pytest.mark.parametrize("budget", ["per_run", "per_session", "per_principal_daily"])
+@pytest.mark.parametrize(
+    ("spec", "unknown"),
+    [
+        (f"model: {{primary: {{{UNPRICED}}}}}", True),
+        (f"model: {{primary: {{{UNPRICED}, {PRICED}}}}}", False),
+        (f"model: {{primary: {{provider: embedded}}, fallback: {{{UNPRICED}}}}}", True),
+        (f"model: {{primary: {{provider: embedded}}, roles: {{judge: {{primary: {{{UNPRICED}}}}}}}}}", True),
+        ("model: {primary: {provider: embedded}}", False),
+        ("model: {primary: {provider: ollama, model: m}}", False),
+        ("model: {primary: {provider: openai, model: gpt-4o-mini}}", False),
+        (
+            f"{MODEL}\n  orchestration: {{pattern: parallel_fan_out, branches: [{{model: {{{UNPRICED}}}}}]}}",
+            True,
+        ),
+    ],
+)
+def test_dollars_of_a_model_whose_price_nobody_knows_are_no_budget(
+    tmp_path: Path, budget: str, spec: str, unknown: bool
+) -> None:
+    (tmp_path / "agents").mkdir()
+    head = "apiVersion: astromesh/v1\nkind: Agent\nmetadata: {name: a}\nspec:\n"
+    text = f"{head}  {spec}\n  budgets: {{{budget}: {{cost_usd: 1.0}}}}\n"
+    (tmp_path / "agents" / "a.agent.yaml").write_text(text)
+    faults = [str(fault) for fault in load(tmp_path, env=ENV, resolver=Plugins()).every_fault()]
+    assert len(faults) == unknown
+    for fault in faults:
+        assert f"spec.budgets.{budget}.cost_usd: has no effect on the model `openai/m`, whose price" in fault

@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from astromesh.errors import ProviderUnauthorized
-from astromesh.testing import RecordingSink, ScriptedProvider
-from astromesh.types import ToolCall
+from astromesh.graph.call_bounds import ANSWER_TOKENS
+from astromesh.testing import RecordingSink, Reply, ScriptedProvider
+from astromesh.types import ToolCall, Usage
 from tests.docs.blocks import blocks_of
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.integration.orchestration.pattern_cases import CASES, QUESTION, TOOLS, WORKERS, Case, runtime_for
@@ -133,7 +134,12 @@ async def test_the_usage_of_all_calls_counts(tmp_path: Path, case: Case) -> None
 
 async def test_a_budget_of_the_run_stops_the_whole_tree(tmp_path: Path, case: Case) -> None:
     """Used up after the first call: there is no second one, in whatever agent."""
-    runtime, provider = runtime_for(tmp_path, case, case.script, budgets={"per_run": {"tokens": 1}})
+    budget = ANSWER_TOKENS + 1000  # concurrent branches reserve it one after the other
+    first = case.script[0]
+    calls, text = ((first,), "") if isinstance(first, ToolCall) else ((), str(first))
+    costly = Reply(text, calls, usage=Usage(budget, 0))
+    script = [costly, *case.script[1:]]
+    runtime, provider = runtime_for(tmp_path, case, script, budgets={"per_run": {"tokens": budget}})
     async with runtime:
         answer = await runtime.run("helper", QUESTION, "s")
     assert answer.metadata["stop_reason"] == "budget"

@@ -139,6 +139,7 @@ AGENT_KEYS = [
     Key("Agent", (*TOOL, "trusted"), True, "yes", None),
     Key("Agent", (*TOOL, "rate_limit", "window_seconds"), 30, 0, 60.0),
     Key("Agent", (*TOOL, "parameters"), {"type": "object"}, "object", None),
+    Key("Agent", (*TOOL, "max_calls_per_run"), 2, 0, None),
     Key("Agent", (*TOOL, "max_result_tokens"), 100, 0, None),
     Key("Agent", (*CHAT, "backend"), "in_memory", 1, NOTHING),
     Key("Agent", (*CHAT, "strategy"), "summary", 1, "sliding_window"),

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 from math import inf
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
-from astromesh.graph.ledger import MODEL_KEYS, RunLedger
+from astromesh.errors import BudgetExhausted
+from astromesh.graph.call_bounds import CallBounds
+from astromesh.graph.ledger import MODEL_KEYS, Claim, RunLedger
 from astromesh.types import Usage
 
 
@@ -107,3 +112,98 @@ def test_only_the_keys_that_are_asked_for_count_and_the_first_is_named() -> None
     assert ledger.exhausted(("tokens",)) == ""
     assert RunLedger({"tokens": 1}).exhausted() == ""  # nothing spent yet
     assert ledger.child({"tool_calls": 5}).exhausted(MODEL_KEYS) == "cost_usd"
+
+
+# -- reservations of model calls -----------------------------------------------------------------------------
+
+ASK = CallBounds(10, 100)
+
+
+async def test_a_call_reserves_its_prompt_and_its_answer_in_the_whole_tree() -> None:
+    root = RunLedger({"tokens": 200})
+    leaf = root.child().child()
+    claim = await leaf.claim(ASK)
+    assert claim.answer_tokens == 100
+    assert (await leaf.claim(ASK)).answer_tokens == 80  # what the first has left
+    leaf.add_usage(Usage(10, 5))
+    claim.release()
+    assert (await root.child().claim(ASK)).answer_tokens == 200 - 15 - 90 - 10
+    assert root.used["model_calls"] == 3
+
+
+async def test_a_call_waits_while_only_calls_under_way_leave_it_no_room() -> None:
+    root = RunLedger({"tokens": 120})
+    first = await root.child().claim(ASK)
+    waiting = [asyncio.create_task(root.child().claim(ASK)) for _ in range(2)]
+    await asyncio.sleep(0)
+    assert not any(task.done() for task in waiting)
+    waiting[0].cancel()
+    root.add_usage(Usage(10, 5))
+    first.release()
+    assert (await waiting[1]).answer_tokens == 95
+    assert waiting[0].cancelled()
+
+
+@pytest.mark.parametrize("left", [25, 26])
+async def test_a_call_whose_answer_has_less_than_sixteen_tokens_is_not_made(left: int) -> None:
+    ledger = RunLedger({"tokens": left})
+    if left == 26:
+        assert (await ledger.claim(ASK)).answer_tokens == 16
+        return
+    with pytest.raises(BudgetExhausted, match="budget of tokens has too little left"):
+        await ledger.claim(ASK)
+    assert (ledger.refused, ledger.used) == ("tokens", {})
+
+
+async def test_an_answer_that_is_short_by_itself_needs_no_more() -> None:
+    assert (await RunLedger({"tokens": 15}).claim(CallBounds(10, 5))).answer_tokens == 5
+
+
+@pytest.mark.parametrize(("usd", "answer"), [(0.5, 40), (10.0, 100)])
+async def test_dollars_limit_an_answer_by_its_price(usd: float, answer: int) -> None:
+    bounds = CallBounds(10, 100, prompt_usd=0.1, token_usd=0.01)
+    assert (await RunLedger({"cost_usd": usd}).claim(bounds)).answer_tokens == answer
+
+
+async def test_a_call_without_a_price_costs_no_dollars() -> None:
+    assert (await RunLedger({"cost_usd": 0.001}).claim(ASK)).answer_tokens == 100
+
+
+async def test_the_ledgers_that_a_refusal_concerns_end_at_the_one_with_the_cap() -> None:
+    root = RunLedger()
+    middle = root.child({"tokens": 5})
+    leaf = middle.child()
+    with pytest.raises(BudgetExhausted):
+        await leaf.claim(ASK)
+    assert [ledger.refused for ledger in (root, middle, leaf)] == ["", "tokens", "tokens"]
+
+
+@given(
+    st.integers(1, 400), st.lists(st.tuples(st.integers(0, 60), st.integers(1, 200)), max_size=12), st.data()
+)
+@settings(max_examples=200, deadline=None)
+def test_for_any_order_of_calls_no_more_is_spent_than_the_cap(cap, calls, data) -> None:
+    """R8. Each call costs its prompt and a part of the answer that it may have."""
+
+    async def play() -> None:
+        root = RunLedger({"tokens": cap})
+        ledgers = [root, root.child(), root.child().child()]
+        waiting = [
+            asyncio.create_task(ledgers[n % 3].claim(CallBounds(*call))) for n, call in enumerate(calls)
+        ]
+        claims: list[Claim] = []
+        while waiting or claims:
+            await asyncio.sleep(0)
+            for task in [task for task in waiting if task.done()]:
+                waiting.remove(task)
+                if task.exception() is None:
+                    claims.append(task.result())
+            if claims:
+                claim = claims.pop(data.draw(st.integers(0, len(claims) - 1)))
+                prompt = int(claim.amounts["tokens"]) - claim.answer_tokens
+                claim.ledger.add_usage(Usage(prompt, data.draw(st.integers(0, claim.answer_tokens))))
+                claim.release()
+            assert root.usage.total_tokens <= cap
+        assert not any(root.held.values())
+
+    asyncio.run(play())
