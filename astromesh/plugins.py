@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from dataclasses import dataclass, field
 from functools import cache
@@ -99,6 +99,7 @@ class Deps:
         embedder: of the block that is opened, for stores that search by vectors; None for words only.
         servers: tool sources by name (mcp.yaml), opened before the agents' tools.
         graphs: graphs by name: a PromptGraph, or the plain data of one.
+        roles: the names in `spec.model.roles` of the agent that is opened.
         agents: descriptions of the configured agents by name, for patterns that choose among them.
         compile_transform: compiles a `context_transform`; raises ConfigError if the template is invalid.
     """
@@ -116,6 +117,7 @@ class Deps:
     embedder: Embedder | None = None
     servers: Mapping[str, ToolSource] = field(default_factory=dict)
     graphs: Mapping[str, Any] = field(default_factory=dict)
+    roles: Collection[str] = ()
     agents: Mapping[str, str] = field(default_factory=dict)
     run_agent: RunAgent | None = None
     compile_transform: Callable[[str], Transform] | None = None

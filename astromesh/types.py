@@ -195,6 +195,10 @@ class ToolSpec(Struct, frozen=True):
         }
 
 
+#: Roles that patterns use by themselves; without their own models they use the main ones.
+STANDARD_ROLES = ("planner", "judge", "worker", "critic", "lightweight")
+
+
 class CompletionRequest(Struct, frozen=True):
     """One model call.
 

@@ -16,13 +16,12 @@ from astromesh.config.environment import displayable_name
 from astromesh.config.keys import suggest_name
 from astromesh.config.records import Block, IsJsonSchema, IsTemplate, JsonMap, marked_fields
 from astromesh.config.runtime import Auth, RuntimeSpec
+from astromesh.types import STANDARD_ROLES
 
 #: patterns whose `max_iterations` is not that of the tool loop: the engine's cap, or none
 PATTERN_ITERATIONS: Mapping[str, int | None] = {"graph": 50, "autonomous": 50, "reasoning": None}
 #: patterns that run other agents → the key that lists them
 AGENT_LISTS: Mapping[str, str] = {"supervisor": "workers", "swarm": "agents"}
-#: roles that patterns use by themselves; without their own models they use the main ones
-STANDARD_ROLES = ("planner", "judge", "worker", "critic", "lightweight")
 #: transport → required key of a server, keys that it must not have
 _TRANSPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "http": ("url", ("command", "args", "env", "cwd")),

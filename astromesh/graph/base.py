@@ -31,7 +31,7 @@ class NodeKeywords(TypedDict, total=False):
         inject_tools: Adds all tools of the engine, as the flag INJECT_TOOLS does.
         tool_loop: Whether a step with tool calls is entered again. Otherwise edges `on_tool_call` decide.
         input_keys: Names in the context that the node reads.
-        output_key: The name in the context to which the engine writes the output.
+        output_key: The name in the context to which the engine writes the output, unless that is None.
         inherit_context_from: The name of a node whose output becomes part of the prompt.
         output_schema: A pydantic model, dataclass, TypedDict or JSON Schema of the output.
         model_override: The node's own model: a ModelPort, or the name of one of the agent's roles.

@@ -7,12 +7,13 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from os import urandom
 from typing import Any, TypeAlias
 
-from astromesh.errors import InvalidInput, NodeFailed
+from astromesh.errors import InvalidGraph, InvalidInput, NodeFailed
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
 from astromesh.graph.node_config import NO_MODEL
 from astromesh.graph.plan import CompileOptions, Plan, compile_graph
+from astromesh.graph.problems import known_roles, unknown_role, unknown_roles
 from astromesh.graph.records import GraphResult
 from astromesh.graph.run import UNLIMITED_RETRIES, Run, RunSettings
 from astromesh.graph.scope import Scope
@@ -34,21 +35,19 @@ def as_messages(value: Input) -> tuple[Message, ...]:
     """Returns the input as messages.
 
     Raises:
-        InvalidInput: The input is neither text, nor messages, nor a mapping with messages.
+        InvalidInput: The input is neither text, nor messages (none, too), nor a mapping with messages.
     """
     if isinstance(value, str):
         return (Message("user", value),)
     if type(value) is tuple and value and all([type(message) is Message for message in value]):  # noqa: C419 (faster)
         return value
-    if isinstance(value, Mapping):
-        value = value.get("messages", ())
+    if isinstance(value, Mapping) and "messages" in value:
+        value = value["messages"]
     if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise InvalidInput(
             "The input must be a text, a list of messages, or {'messages': […]}, "
             f"not {_type_description(value)}."
         )
-    if not value:
-        raise InvalidInput("The input has no messages; it needs one at least.")
     return tuple(message if isinstance(message, Message) else _message(message) for message in value)
 
 
@@ -95,7 +94,8 @@ class PromptGraphEngine:
             one.
         tools: A ToolPort, or tools and Python functions.
         hooks: In the order in which they are called. See `Hook`.
-        lightweight_model: For nodes with the flag LIGHTWEIGHT: a model, or one of the agent's roles.
+        lightweight_model: For nodes with the flag LIGHTWEIGHT: a model, or a role. Roles are those of every
+            agent (`STANDARD_ROLES`) and those in `roles` of the model.
         max_iterations: Node executions of one run, nested ones included. Each item of a FanOutNode and each
             round of a LoopNode may have as many.
         max_node_iterations: Visits of one node. After them the node is stuck.
@@ -153,12 +153,26 @@ class PromptGraphEngine:
         """The compiled graph.
 
         Raises:
-            InvalidGraph: The graph has no nodes, or its entry is not one of them.
+            InvalidGraph: The graph has no nodes, its entry is not one of them, or it names an unknown role.
         """
         plan = self._plan
         if plan is None or plan.version != self.graph.version:
+            self._check_roles()
             plan = self._plan = compile_graph(self.graph, self._setup.options)
         return plan
+
+    def _check_roles(self) -> None:
+        """Raises InvalidGraph if a node or the engine names a role that its model does not have."""
+        setup = self._setup
+        if setup.model is NO_MODEL:  # the model of a run comes with its roles
+            return
+        known = known_roles(setup.model)
+        found = unknown_roles(self.graph, known)
+        light = setup.lightweight_model
+        if isinstance(light, str) and light not in known:
+            found.append(f"lightweight_model: {unknown_role(light, known)}")
+        if found:
+            raise InvalidGraph(found)
 
     async def ainvoke(
         self,

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from heapq import heappop, heappush
 from math import inf
 from typing import Any, Self, cast
@@ -15,6 +15,8 @@ from astromesh.graph.nodes.composite import FanOutNode, LoopNode, ParallelNode, 
 from astromesh.graph.nodes.guard import GuardNode
 from astromesh.graph.records import END, ERROR_NODE
 from astromesh.graph.topology import GraphView, declared_targets, is_graph, nested_nodes, reachable, targets
+from astromesh.text import did_you_mean
+from astromesh.types import STANDARD_ROLES
 
 #: Keys and positions as in the plain form of a graph. Nodes of a list stand by position or by name.
 Location = tuple[str | int, ...]
@@ -32,6 +34,30 @@ class Problem(str):
         made = super().__new__(cls, text)
         made.location, made.message = location, message or text
         return made
+
+
+# -- roles of models ---------------------------------------------------------------------------------------
+
+
+def known_roles(model: Any) -> frozenset[str]:
+    """Returns the roles that every agent has, and those that a model names in its `roles`."""
+    return frozenset((*STANDARD_ROLES, *getattr(model, "roles", ())))
+
+
+def unknown_roles(graph: GraphView, known: Collection[str]) -> list[str]:
+    """Returns a problem for each node, nested ones too, whose `model_override` names no known role."""
+    return [
+        Problem(f"Node {node.name!r}: model_override: {unknown_role(role, known)}", ("nodes", node.name))
+        for node in nested_nodes(graph)
+        if isinstance(role := node.model_override, str) and role not in known
+    ]
+
+
+def unknown_role(role: str, known: Collection[str]) -> str:
+    """Returns the sentence about a role that does not exist."""
+    names = sorted(known)
+    hint = did_you_mean(role, names) or f"Known: {', '.join(names)}."
+    return f"there is no role {role!r}. {hint}"
 
 
 def within(problem: str, prefix: str, *at: str | int) -> Problem:

@@ -743,6 +743,8 @@ def record_guards(run: Run, path: str, result: NodeResult) -> None:
 def write_result(step: Step, state: GraphState, result: NodeResult, message_count: int) -> None:
     """Writes the messages, `output_key` and `NAME_output` of a result. A failed node writes no output.
 
+    An output of None leaves what stands under `output_key`.
+
     Args:
         message_count: The number of messages before the node. Those that it appended itself are not added
             twice.
@@ -763,8 +765,9 @@ def add_messages(state: GraphState, added: Sequence[Message], message_count: int
 
 def write_output(step: Step, state: GraphState, output: Any, raw: Any) -> None:
     context = state.context
-    if step.output_key:
-        engine_write(context, step.output_key, output)
+    key = step.output_key
+    if key and (output is not None or key not in context):  # None does not erase what the node itself wrote
+        engine_write(context, key, output)
     if output is not None:
         engine_write(context, step.output_name, output if raw is None or isinstance(output, str) else raw)
 

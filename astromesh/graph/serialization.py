@@ -18,7 +18,14 @@ from astromesh.graph.base import DEFAULTS, BaseNode
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes import KINDS
 from astromesh.graph.nodes.guard import Guard
-from astromesh.graph.nodes.system_prompt import PERSPECTIVES, STRATEGIES, Examples, Rules, Text
+from astromesh.graph.nodes.system_prompt import (
+    PERSPECTIVES,
+    STRATEGIES,
+    Examples,
+    FromState,
+    Rules,
+    Text,
+)
 from astromesh.graph.problems import Location, Problem, location_in, problems_of_parts
 from astromesh.graph.topology import GraphView
 from astromesh.graph.transitions import (
@@ -52,7 +59,12 @@ CONDITIONS: Mapping[str, Any] = {
     "guard_fail": OnGuardFail(),
 }
 
-BLOCKS: Mapping[str, type[Any]] = {"text": Text, "rules": Rules, "examples": Examples}
+BLOCKS: Mapping[str, type[Any]] = {
+    "text": Text,
+    "rules": Rules,
+    "examples": Examples,
+    "function": FromState,
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -436,7 +448,10 @@ def _block(value: Any, place: Cursor) -> Any:
     for name, block in BLOCKS.items():
         if name in value:
             data = _known_keys(value, (name, "title"), place)
-            body = data[name] if name == "text" else tuple(map(_as_tuple, data[name]))
+            if name == "function":
+                body = object_of(str(data[name]), place.objects)
+            else:
+                body = data[name] if name == "text" else tuple(map(_as_tuple, data[name]))
             return block(body, **({"title": data["title"]} if "title" in data else {}))
     raise ValueError(f"A block must be one of {', '.join(BLOCKS)}.")
 
@@ -612,7 +627,9 @@ def _plain_value(value: Any, place: Cursor) -> Any:
         return [_plain_value(item, place.at(index)) for index, item in enumerate(value)]
     for name, block in BLOCKS.items():
         if type(value) is block:
-            return {"block": {name: _plain_value(getattr(value, name), place), "title": value.title}}
+            body = getattr(value, name)
+            data = name_of(body, place.objects) if name == "function" else _plain_value(body, place)
+            return {"block": {name: data, "title": value.title}}
     if hasattr(value, "spec") and hasattr(value, "call"):
         return str(value.spec.name)
     return {"python": name_of(value, place.objects)}

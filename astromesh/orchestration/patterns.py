@@ -20,12 +20,13 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.autonomous import DONE, AutonomousNode
 from astromesh.graph.prebuilt import react
+from astromesh.graph.problems import unknown_roles
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.orchestration.graph_pattern import NAME_PATTERN, NOTES, GraphPattern, PatternOptions
 from astromesh.orchestration.workers import IsolatedNode, ToolLoop, append_sections, best_fit
 from astromesh.plugins import Deps
-from astromesh.types import JsonObject, Message
+from astromesh.types import STANDARD_ROLES, JsonObject, Message
 
 # -- autonomous: the model builds the path from a pool of nodes --------------------------------------------
 
@@ -168,7 +169,7 @@ class OwnGraph:
             known = ", ".join(sorted(deps.graphs)) or "none"
             raise ConfigError(f"There is no graph {options.graph!r}. Known: {known}.")
         graph = source if isinstance(source, PromptGraph) else PromptGraph.from_config(source)
-        return GraphPattern(graph, records_nodes=True)
+        return GraphPattern(_with_known_roles(graph, deps), records_nodes=True)
 
 
 class Pipeline:
@@ -212,7 +213,15 @@ class Autonomous:
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
         """Opens the pattern. Raises InvalidGraph if the pool cannot run."""
-        return GraphPattern(autonomous_graph(options.pool, options.max_steps), records_nodes=True)
+        graph = autonomous_graph(options.pool, options.max_steps)
+        return GraphPattern(_with_known_roles(graph, deps), records_nodes=True)
+
+
+def _with_known_roles(graph: PromptGraph, deps: Deps) -> PromptGraph:
+    """Returns the graph. Raises InvalidGraph if a node names a role that the agent does not have."""
+    if unknown := unknown_roles(graph, {*STANDARD_ROLES, *deps.roles}):
+        raise InvalidGraph(unknown)
+    return graph
 
 
 def _pool_error(problem: str) -> InitErrorDetails:

@@ -271,7 +271,7 @@ class _Bootstrap:
         orchestration = spec.orchestration
         live = self._opened.live.get(manifest.name, NO_LIVE_PARTS)
         schema = spec.output_schema if live.output_type is None else live.output_type
-        deps = replace(self._deps, graphs={**self._deps.graphs, **graphs}) if graphs else self._deps
+        deps = replace(self._deps, graphs={**self._deps.graphs, **(graphs or {})}, roles=router.roles)
         pattern = await self._plugins.open("patterns", orchestration.pattern, orchestration.options, deps)
         return Agent(
             name=manifest.name,

@@ -16,6 +16,7 @@ from astromesh.graph import (
     NodeConfig,
     NodeFlag,
     NodeResult,
+    ParallelNode,
     PromptGraph,
     PromptGraphEngine,
     PromptNode,
@@ -84,11 +85,23 @@ async def test_the_input_may_be_a_text_messages_or_a_mapping(given) -> None:
     assert result.messages == [Message("user", "Why?")]
 
 
+@pytest.mark.parametrize("given", [[], (), {"messages": []}, {"messages": ()}])
+async def test_the_input_may_be_no_messages(given: Any) -> None:
+    """Nodes find no question. A model is asked all the same."""
+    result = await PromptGraphEngine(chain(says("a", lambda s: s.question or "nothing"))).ainvoke(given)
+    assert (result.output, result.messages) == ("nothing", [])
+    model = ScriptedProvider("Hello.")
+    engine = PromptGraphEngine(PromptGraph(nodes=[PromptNode("p", instructions="Greet.")]), model)
+    assert (await engine.ainvoke(given)).output == "Hello."
+    assert [m.role for m in model.requests[0].messages] == ["system"]
+    events = [event.type async for event in engine.astream_events(given)]
+    assert events[-1] == "run.failed"  # the script has ended, and not before
+
+
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ([], "has no messages"),
-        ({}, "has no messages"),
+        ({}, "not of type dict"),
         (7, "not of type int"),
         (None, "not None"),
         (b"Why?", "not of type bytes"),
@@ -437,6 +450,72 @@ async def test_what_a_run_costs_is_charged_to_the_surrounding_ledger_and_reporte
     result = await run_.execute()
     assert result.report.usage == Usage(1, 2)
     assert scope.ledger.usage == Usage(101, 2)
+
+
+# -- output_key --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("flags", [(), {NodeFlag.ISOLATED_CONTEXT}, {NodeFlag.OBSERVABLE}])
+async def test_an_output_of_none_does_not_erase_what_the_node_wrote_under_its_key(flags: Any) -> None:
+    @node("a", output_key="k", input_keys=["k"], flags=flags)
+    def collect(state: GraphState) -> None:
+        state.context.setdefault("k", []).append(len(state.context["k"]))
+
+    @node("b")
+    def last(state: GraphState) -> Any:
+        return state.context["k"]
+
+    graph = PromptGraph(nodes=[collect, last]).sequential("a", "b")
+    assert (await run(graph)).output == [0]
+    again = PromptGraph(nodes=[SubgraphNode("s", graph)])
+    assert (await run(again)).context["k"] == [0]
+
+
+async def test_an_output_of_none_under_a_new_key_is_none() -> None:
+    result = await run(chain(says("a", output_key="k")))
+    assert result.context["k"] is None
+
+
+# -- states that hooks leave behind ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("when", ["pre_node", "post_node"])
+@pytest.mark.parametrize("attribute", ["messages", "context"])
+@pytest.mark.parametrize("last", ["function", "prompt", "tool loop", "subgraph", "wrapped", "parallel"])
+async def test_a_hook_that_leaves_none_behind_is_a_critical_error_at_the_last_node_too(
+    when: str, attribute: str, last: str
+) -> None:
+    nodes: dict[str, Any] = {
+        "function": says("z", 1),
+        "prompt": PromptNode("z"),
+        "tool loop": PromptNode("z", tools=[RecordingTool("look")]),
+        "subgraph": SubgraphNode("z", chain(says("inner", 1))),
+        "wrapped": says("z", 1, flags={NodeFlag.RETRYABLE}),
+        "parallel": ParallelNode("z", [says("x", 1), says("y", 2)]),
+    }
+
+    class Breaks:
+        def _break(self, node: Any, state: Any) -> None:
+            if node.name == "z":
+                setattr(state, attribute, None)
+
+        if when == "pre_node":
+
+            def pre_node(self, node: Any, state: Any) -> None:
+                self._break(node, state)
+
+        else:
+
+            def post_node(self, node: Any, result: Any, state: Any) -> None:
+                self._break(node, state)
+
+    graph = chain(says("a", 0), nodes[last])
+    for model in (ScriptedProvider("ok"), ScriptedProvider("ok")):
+        result = await PromptGraphEngine(graph, model, hooks=[Breaks()]).ainvoke("q")
+        assert result.report.stop_reason == "critical_error", result.report
+        assert "the state became invalid" in result.report.error
+        assert not result.ok
+        assert result.messages == [Message("user", "q")] or attribute == "context" or result.messages == []
 
 
 # -- trap 25: isolation of runs ----------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from astromesh.errors import InvalidGraph
 from astromesh.graph import prebuilt
 from astromesh.graph.base import BaseNode
+from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes import (
@@ -46,7 +47,7 @@ from astromesh.graph.nodes.system_prompt import (
     chain_of_thought,
 )
 from astromesh.graph.transitions import OnConfidence, OnOutput
-from astromesh.testing import RecordingTool
+from astromesh.testing import RecordingTool, ScriptedProvider
 
 
 class Answer(BaseModel):
@@ -94,6 +95,7 @@ def everything() -> PromptGraph:
         description="all keywords",
         blocks=[
             "text", Text("a", "B"), Rules(("x", "y")), Examples((("i", "o"),)), greet,
+            FromState(greet), FromState(greet, "Now"),
         ],
         strategy=chain_of_thought,
         perspective="analyst",
@@ -250,7 +252,7 @@ class Thing:
         (lambda g: g.when("a", "a", lambda result: True), "edges.0.when", "lambda"),
         (lambda g: g.add_node(PromptNode("n", guards=[lambda o: True])), "nodes.n.guards", "lambda"),
         (lambda g: g.add_node(PromptNode("n", strategy=SPECIAL)), "nodes.n.strategy", "objects"),
-        (lambda g: g.add_node(PromptNode("n", blocks=[FromState(greet)])), "nodes.n.blocks", "objects"),
+        (lambda g: g.add_node(PromptNode("n", blocks=[FromState(lambda s: "")])), "nodes.n.blocks", "lambda"),
         (lambda g: g.add_node(ToolNode("n", "t", {"x": Thing(1)})), "nodes.n.arguments", "objects"),
         (lambda g: g.add_node(PromptNode("n", flags={"critical"})), "nodes.n.flags", "NodeFlag"),
         (lambda g: g.add_node(ParallelNode("n", [FunctionNode("m", lambda s: 1)])), "n.nodes", "lambda"),
@@ -264,6 +266,21 @@ def test_what_has_no_name_is_refused_with_its_place(change, place, why):
         graph.to_config()
     assert place in str(caught.value)
     assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("title", ["", "Now"])
+async def test_a_block_from_the_state_comes_back_from_yaml_and_renders_the_same(title):
+    graph = PromptGraph("g", nodes=[PromptNode("p", blocks=[FromState(greet, title)])])
+    again = PromptGraph.from_config(yaml.safe_load(yaml.safe_dump(graph.to_config())))
+    assert again.to_config() == graph.to_config()
+    seen = []
+    for one in (graph, again):
+        model = ScriptedProvider("ok")
+        await PromptGraphEngine(one, model).ainvoke("Ann")
+        seen.append(model.requests[0].messages[0].content)
+    assert seen[0] == seen[1]
+    assert "hi" in seen[0]
+    assert ("## Now" in seen[0]) is bool(title)
 
 
 def test_local_functions_are_refused_unless_named():
