@@ -101,6 +101,8 @@ class Usage(Struct, frozen=True):
     """The tokens and the cost of calls. Adds with `+`.
 
     Args:
+        cached_tokens, cache_write_tokens: the input that the service read from its cache, and wrote to it.
+        reasoning_tokens: the output that the model has thought and not written.
         cost_usd: 0.0 if no price is known.
         estimated: whether some of the tokens are an estimate, because no provider has counted them.
     """
@@ -110,6 +112,8 @@ class Usage(Struct, frozen=True):
     cached_tokens: int = 0
     cost_usd: float = 0.0
     estimated: bool = False
+    reasoning_tokens: int = 0
+    cache_write_tokens: int = 0
 
     @property
     def total_tokens(self) -> int:
@@ -122,6 +126,8 @@ class Usage(Struct, frozen=True):
             self.cached_tokens + other.cached_tokens,
             self.cost_usd + other.cost_usd,
             self.estimated or other.estimated,
+            self.reasoning_tokens + other.reasoning_tokens,
+            self.cache_write_tokens + other.cache_write_tokens,
         )
 
     def to_json(self) -> JsonObject:
@@ -131,6 +137,10 @@ class Usage(Struct, frozen=True):
             "cached_tokens": self.cached_tokens,
             "cost_usd": self.cost_usd,
         }
+        if self.reasoning_tokens:
+            counts["reasoning_tokens"] = self.reasoning_tokens
+        if self.cache_write_tokens:
+            counts["cache_write_tokens"] = self.cache_write_tokens
         if self.estimated:
             counts["estimated"] = True
         return counts

@@ -17,7 +17,10 @@ class LinksOut(BaseModel):
 
 
 class UsageOut(BaseModel):
-    """With `"estimated": true` where no provider has counted a part of it."""
+    """`reasoning_tokens` and `cache_write_tokens` are left out if they are 0.
+
+    With `"estimated": true` where no provider has counted a part of it.
+    """
 
     model_config = ConfigDict(extra="allow")
 
@@ -25,6 +28,8 @@ class UsageOut(BaseModel):
     output_tokens: int
     cached_tokens: int
     cost_usd: float
+    reasoning_tokens: int = Field(0, description="Output that the model has thought and not written.")
+    cache_write_tokens: int = Field(0, description="Input that the service has written to its cache.")
 
 
 class GuardrailOut(BaseModel):

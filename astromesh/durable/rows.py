@@ -106,8 +106,9 @@ def run_of(row: Iterable[Any]) -> RunRow:
 
 
 def usage_of(numbers: Iterable[Any]) -> Usage:
-    input_tokens, output_tokens, cached_tokens, cost, estimated = numbers
-    return Usage(int(input_tokens), int(output_tokens), int(cached_tokens), float(cost), bool(estimated))
+    inputs, outputs, cached, cost, estimated, reasoning, written = numbers
+    tokens = int(inputs), int(outputs), int(cached)
+    return Usage(*tokens, float(cost), bool(estimated), int(reasoning), int(written))
 
 
 def change_values(change: RunChange) -> tuple[object, ...]:

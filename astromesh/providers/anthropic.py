@@ -232,7 +232,9 @@ class AnthropicOptions(ModelOptions):
 
     usual_variable, usual_endpoints = "ANTHROPIC_API_KEY", (ENDPOINT, ENDPOINT + "/v1")
 
-    prompt_cache: bool = Field(True, description="Mark tools and system prompt for the service's cache.")
+    prompt_cache: bool = Field(
+        True, description="Mark tools, system prompt and conversation for the service's cache."
+    )
     structured_output: Literal["json_schema", "prompt"] = Field(
         "json_schema", description="How an output schema is requested; older models support only the prompt."
     )
@@ -276,7 +278,10 @@ class Anthropic(Wire[AnthropicOptions]):
         messages = [m for m in request.messages if m.role != "system"]
         if (body.get("thinking") or {}).get("type") == "enabled" and self._has_foreign_calls(messages):
             del body["thinking"]
-        body["messages"] = alternating_turns(messages, "assistant", "content", self._blocks)
+        body["messages"] = turns = alternating_turns(messages, "assistant", "content", self._blocks)
+        if turns[-1]["content"][-1]["type"] not in _THOUGHTS:
+            # the next call of the conversation reads everything up to here from the cache
+            turns[-1]["content"][-1] |= self._cache_mark
         if stream:
             body["stream"] = True
         return orjson.dumps(body)

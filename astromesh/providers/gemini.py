@@ -112,7 +112,8 @@ def token_counts(usage: JsonObject) -> TokenCounts | None:
         return None
     outputs = sum_counts(usage.get("candidatesTokenCount", 0), usage.get("thoughtsTokenCount"))  # it omits 0
     inputs = sum_counts(usage["promptTokenCount"], usage.get("toolUsePromptTokenCount"))
-    return TokenCounts(inputs, outputs, usage.get("cachedContentTokenCount") or 0)
+    cached, reasoning = usage.get("cachedContentTokenCount") or 0, usage.get("thoughtsTokenCount") or 0
+    return TokenCounts(inputs, outputs, cached, reasoning=reasoning)
 
 
 ENDPOINT = "https://generativelanguage.googleapis.com/v1beta"
@@ -124,6 +125,8 @@ _NAMES = {
     "presence_penalty": "presencePenalty",
     "frequency_penalty": "frequencyPenalty",
 }
+#: parameters that stand beside `generationConfig`, not in it
+_TOP_LEVEL = ("safetySettings", "toolConfig", "cachedContent")
 _MODES = {"auto": "AUTO", "none": "NONE", "required": "ANY"}
 #: Gemini 3 rejects its own calls without signatures; this replaces an unknown signature
 #: (https://ai.google.dev/gemini-api/docs/thought-signatures)
@@ -163,13 +166,15 @@ class Gemini(Wire[GeminiOptions]):
             schema, messages = None, with_schema_instruction(request)
         if system := "\n\n".join(m.content for m in messages if m.role == "system" and m.content):
             body["systemInstruction"] = {"parts": [{"text": system}]}
+        config = {**self._parameters, **renamed(request.parameters, _NAMES, "stopSequences")}
+        body.update({name: config.pop(name) for name in _TOP_LEVEL if name in config})
         if request.tools:
             body["tools"] = self._tools.of(request.tools)
             if request.tool_choice != "auto":
-                body["toolConfig"] = {"functionCallingConfig": _calling(request.tool_choice)}
+                calling = {"functionCallingConfig": _calling(request.tool_choice)}
+                body["toolConfig"] = {**body.get("toolConfig", {}), **calling}
         spoken = [m for m in messages if m.role != "system"]
         body["contents"] = alternating_turns(spoken, "model", "parts", self._parts)
-        config = {**self._parameters, **renamed(request.parameters, _NAMES, "stopSequences")}
         if schema is not None:
             config["responseMimeType"] = "application/json"
             config["responseJsonSchema"] = dict(schema)

@@ -5,12 +5,13 @@ Format: https://platform.openai.com/docs/api-reference/chat
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 from urllib.parse import quote
 from uuid import uuid4
 
 import orjson
+from msgspec.structs import replace
 from pydantic import Field
 
 from astromesh.net import provider_errors
@@ -25,12 +26,15 @@ from astromesh.providers.wire import (
     TokenCounts,
     arguments_of,
     latest_counts,
+    pack_model_state,
     parse_json,
     require_content,
     text_of,
     truncated_answer,
+    unpack_model_state,
     with_schema_instruction,
 )
+from astromesh.text import TextBuffer
 from astromesh.tokens import utf8_size
 from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall
 
@@ -40,10 +44,16 @@ _FINISH = {"tool_calls": "tool_calls", "length": "length", "content_filter": "co
 
 
 class OpenAIReader(StreamReader):
-    """Reads one stream of `chat.completion.chunk` events."""
+    """Reads one stream of `chat.completion.chunk` events.
 
-    def __init__(self) -> None:
+    Args:
+        owner: the model to which its reasoning is sent back; empty if it is not.
+    """
+
+    def __init__(self, owner: str = "") -> None:
         super().__init__(SseParser())
+        self._owner = owner
+        self._reasoning = TextBuffer()
         self._calls: list[_GrowingCall] = []
         self._indices: set[Any] = set()
         #: index of the answer that is read, of several (`n`)
@@ -56,6 +66,7 @@ class OpenAIReader(StreamReader):
         if not (self.done or self._finish):
             raise truncated_answer()
         calls = tuple(call.finished() for call in sorted(self._calls, key=_place))
+        calls = _with_reasoning(calls, self._owner, self._reasoning.getvalue())
         reason = "content_filter" if self._refused else _finish(self._finish, bool(calls))
         return require_content(Reply(self._text.getvalue(), calls, reason, self._counts), self._finish)
 
@@ -86,6 +97,9 @@ class OpenAIReader(StreamReader):
         for piece in delta.get("tool_calls") or ():
             self._extend_call(piece)
         self._finish = choice.get("finish_reason") or self._finish
+        if self._owner and isinstance(thought := delta.get("reasoning_content"), str):
+            self.size += utf8_size(thought)
+            self._reasoning.write(thought)
         refusal = delta.get("refusal")
         self._refused = self._refused or bool(refusal)
         content = delta.get("content") or refusal
@@ -151,9 +165,13 @@ def token_counts(usage: Any) -> TokenCounts | None:
     """Returns the reported tokens; None if the server reports none."""
     if not usage:
         return None
-    details = usage.get("prompt_tokens_details") or {}
+    read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
     return TokenCounts(
-        usage.get("prompt_tokens"), usage.get("completion_tokens"), details.get("cached_tokens") or 0
+        usage.get("prompt_tokens"),
+        usage.get("completion_tokens"),
+        read.get("cached_tokens") or 0,
+        read.get("cache_write_tokens") or 0,
+        written.get("reasoning_tokens") or 0,
     )
 
 
@@ -169,12 +187,95 @@ def _call(call_id: Any, function: JsonObject) -> ToolCall:
     return ToolCall(call_id or f"call_{uuid4().hex}", name, arguments_of(function.get("arguments")))
 
 
+def _with_reasoning(calls: tuple[ToolCall, ...], owner: str, reasoning: Any) -> tuple[ToolCall, ...]:
+    """Returns the calls of an answer; the first one has the reasoning that led to them."""
+    if not (calls and owner and reasoning and isinstance(reasoning, str)):
+        return calls
+    return (replace(calls[0], kept=pack_model_state(owner, reasoning)), *calls[1:])
+
+
 def _index(choice: JsonObject) -> int:
     return choice.get("index") or 0
 
 
 def _place(call: _GrowingCall) -> int:
     return call.index if isinstance(call.index, int) else 0
+
+
+# -- JSON Schema for constrained decoding --------------------------------------------------------------------
+# Every object is closed and requires all its properties; few keywords are allowed.
+# Source: https://platform.openai.com/docs/guides/structured-outputs
+
+_STRICT_KEYWORDS = frozenset(
+    {
+        "type", "title", "description", "enum", "const", "required", "properties", "additionalProperties",
+        "items", "anyOf", "$ref", "$defs", "definitions", "pattern", "format", "multipleOf", "minimum",
+        "maximum", "exclusiveMinimum", "exclusiveMaximum", "minItems", "maxItems",
+    }
+)  # fmt: skip
+_STRICT_FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"}
+)
+#: says nothing about a value; left out
+_ANNOTATIONS = frozenset({"$schema", "$id"})
+
+
+def strict_schema(schema: Mapping[str, Any]) -> JsonObject | None:
+    """Returns a schema with every object closed, None if `strict` does not allow it.
+
+    What fits the result fits the schema. Properties that may be missing are not made required: a model would
+    have to invent them.
+    """
+    try:
+        strict = _strict(schema)
+    except _NotStrict:
+        return None
+    return strict if strict.get("type") == "object" else None
+
+
+class _NotStrict(ValueError):
+    pass
+
+
+def _strict(schema: Any) -> JsonObject:
+    if not isinstance(schema, Mapping) or not schema.keys() <= _STRICT_KEYWORDS | _ANNOTATIONS:
+        raise _NotStrict
+    result: JsonObject = {key: value for key, value in schema.items() if key not in _ANNOTATIONS}
+    for key in ("properties", "$defs", "definitions"):
+        if key in schema:
+            result[key] = {name: _strict(inner) for name, inner in schema[key].items()}
+    if "items" in schema:
+        result["items"] = _strict(schema["items"])
+    if "anyOf" in schema:
+        result["anyOf"] = [_strict(inner) for inner in schema["anyOf"]]
+    if not _is_definite(schema, result):
+        raise _NotStrict
+    if _is_object(result):
+        result["additionalProperties"] = False
+    return result
+
+
+def _is_definite(schema: Mapping[str, Any], result: JsonObject) -> bool:
+    """Whether every value has a type, every array its items, every object all and only its properties."""
+    if not result.keys() & {"type", "anyOf", "enum", "const", "$ref"}:
+        return False
+    if "array" in _types(result) and "items" not in result:
+        return False
+    if result.get("format", "uuid") not in _STRICT_FORMATS:
+        return False
+    if not _is_object(result):
+        return True
+    named, required = result.get("properties", {}), schema.get("required", ())
+    return bool(named) and set(required) == named.keys() and not schema.get("additionalProperties")
+
+
+def _is_object(schema: JsonObject) -> bool:
+    return "object" in _types(schema) or "properties" in schema
+
+
+def _types(schema: JsonObject) -> tuple[Any, ...]:
+    kind = schema.get("type", ())
+    return (kind,) if isinstance(kind, str) else tuple(kind)
 
 
 ENDPOINT = "https://api.openai.com/v1"
@@ -196,6 +297,11 @@ class OpenAIOptions(ModelOptions):
         pattern=r"^[\w.-]*$",
         description="Version of Azure's API, e.g. 2024-10-21. `model` then names a deployment, `endpoint` "
         "the resource. Azure's newer endpoints (…/openai/v1) need no version.",
+    )
+    reasoning_in_tool_loop: Literal["auto", "never"] = Field(
+        "auto",
+        description="`reasoning_content` of an answer that calls tools: `auto` sends it back with the "
+        "results of these calls, and in no later run; `never` is for services that reject it.",
     )
     stream_usage: bool = Field(
         True, description="Request token counts at the end of a stream; some older servers reject this."
@@ -225,6 +331,8 @@ class OpenAI(Wire[OpenAIOptions]):
         if options.stream_usage:
             self._stream["stream_options"] = {"include_usage": True}
         self._tools = FragmentCache(lambda tools: [tool.to_function() for tool in tools])
+        #: the model to which its reasoning goes back; empty if it does not
+        self._owner = f"openai/{self.model}" if options.reasoning_in_tool_loop == "auto" else ""
 
     def key_headers(self, key: str) -> dict[str, str]:
         return {"api-key": key} if key and self._azure else super().key_headers(key)
@@ -237,6 +345,8 @@ class OpenAI(Wire[OpenAIOptions]):
                 body["tool_choice"] = _tool_choice(request.tool_choice)
         messages = with_schema_instruction(request) if self._needs_words(request) else request.messages
         body["messages"] = [encode_message(m) for m in messages]
+        if self._owner:
+            self._send_reasoning_back(messages, body["messages"])
         body.update(self._parameters)
         if request.parameters:
             body.update(self._renamed(request.parameters))
@@ -250,6 +360,7 @@ class OpenAI(Wire[OpenAIOptions]):
         choice = min(payload["choices"], key=_index)
         message = choice["message"]
         calls = tuple(_call(c.get("id"), c["function"]) for c in message.get("tool_calls") or ())
+        calls = _with_reasoning(calls, self._owner, message.get("reasoning_content"))
         refusal, reason = message.get("refusal"), choice.get("finish_reason")
         reply = Reply(
             text_of(message.get("content")) or text_of(refusal),
@@ -263,7 +374,15 @@ class OpenAI(Wire[OpenAIOptions]):
         return token_counts(payload["usage"])
 
     def reader(self) -> OpenAIReader:
-        return OpenAIReader()
+        return OpenAIReader(self._owner)
+
+    def _send_reasoning_back(self, messages: Sequence[Message], encoded: list[JsonObject]) -> None:
+        """Adds its own reasoning to the calls of the tool loop: those behind the last message of the user."""
+        for message, body in zip(reversed(messages), reversed(encoded), strict=True):
+            if message.role == "user":
+                return
+            if message.tool_calls and (text := unpack_model_state(message.tool_calls[0], self._owner)):
+                body["reasoning_content"] = text
 
     def _renamed(self, parameters: Mapping[str, Any]) -> JsonObject:
         named = dict(parameters)
@@ -280,8 +399,12 @@ class OpenAI(Wire[OpenAIOptions]):
         if request.tools and request.tool_choice != "none" and not self._schema_with_tools:
             return
         if self._structured == "json_schema":
-            schema = {"name": "answer", "schema": dict(request.output_schema or {})}
-            body["response_format"] = {"type": "json_schema", "json_schema": schema}
+            given = request.output_schema or {}
+            strict = strict_schema(given)
+            form: JsonObject = {"name": "answer", "schema": dict(given) if strict is None else strict}
+            if strict is not None:
+                form["strict"] = True
+            body["response_format"] = {"type": "json_schema", "json_schema": form}
         elif self._structured == "json_object":
             body["response_format"] = {"type": "json_object"}
 

@@ -288,10 +288,10 @@ class ServiceProvider:
 
     def _price_usage(self, counted: TokenCounts, *, estimated: bool = False) -> Usage:
         price = self._price
-        inputs, outputs, cached, written = counted
+        inputs, outputs, cached, written, reasoning = counted
         inputs, outputs = inputs or 0, outputs or 0
         spent = cost(price, inputs, outputs, cached, written) if price is not None else 0.0
-        return Usage(inputs, outputs, cached, spent, estimated)
+        return Usage(inputs, outputs, cached, spent, estimated, reasoning, written)
 
     def _partial_usage(self, request: CompletionRequest, reply: Reply) -> Usage:
         """Returns the usage of an incomplete answer: the reported tokens, else an estimate."""
@@ -357,12 +357,12 @@ def _validate_call(call: ToolCall) -> ToolCall:
 def _plausible_counts(counted: TokenCounts | None) -> TokenCounts | None:
     if counted is None:
         return None
-    inputs, outputs, cached, written = (
+    inputs, outputs, cached, written, reasoning = (
         int(n) if isinstance(n, int | float) and 0 <= n <= _MAX_TOKENS else None for n in counted
     )
     if cached is None or written is None or (inputs is None and outputs is None):
         return None
-    return TokenCounts(inputs, outputs, cached, written)
+    return TokenCounts(inputs, outputs, cached, written, min(reasoning or 0, outputs or 0))
 
 
 def _url(text: str) -> URL:

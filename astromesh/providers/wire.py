@@ -110,12 +110,16 @@ CALL_SIZE = 8192
 
 
 class TokenCounts(NamedTuple):
-    """Tokens that a service reported; `cached` and `written` are parts of `input`. None: not reported."""
+    """Tokens that a service reported. None: not reported.
+
+    `cached` and `written` are parts of `input`, `reasoning` is a part of `output`.
+    """
 
     input: int | None = 0
     output: int | None = 0
     cached: int = 0
     written: int = 0
+    reasoning: int = 0
 
 
 class Reply(NamedTuple):

@@ -280,6 +280,9 @@ class Metrics:
         tokens[provider, model, "input"] += sign * usage["input_tokens"]
         tokens[provider, model, "output"] += sign * usage["output_tokens"]
         tokens[provider, model, "cached"] += sign * usage["cached_tokens"]
+        for kind in ("reasoning", "cache_write"):
+            if count := usage.get(f"{kind}_tokens"):
+                tokens[provider, model, kind] += sign * count
         self._cost[by] += sign * usage["cost_usd"]
 
     def _tool_finished(self, event: Event) -> None:

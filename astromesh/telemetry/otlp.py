@@ -206,6 +206,8 @@ def _name_and_attributes(run: TracedRun, span: JsonObject) -> tuple[str, Mapping
             "gen_ai.usage.input_tokens": usage.get("input_tokens", 0),
             "gen_ai.usage.output_tokens": usage.get("output_tokens", 0),
             "gen_ai.usage.cache_read.input_tokens": usage.get("cached_tokens", 0),
+            "gen_ai.usage.cache_creation.input_tokens": usage.get("cache_write_tokens", 0),
+            "gen_ai.usage.reasoning.output_tokens": usage.get("reasoning_tokens", 0),
             "astromesh.cost_usd": usage.get("cost_usd", 0.0),
             "astromesh.step": attributes.get("step", 0),
             "astromesh.role": attributes.get("role", ""),

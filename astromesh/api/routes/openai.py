@@ -269,6 +269,7 @@ def _usage(metadata: Mapping[str, Any]) -> JsonObject:
         "completion_tokens": usage["output_tokens"],
         "total_tokens": metadata["tokens_used"],
         "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
+        "completion_tokens_details": {"reasoning_tokens": usage.get("reasoning_tokens", 0)},
     }
 
 

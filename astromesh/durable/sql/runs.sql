@@ -67,7 +67,8 @@ INSERT INTO astromesh.runs ({columns}, queued_at) VALUES ({values})
 ON CONFLICT (run_id) DO UPDATE SET status = excluded.status, finished_at = excluded.finished_at, result = excluded.result,
     error = excluded.error, attempts = excluded.attempts, input_tokens = excluded.input_tokens,
     output_tokens = excluded.output_tokens, cached_tokens = excluded.cached_tokens, cost_usd = excluded.cost_usd,
-    estimated = excluded.estimated
+    estimated = excluded.estimated, reasoning_tokens = excluded.reasoning_tokens,
+    cache_write_tokens = excluded.cache_write_tokens
 WHERE excluded.finished_at > 0
 
 -- name: open_of_parent
@@ -189,7 +190,8 @@ DELETE FROM astromesh.run_ends WHERE run_id = $1 OR asked_at < $2
 -- name: usage
 -- The usage of a nested run is part of the usage of its parent.
 SELECT coalesce(sum(input_tokens), 0)::bigint, coalesce(sum(output_tokens), 0)::bigint,
-    coalesce(sum(cached_tokens), 0)::bigint, coalesce(sum(cost_usd), 0.0), coalesce(bool_or(estimated), FALSE)
+    coalesce(sum(cached_tokens), 0)::bigint, coalesce(sum(cost_usd), 0.0), coalesce(bool_or(estimated), FALSE),
+    coalesce(sum(reasoning_tokens), 0)::bigint, coalesce(sum(cache_write_tokens), 0)::bigint
 FROM astromesh.runs r
 WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
     AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5)

@@ -166,7 +166,7 @@ async def test_ainvoke_raises_nothing_for_a_failed_run():
     """Failures of the model and wrong input are in the report."""
     result = await build_agent(ScriptedProvider(ProviderTimeout("slow"))).ainvoke("hi")
     assert (result.output, "slow" in result.report.error) == (None, True)
-    result = await build_agent(ScriptedProvider("x")).ainvoke([])
+    result = await build_agent(ScriptedProvider("x")).ainvoke([{"role": "x"}])
     assert (result.output, result.report.stop_reason) == (None, "critical_error")
 
 

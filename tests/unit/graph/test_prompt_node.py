@@ -389,7 +389,7 @@ async def test_a_structured_answer_is_asked_for_and_used_as_it_is():
     result, model = await run(PromptNode("p", output_schema=Verdict), '{"ok": true}')
     assert model.requests[0].output_schema == Verdict.model_json_schema()
     assert result.output == Verdict(ok=True)
-    assert result.messages[-1].content == '{"ok":true}'
+    assert result.messages[-1].content == result.text == '{"ok": true}'
 
 
 async def test_an_answer_that_does_not_fit_is_repaired_once():

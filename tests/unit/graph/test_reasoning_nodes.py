@@ -309,13 +309,13 @@ async def test_a_debate_goes_in_turns_and_is_judged():
 
 async def test_a_pipeline_hands_on_from_stage_to_stage():
     """Stages as mappings or as nodes; only the last one speaks to the reader."""
-    stages = [{"name": "draft", "prompt": "Draft."}, {"name": "edit", "prompt": "Edit.", "role": "editor"}]
+    stages = [{"name": "draft", "prompt": "Draft."}, {"name": "edit", "prompt": "Edit.", "role": "critic"}]
     graph = prebuilt.pipeline(stages)
     model = ScriptedProvider("a draft", "An edit.")
     events = [e async for e in PromptGraphEngine(graph, model).astream_events("Why?")]
     assert {e.data["role"] for e in events if e.type == "model.delta"} == {"draft", "assistant"}
     assert "## Result of draft\na draft" in system(model.requests[1])
-    assert model.requests[1].role == "editor"
+    assert model.requests[1].role == "critic"
     mine = ThinkNode("t")
     before = dict(vars(mine))
     await run(prebuilt.pipeline([mine, stages[0]]), "x", "y")

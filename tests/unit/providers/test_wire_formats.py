@@ -167,6 +167,9 @@ def test_a_schema_leaves_the_prefix_of_the_prompt_alike_from_call_to_call(name):
         sent(wire, *messages, tools=(TOOL,), tool_choice=choice, output_schema=OBJECT)
         for messages, choice in ((ASK, "auto"), (loop, "auto"), (again, "none"))
     ]
+    # the mark of Anthropic's cache moves on with the conversation, and is no part of what is cached
+    mark = b',"cache_control":{"type":"ephemeral"}'
+    calls = [orjson.loads(orjson.dumps(body).replace(mark, b"")) for body in calls]
     spoken = [body.get("messages") or body["contents"] for body in calls]
     heads = [(body.get("system"), body.get("systemInstruction")) for body in calls]
     assert heads[0] == heads[1] == heads[2]
