@@ -25,6 +25,7 @@ from astromesh.net.http import Http
 from astromesh.net.service_options import ServiceOptions, read_key
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.ids import with_traceparent
 from astromesh.types import JsonObject
 
 #: bytes of a vector's object and its key, beside its floats
@@ -197,7 +198,7 @@ class ServiceEmbedder:
     async def _send(self, body: bytes) -> bytes:
         try:
             answer = await self._http.request(
-                "POST", self._url + self.path, body=body, headers=self._headers,
+                "POST", self._url + self.path, body=body, headers=with_traceparent(self._headers),
                 timeout=self._options.timeout, resend=True,
             )  # fmt: skip
         except NetError as error:

@@ -37,6 +37,7 @@ from astromesh.providers.wire import (
     join_surrogates,
     parse_json,
 )
+from astromesh.telemetry.ids import with_traceparent
 from astromesh.tokens import estimate, estimate_request
 from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall, Usage, attach_usage
 
@@ -134,7 +135,12 @@ class ServiceProvider:
         body = self._encode(request, stream=False)
         try:
             answer = await self._http.request(
-                "POST", self._url, body=body, headers=self._headers, timeout=self._timeout, resend=True
+                "POST",
+                self._url,
+                body=body,
+                headers=with_traceparent(self._headers),
+                timeout=self._timeout,
+                resend=True,
             )
         except (NetError, asyncio.CancelledError) as error:
             self._raise_with_usage(error, request, Reply())
@@ -151,7 +157,7 @@ class ServiceProvider:
                 "POST",
                 self._stream_url,
                 body=body,
-                headers=self._headers,
+                headers=with_traceparent(self._headers),
                 read_timeout=self._timeout,
                 limit=MAX_STREAM,
             ) as incoming:

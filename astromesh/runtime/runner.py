@@ -70,6 +70,7 @@ from astromesh.runtime.stages import remember_partial
 from astromesh.runtime.stores import RuntimeStores
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink
+from astromesh.telemetry.ids import in_trace
 from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.traces import TracedRun, TraceExporter
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolContext
@@ -234,7 +235,7 @@ class AgentRunner:
         runs = self.runs
         runs.logs.open(log)
         runs.remote_cancel.watch()
-        with self.active, calling_as(run.caller):
+        with self.active, calling_as(run.caller), in_trace(run.trace_id, run.id, run.scope.sampled):
             try:
                 return await handle(agent, request, run)
             except asyncio.CancelledError as cancelled:

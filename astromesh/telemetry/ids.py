@@ -1,9 +1,11 @@
-"""Ids of runs and traces, and the caller's `traceparent` (W3C Trace Context)."""
+"""Ids of runs and traces, and `traceparent` of callers and of outgoing calls (W3C Trace Context)."""
 
 from __future__ import annotations
 
 import re
-from hashlib import sha256
+from collections.abc import Mapping
+from contextvars import ContextVar, Token
+from hashlib import blake2b, sha256
 from os import register_at_fork, urandom
 from time import time_ns
 from typing import NamedTuple
@@ -108,3 +110,57 @@ def read_traceparent(header: str | None) -> TraceParent:
     if not trace.strip("0") or not span.strip("0"):
         return NO_TRACE_PARENT
     return TraceParent(trace, span, bool(int(flags, 16) & _SAMPLED))
+
+
+# -- outgoing calls ----------------------------------------------------------------------------------------
+
+
+class ActiveTrace(NamedTuple):
+    """The run or Task that the code of this context is part of. Args: sampled: as of `TraceParent`."""
+
+    trace_id: str
+    run_id: str
+    sampled: bool | None = None
+
+
+_active: ContextVar[ActiveTrace | None] = ContextVar("astromesh_trace", default=None)
+
+
+class in_trace:  # noqa: N801 (as contextlib's own)
+    """Makes calls to other services part of a run's trace for a block."""
+
+    __slots__ = ("_active", "_token")
+    _token: Token[ActiveTrace | None]
+
+    def __init__(self, trace_id: str, run_id: str, sampled: bool | None = None) -> None:
+        self._active = ActiveTrace(trace_id, run_id, sampled) if trace_id else None
+
+    def __enter__(self) -> None:
+        self._token = _active.set(self._active)
+
+    def __exit__(self, *_: object) -> None:
+        _active.reset(self._token)
+
+
+def with_traceparent(headers: Mapping[str, str], call_id: str = "") -> Mapping[str, str]:
+    """Returns headers of an outgoing call with its `traceparent`; unchanged outside a run.
+
+    Args:
+        call_id: of the tool call that makes it. Empty: its span is that of the run.
+    """
+    header = outgoing_traceparent(call_id)
+    return {**headers, "traceparent": header} if header else headers
+
+
+def outgoing_traceparent(call_id: str = "") -> str:
+    """Returns the `traceparent` of an outgoing call, empty outside a run. Args: as of `with_traceparent`."""
+    active = _active.get()
+    if active is None:
+        return ""
+    span = f"{active.run_id}.{call_id}" if call_id else active.run_id
+    return f"00-{active.trace_id}-{span_bytes(span).hex()}-{int(active.sampled is not False):02x}"
+
+
+def span_bytes(span_id: str) -> bytes:
+    """Returns the eight bytes by which a span is known outside, e.g. in OpenTelemetry."""
+    return blake2b(span_id.encode(), digest_size=8).digest()

@@ -11,7 +11,6 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
-from hashlib import blake2b
 from typing import Any, Self
 
 import orjson
@@ -25,6 +24,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.logs import get_logger
 from astromesh.plugins import Deps
+from astromesh.telemetry.ids import span_bytes
 from astromesh.telemetry.traces import TracedRun, build_spans, captured_content, failure_text
 from astromesh.types import JsonObject
 
@@ -175,7 +175,7 @@ def _parent(run: TracedRun, span_id: str | None) -> SpanContext | None:
 
 def _context(trace_id: str, span_id: str) -> SpanContext:
     """Maps a span id to eight bytes, as OpenTelemetry requires."""
-    number = int.from_bytes(blake2b(span_id.encode(), digest_size=8).digest())
+    number = int.from_bytes(span_bytes(span_id))
     return SpanContext(int(trace_id, 16), number, is_remote=False, trace_flags=TraceFlags(1))
 
 

@@ -20,6 +20,7 @@ from astromesh.plugins import Deps, Plugins
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.telemetry.events import Emitter, EventSink, EventStream
+from astromesh.telemetry.ids import in_trace
 from astromesh.tools.base import RunAgent
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 from astromesh.workflow.agents import ADAPTER_PLUGINS, WorkflowModels, adapter_origins, open_agents
@@ -320,7 +321,7 @@ class Engine:
         execution = Execution(setup, scope, self._memory(), records_starts=records_starts)
         self._active[scope.run_id] = execution
         try:
-            with calling_as(scope.caller):
+            with calling_as(scope.caller), in_trace(scope.trace_id, scope.run_id, scope.sampled):
                 begun = self._clock.monotonic()
                 result: TaskResult = await work(execution)
                 metadata = result_metadata(result, (self._clock.monotonic() - begun) * 1000, scope.trace_id)

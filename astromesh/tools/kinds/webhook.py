@@ -13,6 +13,7 @@ from astromesh.errors import NetError, NetTimeout, ToolFailed, ToolTimeout
 from astromesh.net.http import Http, HttpResponse
 from astromesh.net.service_options import is_http
 from astromesh.plugins import Deps
+from astromesh.telemetry.ids import outgoing_traceparent
 from astromesh.tools.base import ToolContext
 from astromesh.types import ToolSpec
 
@@ -65,6 +66,8 @@ class WebhookTool:
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
         """Raises: ToolTimeout, ToolFailed: no response, or one that is an error, too large or not text."""
         headers = {"accept": "application/json, text/*;q=0.9", **self._headers}
+        if header := outgoing_traceparent(context.call_id):
+            headers.setdefault("traceparent", header)
         if context.idempotency_key:
             headers["idempotency-key"] = context.idempotency_key
         url, body = self._url, None

@@ -38,6 +38,7 @@ from pydantic import ValidationError
 
 from astromesh.errors import ToolError, ToolFailed, ToolTimeout
 from astromesh.logs import get_logger
+from astromesh.telemetry.ids import outgoing_traceparent
 from astromesh.tools.base import ToolContext
 from astromesh.tools.mcp.toolset import ToolDefinition, ToolDefinitions
 from astromesh.tools.mcp.transports import BROKEN, NOT_SENT, REFUSED, SESSION_GONE
@@ -345,7 +346,14 @@ class Connection:
             raise CallNotSent(f"The session with {self._server} has ended.")
         self.busy += 1
         try:
-            result = await self._client.call_tool(tool, arguments, progress_callback=_progress(context))
+            header = outgoing_traceparent(context.call_id)
+            meta: Any = {"traceparent": header} if header else None
+            result = await self._client.call_tool(
+                tool,
+                arguments,
+                progress_callback=_progress(context),
+                meta=meta,
+            )
         except _SDK_ERRORS as error:
             raise translate_error(self._server, error) from error
         finally:

@@ -155,12 +155,14 @@ class HttpxTransport(httpx2.AsyncBaseTransport):
                 403, REFUSED, f"The server redirects to {request.url.host}, which is not its own host."
             )
         listening = request.method == "GET"
+        body = await request.aread() or None
         headers = {k: v for k, v in request.headers.items() if k not in _OWN_HEADERS} | self._headers
+        headers |= _trace_header(body)
         leave = AsyncExitStack()
         try:
             incoming = await leave.enter_async_context(
                 self._http.stream(
-                    request.method, str(request.url), body=await request.aread() or None, headers=headers,
+                    request.method, str(request.url), body=body, headers=headers,
                     read_timeout=SILENCE_SECONDS, resend=False,
                 )
             )  # fmt: skip
@@ -178,6 +180,20 @@ class HttpxTransport(httpx2.AsyncBaseTransport):
 
 
 def _ignore() -> None: ...
+
+
+def _trace_header(body: bytes | None) -> dict[str, str]:
+    """Returns the header of a message with a trace context.
+
+    The SDK sends messages in tasks of its own, so that only the message itself says which call it is.
+    """
+    if body is None or b'"traceparent"' not in body:
+        return {}
+    try:
+        meta = orjson.loads(body)["params"]["_meta"]
+        return {"traceparent": meta["traceparent"]}
+    except (orjson.JSONDecodeError, KeyError, TypeError):
+        return {}
 
 
 def _error_response(status: int, code: int, message: str) -> httpx2.Response:
@@ -333,12 +349,13 @@ class _SsePosts:
 
     async def _send(self, item: SessionMessage) -> tuple[int, str] | None:
         body = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode()
+        headers = {**self._headers, **_trace_header(body)}
         try:
             async with self._http.stream(
                 "POST",
                 self._target,
                 body=body,
-                headers=self._headers,
+                headers=headers,
                 read_timeout=POST_SECONDS,
                 resend=False,
             ) as answer:
