@@ -13,7 +13,7 @@
     ├── RequestError           the caller must change the request
     │   ├── NotFound           AgentNotFoundError, SessionNotFound, RunNotFound, …
     │   ├── InvalidInput       PayloadTooLarge, MalformedRequest, RequestTimeout, MethodNotAllowed,
-    │   │                      GuardrailBlocked, IdempotencyConflict
+    │   │                      GuardrailBlocked, IdempotencyConflict, Refused
     │   ├── Unauthorized, Forbidden, RateLimited
     │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, EventsGone,
     │                          LeaseLost, Divergence
@@ -22,7 +22,7 @@
     │   ├── ProviderError      ProviderTimeout, ProviderRateLimited (ProviderPaused), ProviderUnauthorized,
     │   │                      ProviderRejected, ProviderUnavailable
     │   ├── AllProvidersFailed ProvidersRateLimited
-    │   ├── InvalidOutput
+    │   ├── InvalidOutput, EmptyAnswer
     │   ├── ToolError          ModelRetry, ToolTimeout, ToolFailed, ToolBusy, OutcomeUnknown, ToolDenied,
     │   │                      InvalidToolCall, ToolPermissionError, ToolRateLimitError,
     │   │                      ToolCallLimitReached
@@ -290,6 +290,21 @@ class GuardrailBlocked(RequestError, code="guardrail_blocked"):
         super().__init__(message)
 
 
+class Refused(RequestError, code="refused"):
+    """The model refused to answer, or its service withheld the answer, and the agent has an output schema.
+
+    Args:
+        finish_reason: of the model call, `content_filter`.
+    """
+
+    def __init__(self, finish_reason: str) -> None:
+        self.finish_reason = finish_reason
+        super().__init__(
+            f"The model refused to answer (finish_reason: {finish_reason}), so there is no answer in the "
+            "required format; change the query."
+        )
+
+
 class Unauthorized(RequestError, code="unauthorized", status=401): ...
 
 
@@ -509,6 +524,13 @@ class ProvidersRateLimited(AllProvidersFailed, code="providers_rate_limited", st
 
 class InvalidOutput(UpstreamError, code="invalid_output", status=502, public=True):
     """The model's answer does not match the agent's output schema, even after the repair turn."""
+
+
+class EmptyAnswer(UpstreamError, code="empty_answer", status=502, public=True):
+    """The model's answer has no text."""
+
+    def __init__(self, message: str = "The model's answer is empty; send the request again.") -> None:
+        super().__init__(message)
 
 
 class ToolError(UpstreamError, code="tool_error"):

@@ -182,6 +182,7 @@ class ToolSpec(Struct, frozen=True):
         as_caller: whether it sends the caller's token to the service.
         trusted: whether no third party writes its results, so that they cannot mislead a model, e.g. a
             calculator's.
+        output_schema: JSON Schema of its results, `type: object`, for clients of MCP; None: they have none.
     """
 
     name: str
@@ -192,6 +193,7 @@ class ToolSpec(Struct, frozen=True):
     recorded: bool = True
     as_caller: bool = False
     trusted: bool = False
+    output_schema: Mapping[str, Any] | None = None
 
     def to_function(self) -> JsonObject:
         """The OpenAI function-calling form that document 001 shows for step 6."""

@@ -18,6 +18,7 @@ from astromesh.errors import (
     GuardrailBlocked,
     InvalidInput,
     NodeFailed,
+    Refused,
     RunFailed,
     error_class,
 )
@@ -50,6 +51,8 @@ def problem(error: AstromeshError) -> tuple[int, JsonObject]:
         body["run_id"] = error.run_id
     if isinstance(error, GuardrailBlocked):
         body["guardrail"] = error.guardrail
+    if isinstance(error, Refused):
+        body["finish_reason"] = error.finish_reason
     if isinstance(error, NodeFailed):
         body["node"] = error.path
     if isinstance(error, RunFailed):

@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable
 from functools import partial
 
 import orjson
-from msgspec.structs import asdict
 from starlette.requests import ClientDisconnect, Request
 from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -59,7 +58,7 @@ async def run(name: str, request: Request) -> Response:
     except ApprovalRequired as waiting:  # the run continues without this caller
         body = {"run_id": waiting.run_id, "status": "waiting", "waiting_for": waiting.waiting_for}
         return json_response({**body, "links": links_of(f"/v1/runs/{waiting.run_id}")}, 202)
-    return json_response(asdict(answer))
+    return json_response(answer.to_json())
 
 
 def json_response(content: JsonObject, status: int = 200) -> Response:

@@ -81,6 +81,7 @@ class RunOut(BaseModel):
     session_id: str
     run_id: str
     metadata: RunMetadata
+    output: Any = Field(None, description="The JSON value of the answer; only of agents with output_schema.")
 
 
 class AttemptOut(BaseModel):

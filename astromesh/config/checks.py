@@ -75,6 +75,7 @@ def check_agent(
     yield from _stream(manifest)
     yield from _schemas(manifest)
     yield from _prices(manifest)
+    yield from _cuts(manifest)
     if check is not None:
         yield from _templates(manifest, root, check)
 
@@ -212,6 +213,19 @@ def _stream(manifest: AgentManifest) -> Iterator[Finding]:
     reason = manifest.spec.whole_text_reason()
     if reason and manifest.spec.stream in ("token", "sentence"):
         yield Finding(("spec", "stream"), f"must be final: {reason}", "Write `stream: final`.")
+
+
+def _cuts(manifest: AgentManifest) -> Iterator[Finding]:
+    """Yields output rules that would cut a structured answer."""
+    for i, rule in enumerate(
+        manifest.spec.guardrails.output if manifest.spec.output_schema is not None else ()
+    ):
+        if getattr(rule.options, "action", None) == "truncate":
+            yield Finding(
+                ("spec", "guardrails", "output", i, "action"),
+                "truncate does not work with output_schema: JSON that is cut is not JSON",
+                "Write `action: block`, or limit the answer by budgets.",
+            )
 
 
 def _prices(manifest: AgentManifest) -> Iterator[Finding]:

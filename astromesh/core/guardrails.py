@@ -12,10 +12,11 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, Protocol
 
+import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from astromesh.errors import AstromeshError, GuardrailBlocked, ProviderError
+from astromesh.errors import AstromeshError, GuardrailBlocked, InvalidOutput, ProviderError
 from astromesh.guardrails.base import CheckContext, Guardrail, Place, RuleStream, Stage
 from astromesh.text import TextBuffer
 from astromesh.types import JsonObject
@@ -77,6 +78,24 @@ class GuardrailsEngine:
             return CheckedText(text)
         return _check(self.output_rules, text, CheckContext(place, tokens_used, output_tokens), "output")
 
+    def check_value(self, value: Any, *, tokens_used: int = 0, output_tokens: int = 0) -> CheckedValue:
+        """The JSON value of a structured answer as the output rules return it.
+
+        Rules change the texts of the value, and nothing else of it.
+
+        Args:
+            tokens_used, output_tokens: as in `check_output`.
+
+        Raises:
+            GuardrailBlocked: a rule refuses a part; the message is that of the rule.
+            InvalidOutput: a rule would change a number or a key, or cut the answer.
+        """
+        walk = _ValueWalk(self.output_rules, CheckContext("output", tokens_used, output_tokens))
+        checked = walk.check(value, _MAX_DEPTH)
+        if not walk.has_texts:  # for rules that count what the turn has cost
+            walk.check(orjson.dumps(value).decode(), 0)
+        return CheckedValue(checked, walk.actions())
+
     def filter_text(self, text: str, place: Place = "output") -> str:
         """The text as the output rules return it, for a text that is not an answer."""
         return self.check_output(text, place=place).text
@@ -92,6 +111,62 @@ class GuardrailsEngine:
         context = CheckContext("output", tokens_used)
         gate = _TokenGate(self.output_rules, context)
         return _SentenceGate(gate) if mode == "sentence" else gate
+
+
+class CheckedValue(Struct, frozen=True):
+    """A JSON value as the rules return it, with their actions as in `CheckedText`."""
+
+    value: Any
+    actions: tuple[JsonObject, ...] = ()
+
+
+class _ValueWalk:
+    """The output rules on every text of a JSON value."""
+
+    def __init__(self, rules: Sequence[Guardrail], context: CheckContext) -> None:
+        self._rules, self._context = rules, context
+        self._counts: dict[tuple[str, str], int] = {}
+        #: whether the value has texts or numbers
+        self.has_texts = False
+
+    def actions(self) -> tuple[JsonObject, ...]:
+        return tuple(_action("output", kind, action, n) for (kind, action), n in self._counts.items())
+
+    def check(self, value: Any, depth: int) -> Any:
+        if isinstance(value, str):
+            return self._text(value)
+        if isinstance(value, dict | list):
+            if not depth:
+                raise InvalidOutput(f"The answer nests deeper than {_MAX_DEPTH} levels.")
+            if isinstance(value, list):
+                return [self.check(part, depth - 1) for part in value]
+            return {self._fixed(k, "a key"): self.check(v, depth - 1) for k, v in value.items()}
+        if isinstance(value, int | float) and not isinstance(value, bool):
+            self._fixed(orjson.dumps(value).decode(), "a number")
+        return value
+
+    def _text(self, text: str) -> str:
+        self.has_texts = True
+        checked = _check(self._rules, text, self._context, "output")
+        for action in checked.actions:
+            key = (action["type"], action["action"])
+            self._counts[key] = self._counts.get(key, 0) + action["count"]
+            if action["action"] == "truncate":
+                raise InvalidOutput(
+                    f"The output rule {action['type']} would cut the answer, which must be JSON."
+                )
+        if checked.blocked:
+            blocked = checked.actions[-1]["type"]
+            raise GuardrailBlocked(blocked, checked.text, self.actions())
+        return checked.text
+
+    def _fixed(self, text: str, what: str) -> str:
+        """Returns a text that is no value of its own. Raises: InvalidOutput: a rule would change it."""
+        if self._text(text) != text:
+            raise InvalidOutput(
+                f"An output rule hides {what} of the answer, which must be JSON of its schema."
+            )
+        return text
 
 
 def _check(rules: Sequence[Guardrail], text: str, context: CheckContext, stage: Stage) -> CheckedText:

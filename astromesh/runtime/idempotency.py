@@ -26,6 +26,7 @@ from astromesh.errors import (
     GuardrailBlocked,
     LeaseLost,
     NodeFailed,
+    Refused,
     RunNotFound,
 )
 from astromesh.logs import get_logger
@@ -196,6 +197,8 @@ def error_details(error: AstromeshError) -> JsonObject:
     """Returns the fields of an error beside code and detail, for a repeated answer."""
     if isinstance(error, GuardrailBlocked):
         return {"guardrail": error.guardrail}
+    if isinstance(error, Refused):
+        return {"finish_reason": error.finish_reason}
     if isinstance(error, NodeFailed):
         return {"node": error.path}
     seconds = getattr(error, "retry_after", 0.0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, field
 
 from astromesh.durable.serialization import SCHEMA, message_of, message_to_json
 from astromesh.telemetry.ids import NO_TRACE_PARENT, TraceParent, read_traceparent
@@ -42,13 +42,31 @@ class RunRequest(Struct, frozen=True):
 
 
 class RunAnswer(Struct, frozen=True):
-    """The answer of step 12. Its fields are the body of the response (docs/api.md, Runs)."""
+    """The answer of step 12.
+
+    Args:
+        output: the JSON value of the answer of an agent with an output schema.
+    """
 
     response: str
     agent: str
     session_id: str
     run_id: str
     metadata: JsonObject
+    output: Any = UNSET
+
+    def to_json(self) -> JsonObject:
+        """The body of the response (docs/api.md, Runs)."""
+        body: JsonObject = {
+            "response": self.response,
+            "agent": self.agent,
+            "session_id": self.session_id,
+            "run_id": self.run_id,
+            "metadata": self.metadata,
+        }
+        if self.output is not UNSET:
+            body["output"] = self.output
+        return body
 
 
 # -- what each step hands to the next: reading a later step early does not type-check ------------------------
@@ -93,6 +111,7 @@ class ReleasedAnswer(Struct, frozen=True):
     response: str
     actions: tuple[JsonObject, ...]
     details: JsonObject
+    output: Any = UNSET
 
 
 # -- requests as they are stored -----------------------------------------------------------------------------

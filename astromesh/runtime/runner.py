@@ -8,7 +8,7 @@ from contextlib import nullcontext, suppress
 from functools import partial
 from typing import Any
 
-from msgspec.structs import asdict, replace
+from msgspec.structs import replace
 
 from astromesh.access.scopes import principal_of
 from astromesh.durable.base import (
@@ -325,7 +325,7 @@ class AgentRunner:
                 trace_id=parent.trace_id,
                 parent=parent,
             )
-        return asdict(done)
+        return done.to_json()
 
     def export(self, run: TracedRun) -> None:
         """Exports the trace of an ended run, if `telemetry.otlp_endpoint` is set."""
@@ -453,7 +453,7 @@ def reported(handler: Handler) -> Handler:
             _emit_failed(agent, run, failure)
             log.exception("run_crashed", agent=agent.name, run_id=run.id, trace_id=run.trace_id)
             raise failure from error
-        run.stream.emit("run.completed", **asdict(answer))
+        run.stream.emit("run.completed", **answer.to_json())
         _log_run(agent, run, "completed", answer.metadata["stop_reason"])
         return answer
 

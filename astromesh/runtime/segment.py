@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
-from msgspec.structs import asdict
-
 from astromesh.durable import failpoints
 from astromesh.durable.approvals import ApprovalWaits, decision_event, decisions_of
 from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
@@ -179,7 +177,7 @@ class Segment:
             self.writer.close()
             return
         usage, log = run.scope.ledger.usage, run.log
-        result = asdict(answer) if answer else partial_result(last.data)
+        result = answer.to_json() if answer else partial_result(last.data)
         failure = None
         if last.type == "run.failed":
             failure = {"code": last.data["code"], "detail": last.data["detail"]}

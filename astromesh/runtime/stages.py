@@ -8,8 +8,10 @@ from collections.abc import Iterator
 from functools import partial
 from operator import itemgetter
 from time import perf_counter
+from typing import Any
 
 import orjson
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from astromesh.core.answer_schema import AnswerSchema, repair_message
@@ -22,7 +24,16 @@ from astromesh.core.guardrails import (
 from astromesh.durable import failpoints
 from astromesh.durable.base import RunChange
 from astromesh.durable.serialization import memory_of, memory_to_json
-from astromesh.errors import NOT_DONE, GuardrailBlocked, InvalidOutput, NodeFailed, UpstreamError
+from astromesh.errors import (
+    NOT_DONE,
+    BudgetExhausted,
+    EmptyAnswer,
+    GuardrailBlocked,
+    InvalidOutput,
+    NodeFailed,
+    Refused,
+    UpstreamError,
+)
 from astromesh.graph.call_record import arguments_of
 from astromesh.graph.calls import ASSISTANT, call_model
 from astromesh.graph.scope import ToolCallRecord
@@ -126,10 +137,17 @@ async def enforce_schema(
 
     Raises:
         InvalidOutput: the answer and its repair do not fit; names the fault of the repair.
+        Refused: the model refuses to repair.
+        BudgetExhausted: a budget has ended the run before.
     """
     text, parsed = outcome.text, schema.parse(outcome.text)
     if not parsed.fault:
         return outcome.with_text(parsed.text)
+    if outcome.budget:
+        raise BudgetExhausted(
+            f"The budget {outcome.budget} ended the run before it had an answer of spec.output_schema.",
+            budget=outcome.budget,
+        )
     earlier = run.model.request_for(text)
     had_schema = earlier is not None and earlier.output_schema is not None
     request = replace(
@@ -138,7 +156,10 @@ async def enforce_schema(
     for _ in range(1 if had_schema else 2):
         repair = (*request.messages, Message("assistant", text), repair_message(parsed.fault))
         request = replace(request, messages=repair)
-        text = (await call_model(run.scope, run.model, request)).content
+        result = await call_model(run.scope, run.model, request)
+        if result.finish_reason == REFUSAL:
+            raise Refused(REFUSAL)
+        text = result.content
         parsed = schema.parse(text)
         if not parsed.fault:
             return outcome.with_text(parsed.text)
@@ -148,6 +169,8 @@ async def enforce_schema(
 # -- the steps -----------------------------------------------------------------------------------------------
 
 
+#: the finish reason of a model that refuses, or whose service withholds the answer
+REFUSAL = "content_filter"
 #: the answer of a run whose budget of time ends before the model has produced text
 OUT_OF_TIME = "I could not finish this in the time that is set for me."
 _USER_ROLE = frozenset({"user"})
@@ -299,12 +322,32 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
             if accounts is not None:
                 require_progress(run.scope.ledger, accounts)
             outcome = outcome.ended_by(budget or "graph")
+        outcome = _require_answer(agent, outcome, run)
         if agent.output_schema is not None:
             outcome = await enforce_schema(agent.output_schema, outcome, task.messages, run)
     except (UpstreamError, NodeFailed) as error:
         filter_error(agent.guardrails, error)
         raise
     return equipped, outcome
+
+
+def _require_answer(agent: Agent, outcome: Outcome, run: Run) -> Outcome:
+    """Returns the outcome, with the stop reason `refused` if its text is a refusal of the model.
+
+    Raises:
+        Refused: it is, and the agent has an output schema.
+        EmptyAnswer: the model has answered without text.
+    """
+    last = run.model.last
+    if outcome.stop_reason != "completed" or last is None or last.tool_calls:
+        return outcome
+    if outcome.text.strip() != last.content.strip():  # the pattern's own text
+        return outcome
+    if last.finish_reason == REFUSAL and agent.output_schema is not None:
+        raise Refused(REFUSAL)
+    if not outcome.text.strip():
+        raise EmptyAnswer
+    return outcome if last.finish_reason != REFUSAL else replace(outcome, stop_reason="refused")
 
 
 async def _run_pattern(agent: Agent, task: PatternTask, tools: ToolPort, run: Run) -> Outcome:
@@ -331,21 +374,12 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
     equipped, outcome = answered
     admitted = equipped.prompted.recalled.admitted
     usage, last = run.scope.ledger.usage, run.model.last
-    streamed = run.events.last
-    if streamed is not None and streamed[0] == outcome.text:
-        checked = streamed[1]  # the rules have checked it while it streamed
-    else:
-        checked = CheckedText(outcome.text)
-        if agent.guardrails.output_rules:
-            checked = agent.guardrails.check_output(
-                outcome.text,
-                tokens_used=usage.total_tokens,
-                output_tokens=last.usage.output_tokens if last else 0,
-            )
-        if run.stream.streaming and checked.text and checked.text != run.replayed_text:
-            # text that no step has streamed becomes a step of its own
-            step = run.scope.next_step() if run.events.streaming else run.scope.steps[0]
-            run.stream.emit(MODEL_DELTA, step=step, role=ASSISTANT, content=checked.text)
+    try:
+        checked, output = _checked_answer(agent, outcome, run)
+    except GuardrailBlocked as blocked:
+        for action in blocked.actions:
+            run.stream.emit("guardrail.action", **action)
+        raise
     _emit_checks(run, "output", checked.actions, started, checked.text)
     details: JsonObject = {
         "provider": last.provider if last else "",
@@ -363,7 +397,48 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         **({} if not outcome.budget else {"budget": outcome.budget}),
         **(_checked_metadata(agent, outcome, checked.text) if outcome.metadata else {}),
     }
-    return ReleasedAnswer(admitted, checked.text, (*admitted.actions, *checked.actions), details)
+    return ReleasedAnswer(admitted, checked.text, (*admitted.actions, *checked.actions), details, output)
+
+
+def _checked_answer(agent: Agent, outcome: Outcome, run: Run) -> tuple[CheckedText, Any]:
+    """Returns the answer under the output rules, and its JSON value if the agent has an output schema.
+
+    Raises:
+        GuardrailBlocked, InvalidOutput: the rules leave no answer that fits the schema.
+    """
+    streamed, last, output = run.events.last, run.model.last, UNSET
+    if streamed is not None and streamed[0] == outcome.text:
+        return streamed[1], output  # the rules have checked it while it streamed
+    tokens_used = run.scope.ledger.usage.total_tokens
+    output_tokens = last.usage.output_tokens if last else 0
+    checked = CheckedText(outcome.text)
+    if agent.output_schema is not None:
+        checked, output = _checked_value(agent, agent.output_schema, outcome.text, tokens_used, output_tokens)
+    elif agent.guardrails.output_rules:
+        checked = agent.guardrails.check_output(
+            outcome.text, tokens_used=tokens_used, output_tokens=output_tokens
+        )
+    if run.stream.streaming and checked.text and checked.text != run.replayed_text:
+        # text that no step has streamed becomes a step of its own
+        step = run.scope.next_step() if run.events.streaming else run.scope.steps[0]
+        run.stream.emit(MODEL_DELTA, step=step, role=ASSISTANT, content=checked.text)
+    return checked, output
+
+
+def _checked_value(
+    agent: Agent, schema: AnswerSchema, text: str, tokens_used: int, output_tokens: int
+) -> tuple[CheckedText, Any]:
+    """Returns the text and the value of a structured answer. The rules work inside its texts."""
+    value = orjson.loads(text)
+    if not agent.guardrails.output_rules:
+        return CheckedText(text), value
+    checked = agent.guardrails.check_value(value, tokens_used=tokens_used, output_tokens=output_tokens)
+    if not checked.actions:
+        return CheckedText(text), value
+    text = orjson.dumps(checked.value).decode()
+    if fault := schema.parse(text).fault:
+        raise InvalidOutput(f"What the output rules leave of the answer does not fit its schema: {fault}")
+    return CheckedText(text, checked.actions), checked.value
 
 
 async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
@@ -422,7 +497,8 @@ def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
         "trace_id": run.trace_id,
         "guardrails": list(released.actions),
     }
-    return RunAnswer(released.response, agent.name, run.key.session_id, run.id, metadata)
+    key = run.key.session_id
+    return RunAnswer(released.response, agent.name, key, run.id, metadata, released.output)
 
 
 def _admit_history(agent: Agent, request: RunRequest) -> tuple[Message, ...]:

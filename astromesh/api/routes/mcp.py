@@ -22,7 +22,7 @@ from astromesh.api.requests import RunBody, caller_of, cancel_on_disconnect, run
 from astromesh.errors import AgentNotFoundError, Forbidden, Interrupted, InvalidInput, MissingExtra, NotFound
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.records import RunRequest
+from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import CallerContext, Event, JsonObject, ToolSpec
 
@@ -113,12 +113,17 @@ class AgentTools:
         for name, agent in self._runtime.agents.items():
             if permits(caller.scopes, RUN, name):
                 description = agent.manifest.spec.identity.description or f"Asks the agent {name}."
-                yield ToolSpec(name, description, _PARAMETERS, "external")
+                schema = agent.manifest.spec.output_schema
+                if schema is not None and schema.get("type") != "object":
+                    schema = None  # MCP describes objects only
+                yield ToolSpec(name, description, _PARAMETERS, "external", output_schema=schema)
 
     async def call(
         self, request: Request | None, name: str, arguments: JsonObject, report: Callable[[str], None]
-    ) -> str:
-        """Runs an agent and returns its answer. A client that disconnects cancels the run.
+    ) -> str | JsonObject:
+        """Runs an agent and returns its answer, as an object where the schema of the agent says so.
+
+        A client that disconnects cancels the run.
 
         Args:
             report: receives what the run does.
@@ -135,11 +140,15 @@ class AgentTools:
         run_request = _run_request(arguments, request)
         run = runtime.runner.start(agent, run_request, caller=caller, sinks=(_ProgressSink(report),))
         if request is None or agent.continues_on_disconnect:
-            return (await run).response
+            return _result(await run)
         try:
-            return (await cancel_on_disconnect(request, run)).response
+            return _result(await cancel_on_disconnect(request, run))
         except ClientDisconnect as error:  # nobody reads the result
             raise Interrupted("The client has disconnected.") from error
+
+
+def _result(answer: RunAnswer) -> str | JsonObject:
+    return answer.output if isinstance(answer.output, dict) else answer.response
 
 
 class _ProgressSink:

@@ -11,7 +11,6 @@ from typing import Annotated
 from uuid import uuid4
 
 import typer
-from msgspec.structs import asdict
 
 from astromesh.cli.errors import report, reported_errors
 from astromesh.cli.event_loop import EventLoop
@@ -188,7 +187,7 @@ def run(
     if stream:
         printer.finish(answer.response)
     elif json:
-        print_json(asdict(answer))
+        print_json(answer.to_json())
     else:
         print(plain(answer.response))
     if not json:

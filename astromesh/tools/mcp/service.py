@@ -176,8 +176,9 @@ async def _send_progress(
 def _wire_tool(spec: ToolSpec) -> WireTool:
     hints = ToolAnnotations(read_only_hint=spec.effect == "read")
     return WireTool(
-        name=spec.name, description=spec.description, input_schema=dict(spec.parameters), annotations=hints
-    )
+        name=spec.name, description=spec.description, input_schema=dict(spec.parameters), annotations=hints,
+        output_schema=None if spec.output_schema is None else dict(spec.output_schema),
+    )  # fmt: skip
 
 
 def _wire_result(value: Any, *, failed: bool = False) -> CallToolResult:

@@ -256,3 +256,18 @@ async def test_a_cancel_over_stdio_ends_the_run(tmp_path: Path, mock_llm: MockMo
         call.cancel()
         while mock_llm.stats()["open"]:
             await asyncio.sleep(0.02)
+
+
+async def test_an_agent_with_an_output_schema_answers_with_structured_content(tmp_path: Path) -> None:
+    """Its tool says so. MCP describes objects alone."""
+    app = server(tmp_path, ScriptedProvider('{"age": 7}', "[7]"))
+    age = {"type": "object", "required": ["age"], "properties": {"age": {"type": "integer"}}}
+    ages = {"type": "array", "items": {"type": "integer"}}
+    write(tmp_path, manifest("helper", output_schema=age), manifest("boss", output_schema=ages))
+    async with serving(app) as url, session(url, token("agents:run")) as client:
+        offered = {tool.name: tool.output_schema for tool in (await client.list_tools()).tools}
+        assert offered == {"helper": age, "boss": None}
+        done = await client.call_tool("helper", {"query": "hi"})
+        assert (done.structured_content, done.content[0].text) == ({"age": 7}, '{"age":7}')
+        done = await client.call_tool("boss", {"query": "hi"})
+        assert (done.structured_content, done.content[0].text) == (None, "[7]")

@@ -166,8 +166,9 @@ async def test_guardrails_hold_for_what_is_sent(tmp_path: Path) -> None:
         assert "secret" not in said[1]
 
 
-async def test_a_run_that_fails_is_answered_kindly(tmp_path: Path) -> None:
-    async with place(tmp_path, ScriptedProvider(), failure_reply="Try later.") as here:
+@pytest.mark.parametrize("script", [(), ("",)], ids=["a failure", "an empty answer"])
+async def test_a_run_that_fails_is_answered_kindly(tmp_path: Path, script: tuple[str, ...]) -> None:
+    async with place(tmp_path, ScriptedProvider(*script), failure_reply="Try later.") as here:
         await here.say(text_message("1", "Hello"))
         assert await here.answered(1) == ["Try later."]
 

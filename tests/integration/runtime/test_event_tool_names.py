@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 import yaml
-from msgspec.structs import asdict
 
 from astromesh.testing import RecordingSink, ScriptedProvider
 from astromesh.types import ToolCall
@@ -40,7 +39,7 @@ async def test_no_event_and_no_metadata_hold_a_made_up_name_raw(tmp_path: Path, 
     sink = RecordingSink()
     async with runtime_of(folder_of(tmp_path, rules), script()) as runtime:
         answer = await runtime.run("helper", "Who?", "s", sinks=[sink])
-    said = json.dumps([[event.type, event.data] for event in sink.events]) + json.dumps(asdict(answer))
+    said = json.dumps([[event.type, event.data] for event in sink.events]) + json.dumps(answer.to_json())
     assert not [secret for secret in SECRETS if secret in said]
     names = [event.data["name"] for event in sink.events if event.type == "tool.finished"]
     assert len(names) == 4 and "lookup" in names
