@@ -395,6 +395,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "graph.runner": ("a node raised",),
     "graph.serialization": ("importing foreign code raised",),
     "graph.transitions": ("a condition raised",),
+    "knowledge.loaders": ("a reader raised",),
     "runtime.bootstrap": ("closes and raises",),
     "runtime.budgets": ("settles a reservation and raises", "settles a reservation and raises"),
     "runtime.engine": ("closes and raises",),

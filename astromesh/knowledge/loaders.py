@@ -18,10 +18,11 @@ from typing import Any
 
 import yaml
 
-from astromesh.errors import ConfigError, InvalidInput
+from astromesh.errors import ConfigError, InvalidInput, is_failure
 from astromesh.knowledge.base import Document, DocumentReader
 from astromesh.knowledge.chunking import front_matter, headings
 from astromesh.logs import get_logger
+from astromesh.types import JsonObject
 
 MAX_FILE = 5 * 1024 * 1024
 #: bytes of files that a reader converts, e.g. PDF with its pictures
@@ -103,8 +104,7 @@ class Folder:
             reader = self._reader(kind)
             if reader is None:
                 return parse_document(name, decode_text(_read_bytes(path, MAX_FILE)), kind)
-            text, metadata = reader.read(_read_bytes(path, MAX_READ_FILE))
-            return from_markdown(name, text, metadata)
+            return from_markdown(name, *_as_markdown(reader, _read_bytes(path, MAX_READ_FILE)))
         except (OSError, ValueError, UnreadableFile) as error:
             self._warn(path, stamp, str(error))
             return None
@@ -275,6 +275,21 @@ def _read_file(document: Document, readers: Readers) -> Document:
     data = document.data or document.text.encode()
     if len(data) > MAX_READ_FILE:
         raise UnreadableFile(f"it has more than {MAX_READ_FILE} bytes")
-    made = from_markdown(document.id, *readers(READERS[document.media_type]).read(data))
+    made = from_markdown(document.id, *_as_markdown(readers(READERS[document.media_type]), data))
     values = {**made.metadata, **document.metadata}
     return replace(made, title=document.title or made.title, metadata=values)
+
+
+def _as_markdown(reader: DocumentReader, data: bytes) -> tuple[str, JsonObject]:
+    """Returns text and metadata of a file.
+
+    Raises:
+        UnreadableFile: whatever the reader raised, so that a file holds back no other one.
+    """
+    try:
+        return reader.read(data)
+    except BaseException as error:  # foreign code: a reader and what it parses may raise anything
+        if not is_failure(error):
+            raise
+        reason = str(error) if isinstance(error, ValueError) else f"{type(error).__name__}: {error}"
+        raise UnreadableFile(reason) from error

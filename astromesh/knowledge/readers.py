@@ -18,6 +18,7 @@ from pypdf import PdfReader as File
 from pypdf.errors import PyPdfError
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from astromesh.knowledge.html_limits import bounded_page
 from astromesh.types import JsonObject
 
 _LEFT_OUT = (
@@ -47,7 +48,7 @@ class HtmlReader:
     fingerprint = "html/1"
 
     def read(self, data: bytes) -> tuple[str, JsonObject]:
-        page = LexborHTMLParser(_decode(data))
+        page = LexborHTMLParser(bounded_page(_decode(data)))
         title = page.css_first("title")
         metadata = {"title": _SPACES.sub(" ", title.text()).strip()} if title is not None else {}
         for node in page.css(_LEFT_OUT):

@@ -120,6 +120,20 @@ async def test_a_name_that_is_not_utf_8_is_skipped_and_the_others_count(tmp_path
     }
 
 
+@pytest.mark.parametrize("error", [MemoryError(), SystemExit(1), RuntimeError("as told")])
+async def test_a_file_that_breaks_its_reader_holds_back_no_other_one(tmp_path, error):
+    class Breaks:
+        fingerprint = "breaks/1"
+
+        def read(self, data: bytes):
+            raise error
+
+    write(tmp_path, bad_html="<p>bad", good_md="# Tea\nword")
+    async with pipeline(tmp_path, readers=lambda kind: Breaks()) as pipe:
+        assert await pipe.refresh() == IngestReport(added=1)
+        assert await found(pipe, "word") == ["good.md"]
+
+
 async def test_a_reader_that_is_not_installed_is_asked_for_by_name(tmp_path):
     """Only where such a file is met, and before anything is changed."""
 

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import re
+import time
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astromesh.knowledge.chunking import headings
+from astromesh.knowledge.html_limits import bounded_page
 from astromesh.knowledge.loaders import from_markdown
 from astromesh.knowledge.readers import HtmlReader, PdfReader
 from tests.integration.knowledge.rag_files import pdf
@@ -66,6 +69,57 @@ def test_pages_in_any_encoding(data, text):
 def test_a_page_nested_deeply_is_read():
     """No recursion."""
     assert html("<div>" * 5000 + "deep") == "deep"
+
+
+HOSTILE = {
+    "nested": lambda n: "<div>" * n + "deep" + "</div>" * n,
+    "nested and never closed": lambda n: "<section>" * n + "deep",
+    "nested lists": lambda n: "<ul><li>" * n + "deep",
+    "nested tables": lambda n: "<table><tr><td>" * n + "deep",
+    "end tags of what is not open": lambda n: "</article><th><math>" * n + "deep",
+    "an end tag that the parser ignores": lambda n: "<dl></body>" * n + "deep",
+    "attributes": lambda n: "<div " + " ".join(f"a{i}=1" for i in range(n)) + ">deep",
+    "options": lambda n: "<select>" + "<option>a" * n + "</select>deep",
+    "formatting": lambda n: "".join(f"<b id={i}>" for i in range(n)) + "<p>x" * 50 + "deep",
+    "tags that do not end": lambda n: "deep" + "<a" * n,
+    "comments that do not end": lambda n: "deep" + "<!--" * n,
+    "scripts that do not end": lambda n: "deep" + "<script>" * n,
+}
+
+
+@pytest.mark.parametrize("kind", HOSTILE)
+def test_the_time_for_a_page_grows_with_its_length(kind):
+    """Four times the page takes about four times as long; by the square it would be sixteen times."""
+
+    def seconds(n):
+        page = HOSTILE[kind](n).encode()
+        times = []
+        for _ in range(3):
+            started = time.process_time()
+            assert "deep" in html(page)
+            times.append(time.process_time() - started)
+        return min(times)
+
+    assert seconds(16_000) < 10 * seconds(4_000) + 0.02
+
+
+@pytest.mark.parametrize(
+    "page",
+    ["<div>" * 128 + "x", "<p>a <b>b</b>" * 2000, "<table><tr><td>a<td>b</table>" * 500, "<li>a" * 2000,
+     "<svg>" + "<path d='M0 0'/>" * 2000 + "</svg>", "<script>" + "if (a<b) '<div>';" * 2000 + "</script>",
+     "<!-- " + "<div>" * 2000 + " -->", "<div><font>a</div>" * 2000, f"<img alt='{'word ' * 200}'>"],
+)  # fmt: skip
+def test_pages_of_people_are_read_as_they_are(page):
+    assert bounded_page(page) is page
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.sampled_from(["<div>", "</div>", "<p>", "<b>", "</b>", "<td>", "<svg>", "</p>", "<li>"])))
+def test_no_text_is_lost_beyond_the_limits(tags):
+    """Property: a page that is nested too deeply keeps every word in its order."""
+    page = "<div>" * 200 + "".join(f"{tag}w{n} " for n, tag in enumerate(tags))
+    words = re.findall(r"w\d+", bounded_page(page))
+    assert words == [f"w{n}" for n in range(len(tags))]
 
 
 @settings(max_examples=200, deadline=None)
