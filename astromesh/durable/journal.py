@@ -19,15 +19,15 @@ made in it, so that a resumed run counts and emits them without the node.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
-from typing import Any, NoReturn, Protocol, TypeVar
+from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from msgspec import convert, to_builtins
 
 from astromesh.durable import failpoints
-from astromesh.durable.approvals import ApprovalWaits
-from astromesh.durable.base import JournalStep, RunRow, StepKind, StepState
+from astromesh.durable.base import JournalStep, StepKind, StepState
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import Divergence, NondeterministicGraph, OutcomeUnknown, StoreError, UpstreamError
@@ -59,38 +59,79 @@ class ReplayListener(Protocol):
     def record_replay(self, request: CompletionRequest, result: CompletionResult) -> None: ...
 
 
-LoadEvents = Callable[[str], Awaitable[Sequence[Event]]]
+class SegmentRecord(NamedTuple):
+    """What the segment of a durable run stores beside its steps.
+
+    Args:
+        past: loads the events that earlier segments wrote for a run of the tree.
+        postpone: ends the segment, so that another one begins soon.
+    """
+
+    writer: SegmentWriter
+    past: Callable[[str], Awaitable[Sequence[Event]]]
+    postpone: Callable[[], None]
+
+
+class StepWriter(Protocol):
+    """Writes steps to disk, in order: a `SegmentWriter`, or the log of a Task."""
+
+    def step(self, step: JournalStep) -> None:
+        """Adds a step to the next transaction."""
+
+    async def flush(self) -> None:
+        """Returns when everything added so far is on disk."""
+
+
+class Waits(Protocol):
+    """Asks people: `ApprovalWaits`, or the questions of a Task."""
+
+    def begin(self) -> None:
+        """Counts a call as active until `end`."""
+
+    def end(self) -> None: ...
+
+    def calling(self) -> AbstractContextManager[None]: ...
+
+    def suspended_call(self) -> AbstractContextManager[None]: ...
+
+    async def decision(
+        self, step: JournalStep, human_question: HumanQuestion, found: JournalStep | None
+    ) -> JsonObject: ...
 
 
 class StepLog:
-    """The record of a run and of the runs nested in it.
+    """The record of a run or Task, and of the runs nested in it.
 
     Args:
-        row: the accepted run.
+        run_id, agent: of the run, or the id of the Task and its workflow.
         steps: the steps on disk.
         waiting: asks people.
-        past: loads the events that earlier segments wrote for a run of the tree.
-        postpone: ends the segment, so that another one begins soon.
+        accepted_at: the time that the prompts of all its segments show, in seconds since the epoch.
+        manifest: the manifest of the agent, with those of the agents that it may call.
+        segment: of a durable run: what stores its rows and events. None for a Task, whose nested runs are
+            plain.
 
     Attributes:
-        accepted_at: the time that the prompts of all its segments show, in seconds since the epoch.
         failure: the divergence that was found. The run fails, even if it handles the error.
         suspended: the segment ends, and no step begins any more.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a journal is opened with)
         self,
-        row: RunRow,
-        writer: SegmentWriter,
-        waiting: ApprovalWaits,
-        steps: tuple[JournalStep, ...],
-        past: LoadEvents,
-        postpone: Callable[[], None],
+        run_id: str,
+        agent: str,
+        writer: StepWriter,
+        waiting: Waits,
+        steps: Iterable[JournalStep],
+        *,
+        accepted_at: float = 0.0,
+        manifest: JsonObject | None = None,
+        segment: SegmentRecord | None = None,
     ) -> None:
-        self.run_id, self.agent, self.accepted_at = row.run_id, row.agent, row.created_at
-        self.manifest: JsonObject = row.manifest or {}
-        self.writer, self.waiting, self.past = writer, waiting, past
-        self.postpone = postpone
+        self.run_id, self.agent, self.accepted_at = run_id, agent, accepted_at
+        self.manifest: JsonObject = manifest or {}
+        self.waiting, self._writer, self._segment = waiting, writer, segment
+        steps = tuple(steps)
         self.failure: Divergence | None = None
         self.suspended = False
         self._steps = {(step.path, step.n): step for step in steps}
@@ -108,6 +149,21 @@ class StepLog:
                     self._positions[step.output["graph"], step.output["position"]] = step.path
         #: active visits of functions that must not be repeated, by path
         self.functions: dict[str, NodeVisit] = {}
+
+    @property
+    def segment(self) -> SegmentRecord:
+        assert self._segment is not None, "a Task has no segments"
+        return self._segment
+
+    @property
+    def is_of_run(self) -> bool:
+        """Whether it is of a durable run, so that nested runs are stored with it."""
+        return self._segment is not None
+
+    def restart(self, path: str) -> None:
+        """Begins the work below a path again: its steps are numbered from 1."""
+        for known in [one for one in self._passed if one.startswith(f"{path}/")]:
+            del self._passed[known]
 
     def number(self, path: str) -> int:
         """Returns the number, in its path, of a step that begins now.
@@ -199,12 +255,14 @@ class StepLog:
         """Adds a step to the next transaction."""
         if step.state == "done" and step.kind in _CALL_KINDS:
             self._added_calls.append((step._replace(output=None), _has_reasoning(step)))
-        self.writer.step(step)
+        if self._segment is None:  # a stage may run a second time in the same process
+            self._steps[step.path, step.n] = step
+        self._writer.step(step)
 
     async def write(self, step: JournalStep) -> None:
         """Adds a step and returns when it is on disk, with everything before it."""
         self.add(step)
-        await self.writer.flush()
+        await self._writer.flush()
 
     def drop_outputs(self, *, always: bool) -> None:
         """Deletes the raw outputs of models and tools from the record of a run that has ended.
@@ -218,7 +276,7 @@ class StepLog:
         always = always or any(_NESTED in step.path for step, _ in calls)
         for step, has_reasoning in calls:
             if always or has_reasoning:
-                self.writer.step(step._replace(output=None))
+                self._writer.step(step._replace(output=None))
 
 
 class RunJournal:
@@ -307,6 +365,56 @@ class RunJournal:
                 break
             path = path.rpartition("/")[0]
         return call
+
+    # -- any call ------------------------------------------------------------------------------------------
+
+    async def call(
+        self,
+        path: str,
+        request_hash: str,
+        name: str,
+        make: Callable[[], Awaitable[JsonObject]],
+        *,
+        once: bool,
+    ) -> JsonObject:
+        path, log = self.at(path), self.step_log
+        n = log.number(path)
+        found = log.find(path, n, request_hash)
+        if found is not None and found.state == "done":
+            return found.output or {}
+        step = JournalStep(path, n, "tool" if once else "value", request_hash, "intent")
+        if once:
+            asked = (found.output or {}).get("asked", 0) if found is not None else 0
+            if found is not None:
+                asked += 1
+                if not await self._may_repeat(path, name, asked):
+                    raise OutcomeUnknown(_unknown_outcome(f"tool {name!r} was called"))
+            await log.write(step._replace(output={"asked": asked} if asked else None))
+            failpoints.reach(failpoints.TOOL_INTENT)
+        with log.waiting.calling():
+            answer = await make()
+        await log.write(step._replace(state="done", output=answer))
+        failpoints.reach(failpoints.TOOL_DONE)
+        return answer
+
+    async def ask_whether_again(self, path: str, name: str, number: int) -> None:
+        if not await self._may_repeat(self.at(path), name, number):
+            raise OutcomeUnknown(_unknown_outcome(f"stage {name!r} ran"))
+
+    async def _may_repeat(self, path: str, name: str, number: int) -> bool:
+        """Asks a person: the process died during this work, and its outcome is unknown."""
+        step = JournalStep(f"{path}/unknown_outcome", number, "wait", "", "intent")
+        question = HumanQuestion("unknown_outcome", name, agent=self.step_log.agent)
+        with self.step_log.waiting.calling():
+            found = self.step_log.peek(*step[:2])
+            answer = await self.step_log.decision(step, question, found, path)
+        return bool(answer["decision"] == "approve")
+
+    def restart(self, path: str) -> None:
+        self.step_log.restart(self.at(path))
+
+    def suspend(self) -> None:
+        self.step_log.suspended = True
 
     # -- model calls ---------------------------------------------------------------------------------------
 
@@ -473,7 +581,7 @@ class RunJournal:
         """
         if self.step_log.failure is not None:
             raise self.step_log.failure
-        await self.step_log.writer.require_lease()
+        await self.step_log.segment.writer.require_lease()
 
 
 class ToolCallStep:
@@ -519,10 +627,11 @@ class ToolCallStep:
         arguments = call_record.arguments_of(self._call)
         answer = await self.ask(HumanQuestion("unknown_outcome", self._call.name, arguments))
         if answer["decision"] != "approve":
-            raise OutcomeUnknown(
-                f"The server stopped while the tool {self._call.name!r} was called. The call may have had "
-                "its effect; it was not repeated."
-            )
+            raise OutcomeUnknown(_unknown_outcome(f"tool {self._call.name!r} was called"))
+
+
+def _unknown_outcome(what: str) -> str:
+    return f"The server stopped while the {what}. It may have had its effect; it was not repeated."
 
 
 class NodeVisit:
@@ -573,10 +682,7 @@ class NodeVisit:
         if answer["decision"] == "approve":
             self._about["asked"] = asked + 1
             return
-        self.refusal = OutcomeUnknown(
-            f"The server stopped while the node {name!r} ran. It may have had its effect; it was not "
-            "repeated."
-        )
+        self.refusal = OutcomeUnknown(_unknown_outcome(f"node {name!r} ran"))
 
     def wait(self) -> None:
         """Notes that the visit waits for a person: it begins again with the decision."""

@@ -362,7 +362,7 @@ def _replay(scope: Scope, tools: ToolPort, call: ToolCall, result: ToolResult) -
     name = _start_call(scope, tools, call)
     scope.ledger.spend("tool_calls")
     scope.count_tool_call(call.name)
-    _finish_call(scope, name, call, result)
+    _finish_call(scope, name, call, result, duration_ms=result.duration_ms)
 
 
 def _start_call(scope: Scope, tools: ToolPort, call: ToolCall) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
@@ -90,6 +90,42 @@ class Journal(Protocol):
 
     def diverge(self, message: str) -> NoReturn:
         """Raises NondeterministicGraph, and ends the run with it whatever becomes of the exception."""
+
+    async def call(
+        self,
+        path: str,
+        request_hash: str,
+        name: str,
+        make: Callable[[], Awaitable[JsonObject]],
+        *,
+        once: bool,
+    ) -> JsonObject:
+        """Returns the recorded answer of any call, else makes it and records its answer.
+
+        Args:
+            path: The place of the call.
+            name: The name of what is called, for a person who decides.
+            once: Whether the call must not be repeated. If the process died during it, a person decides.
+
+        Raises:
+            OutcomeUnknown: A person decided that the call is not repeated.
+        """
+
+    async def ask_whether_again(self, path: str, name: str, number: int) -> None:
+        """Asks a person whether work that was interrupted is repeated.
+
+        Args:
+            number: How often it has begun.
+
+        Raises:
+            OutcomeUnknown: It is not.
+        """
+
+    def suspend(self) -> None:
+        """Begins no step any more: another process continues."""
+
+    def restart(self, path: str) -> None:
+        """Begins the work below a path again: its calls are numbered from 1."""
 
     async def model(
         self, scope: Any, step: int, request: CompletionRequest, role: str, ask: AskModel
@@ -291,6 +327,12 @@ class Scope:
         numbers = self.common.call_ids
         n = numbers[self.path] = numbers.get(self.path, 0) + 1
         return f"{self.path.replace('/', '.')}_{n}"
+
+    def under(self, journal: Journal) -> Scope:
+        """Returns a scope of the same path whose calls pass through a journal."""
+        nested = self.child()
+        nested.common = replace(self.common, journal=journal)
+        return nested
 
     def next_step(self) -> int:
         """Returns the number of the next model call of the run, from 1."""

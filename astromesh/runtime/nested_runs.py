@@ -47,9 +47,11 @@ async def begin_nested_run(
     """
     assert run.journal is not None
     step_log, log = run.journal.step_log, run.log
-    past = await step_log.past(run.id)
-    run.use_stream(DurableStream(run.id, _NestedWriter(step_log.writer), log, own, past, again), agent)
-    step_log.writer.nested(
+    past = await step_log.segment.past(run.id)
+    run.use_stream(
+        DurableStream(run.id, _NestedWriter(step_log.segment.writer), log, own, past, again), agent
+    )
+    step_log.segment.writer.nested(
         RunRow(
             log.run_id, log.tenant, log.owner, log.agent, log.session_id, log.trace_id, "running",
             run.scope.clock.now(), log.parent, worker=step_log.run_id,
@@ -62,7 +64,7 @@ def end_nested_run(run: Run) -> None:
     assert run.journal is not None
     if run.log.events and run.log.events[-1].type in TERMINAL_EVENTS:
         step_log = run.journal.step_log
-        step_log.writer.nested(replace(row_of(run.log), worker=step_log.run_id))
+        step_log.segment.writer.nested(replace(row_of(run.log), worker=step_log.run_id))
 
 
 # -- the text of a nested run as the text of the outer one (swarm) -------------------------------------------

@@ -237,6 +237,11 @@ class Run:
         return accepted_at or self.scope.clock.now()
 
     @property
+    def is_in_durable_run(self) -> bool:
+        """Whether it is nested in a durable run, which stores its row and events."""
+        return bool(self.parent) and self.journal is not None and self.journal.step_log.is_of_run
+
+    @property
     def is_suspended(self) -> bool:
         """Whether its segment, or the segment of the durable run above it, ends without ending the run."""
         step_log = self.journal.step_log if self.parent and self.journal is not None else None
@@ -359,7 +364,7 @@ class RunFactory:
         if self.captures_content:
             run.content_recorder = scope.capture = ContentCapture(scope, agent.guardrails)
         if record is not None:
-            log.durable = True
+            log.durable = record.step_log.is_of_run
             run.journal = scope.journal = RunJournal(record.step_log, place, run_id, model)
         return run
 

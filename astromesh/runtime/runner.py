@@ -222,7 +222,7 @@ class AgentRunner:
             if agent.merges_messages:
                 return await self._start_merged(agent, request, caller, sinks, trace_id)
         run = self._factory.new_run(agent, request, caller, sinks, trace_id, parent)
-        if run.journal is not None:
+        if run.is_in_durable_run:
             await begin_nested_run(run, agent, (self.metrics,), sinks)
         if watch is not None:
             watch(run)
@@ -244,9 +244,9 @@ class AgentRunner:
                 raise
             finally:
                 runs.logs.close(log, self.clock.monotonic())
-                if self.keeps_runs and not log.durable:
+                if self.keeps_runs and not log.durable and not run.is_suspended:
                     runs.archive.add(log)
-                if run.parent and run.journal is not None:
+                if run.is_in_durable_run:
                     end_nested_run(run)
                 if self._exporter is not None and log.events and log.events[-1].type in TERMINAL_EVENTS:
                     self._exporter.offer(log)

@@ -15,7 +15,7 @@ from astromesh.durable import failpoints
 from astromesh.durable.approvals import ApprovalWaits, decision_event, decisions_of
 from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
 from astromesh.durable.event_stream import DurableStream
-from astromesh.durable.journal import RunJournal, StepLog
+from astromesh.durable.journal import RunJournal, SegmentRecord, StepLog
 from astromesh.durable.run_registry import partial_result
 from astromesh.durable.run_worker import Admission
 from astromesh.durable.serialization import SCHEMA, caller_to_json, ended_request
@@ -132,7 +132,16 @@ class Segment:
         row, run = self.row, self.run
         steps, past = await self._load_record()
         self.stream = stream = DurableStream(row.run_id, self.writer, run.log, (self._host.metrics,), past)
-        step_log = StepLog(row, self.writer, self.waiting, steps, self._load_events, self._postpone)
+        step_log = StepLog(
+            row.run_id,
+            row.agent,
+            self.writer,
+            self.waiting,
+            steps,
+            accepted_at=row.created_at,
+            manifest=row.manifest,
+            segment=SegmentRecord(self.writer, self._load_events, self._postpone),
+        )
         run.journal = run.scope.journal = RunJournal(step_log, "", row.run_id, run.model)
         run.use_stream(stream, self.agent)
         run.scope.deadline = self._deadline(steps)
@@ -269,7 +278,7 @@ def under_journal(handler: Handler) -> Handler:
         assert journal is not None
         step_log, clock = journal.step_log, run.scope.clock
         if run.scope.deadline is not None:
-            step_log.writer.change(
+            step_log.segment.writer.change(
                 RunChange(deadline_at=clock.now() + run.scope.deadline - clock.monotonic())
             )
         try:
@@ -300,7 +309,7 @@ def waiting_for_session(handler: Handler) -> Handler:
                     raise
             except StoreUnavailable:
                 assert run.journal is not None
-                run.journal.step_log.postpone()
+                run.journal.step_log.segment.postpone()
                 await asyncio.get_running_loop().create_future()
 
     return run_patiently

@@ -190,7 +190,7 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     )
     run.admitted_query = made.query
     if not run.journal.place:  # from here on no step needs the raw query: it does not stay on disk
-        run.journal.step_log.writer.change(RunChange(request=request_to_json(request, made.query)))
+        run.journal.step_log.segment.writer.change(RunChange(request=request_to_json(request, made.query)))
     return made
 
 
@@ -299,7 +299,7 @@ async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuer
 async def _await_identity(agent: Agent, run: Run) -> None:
     """Makes a resumed run wait for the token of its caller if a server lists its tools to callers only."""
     caller = run.scope.caller
-    if run.journal is None or caller is None or not caller.lacks_token:
+    if run.journal is None or not run.journal.step_log.is_of_run or caller is None or not caller.lacks_token:
         return
     if block := agent.tools.callers_only_block():
         await run.journal.identity(identity_question(block, caller.user_id))

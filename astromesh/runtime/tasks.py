@@ -137,6 +137,8 @@ class WorkflowTasks:
         if self._expiry is not None:
             await self._expiry.close()
         for live in tuple(self.records.live.values()):
+            if live.row.durable and live.engine is not None:
+                live.engine.suspend(live.id)
             await cancel_and_wait(live.work)
         await self.loaded.close()
         with suppress(StoreError):  # then the leases expire

@@ -23,9 +23,10 @@ from astromesh.plugins import Deps, Resources
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState
 from astromesh.runtime.config_loader import workflow_folder, workflow_names, workflow_not_found
+from astromesh.runtime.task_journal import open_task_journal
 from astromesh.runtime.task_log import LiveTask
 from astromesh.types import JsonObject
-from astromesh.workflow.base import Gate, TaskLog
+from astromesh.workflow.base import Gate, OpenJournal, TaskLog
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.inspector import Inspector
 from astromesh.workflow.journal import Recorder, StageJournal
@@ -43,6 +44,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     observe: Callable[[str, JsonObject], None] | None = None,
     gate: Gate | None = None,
     journal: StageJournal | None = None,
+    journals: OpenJournal | None = None,
     layers: Mapping[str, LayerStore] | None = None,
     resources: Resources | None = None,
     stages_at_once: int = 0,
@@ -85,6 +87,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         observe=observe,
         gate=gate,
         journal=journal,
+        journals=journals,
         layers=layers,
         stages_at_once=stages_at_once,
         overrides=overrides,
@@ -207,6 +210,7 @@ class WorkflowRegistry:
             observe=workflow.observe,
             gate=workflow.inspector,
             journal=Recorder(),
+            journals=open_task_journal,
             overrides=overrides,
             snapshot=snapshot,
         )

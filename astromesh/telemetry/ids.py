@@ -54,9 +54,11 @@ def trace_id() -> str:
 
 
 def derived_run_id(above: str, place: str) -> str:
-    """Returns the id of a run nested in a durable one; it is the same after a resume."""
+    """Returns the id of a run nested in a durable one, or in a Task; it is the same after a resume."""
     digest = int.from_bytes(sha256(f"{above}\n{place}".encode()).digest()[:10])
-    return above[:14] + "".join([_PAIRS[(digest >> shift) & 1023] for shift in range(70, -1, -10)])
+    return f"run_{above.rpartition('_')[2][:10]}" + "".join(
+        [_PAIRS[(digest >> shift) & 1023] for shift in range(70, -1, -10)]
+    )
 
 
 def _random_bytes() -> bytes:

@@ -16,7 +16,7 @@ from astromesh.core.answer_schema import AnswerSchema, repair_message
 from astromesh.core.model_router import Health, ModelRouter
 from astromesh.errors import AgentNotFoundError, InvalidOutput, MissingKey
 from astromesh.graph.ledger import RunLedger
-from astromesh.graph.scope import Scope
+from astromesh.graph.scope import Journal, Scope
 from astromesh.graph.structured_output import extract_values
 from astromesh.orchestration.base import Pattern, PatternTask
 from astromesh.plugins import Deps, Plugins
@@ -36,6 +36,7 @@ class AgentRequest(NamedTuple):
     Args:
         schema: of the answer, or None.
         stage: id of the stage, for names of nested runs.
+        journal: of a Task that can be resumed: a run of the stage continues behind its last finished call.
     """
 
     input: Any
@@ -44,6 +45,7 @@ class AgentRequest(NamedTuple):
     port: StagePort
     scope: Scope
     stage: str
+    journal: Journal | None = None
 
 
 class AgentResponse(NamedTuple):
@@ -109,7 +111,8 @@ class RuntimeAgent:
     run_agent: RunAgent
 
     async def ask(self, request: AgentRequest) -> AgentResponse:
-        parent = request.scope.tool_context(request.scope.path.lstrip("@"), request.stage)
+        scope = request.scope if request.journal is None else request.scope.under(request.journal)
+        parent = scope.tool_context(scope.path.lstrip("@"), request.stage)
         terms = NestedRunOptions(history=())
         try:
             answer = await self.run_agent(self.name, prompt_of(request), {}, parent, terms)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import orjson
 from msgspec import Struct, structs
 
+from astromesh.graph.scope import Journal
 from astromesh.types import JsonObject
 
 _PLAIN = (str, int, float, bool, type(None))
@@ -202,6 +203,22 @@ def result_metadata(result: TaskResult, latency_ms: float, trace_id: str = "") -
             usage[key] += (entry.usage or {}).get(key, 0)
     metadata = {"path": list(result.path), "usage": usage, "latency_ms": round(latency_ms, 3)}
     return {**metadata, "trace_id": trace_id} if trace_id else metadata
+
+
+class RecordWriter(Protocol):
+    """Writes records of one Task, in order."""
+
+    def commit(self, record: JsonObject) -> None:
+        """Adds a record to the next commit."""
+
+    async def flush(self) -> None:
+        """Returns when everything added so far is on disk."""
+
+
+#: type of the records of a journal: a step of the work inside a stage
+STEP = "step"
+#: opens the journal of a Task: its id, the steps in its records, and what writes further ones
+OpenJournal: TypeAlias = Callable[[str, Sequence[Mapping[str, Any]], RecordWriter], Journal]
 
 
 class TaskLog(Protocol):

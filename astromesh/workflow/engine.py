@@ -24,7 +24,15 @@ from astromesh.telemetry.ids import in_trace
 from astromesh.tools.base import RunAgent
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 from astromesh.workflow.agents import ADAPTER_PLUGINS, WorkflowModels, adapter_origins, open_agents
-from astromesh.workflow.base import Gate, NotJson, TaskLog, TaskResult, canonical, result_metadata
+from astromesh.workflow.base import (
+    Gate,
+    NotJson,
+    OpenJournal,
+    TaskLog,
+    TaskResult,
+    canonical,
+    result_metadata,
+)
 from astromesh.workflow.credentials import masked_secrets
 from astromesh.workflow.execution import Execution, ExecutionSetup, StageSlots, rerun_stage
 from astromesh.workflow.journal import JournaledModel, JournaledTool, StageJournal, journaled_agents
@@ -72,6 +80,7 @@ class Engine:
         observe: receives each record of a Task, by its id, once it counts.
         gate: awaited before each stage.
         journal: records the calls of stages, or answers them from a recording.
+        journals: opens the journal of a Task with a log: its interrupted stages repeat no finished call.
         layers: stores that replace those of memory.yaml, by layer.
         stages_at_once: replaces `max_stage_concurrency` of scheduler.yaml; 0: as the file says.
         new_id: creates ids of runs; random ones by default.
@@ -91,6 +100,7 @@ class Engine:
         observe: Callable[[str, JsonObject], None] | None = None,
         gate: Gate | None = None,
         journal: StageJournal | None = None,
+        journals: OpenJournal | None = None,
         layers: Mapping[str, LayerStore] | None = None,
         stages_at_once: int = 0,
         new_id: Callable[[], str] = lambda: uuid4().hex,
@@ -102,7 +112,7 @@ class Engine:
         self._env = os.environ if env is None else env
         self._clock: Clock = clock or SystemClock()
         self._log, self._gate, self._journal, self._new_id = log, gate, journal, new_id
-        self._observe = observe
+        self._observe, self._journals = observe, journals
         scheduler = project.scheduler
         self._stage_slots = StageSlots(stages_at_once or scheduler.max_stage_concurrency)
         self._task_slots = asyncio.Semaphore(scheduler.max_concurrency if scheduler.enabled else _UNLIMITED)
@@ -238,6 +248,11 @@ class Engine:
         execution.cancel()
         return True
 
+    def suspend(self, task_id: str) -> None:
+        """Prepares the end of this process: another one continues a Task that is cancelled next."""
+        if (execution := self._active.get(task_id)) is not None:
+            execution.suspend()
+
     def providers(self) -> list[JsonObject]:
         """Returns the models of providers.yaml: adapter, version, credential, health."""
         return self._providers.describe()
@@ -316,6 +331,7 @@ class Engine:
             self._log,
             self.project.scheduler.task_timeout_s,
             records_calls=self._journal is not None,
+            journals=self._journals,
             observe=self._observe,
         )
         execution = Execution(setup, scope, self._memory(), records_starts=records_starts)

@@ -15,13 +15,13 @@ from functools import partial
 from typing import Any
 
 from astromesh.config.workflow.manifest import ContextProfile, TaskSpec
-from astromesh.graph.scope import Scope
+from astromesh.graph.scope import Journal, Scope
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import Emitter
 from astromesh.types import Event, JsonObject
 from astromesh.workflow.attempts import StageAttempts
-from astromesh.workflow.base import Entry, TaskLog, TaskResult
+from astromesh.workflow.base import STEP, Entry, OpenJournal, TaskLog, TaskResult
 from astromesh.workflow.memory import ContextPackage, RunMemory, package_from_json
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.snapshot import CODE_CHANGED
@@ -96,6 +96,7 @@ class ExecutionSetup:
         log: commits each stage before it counts; None for runs that are not durable.
         timeout: seconds that a run may take; 0: no limit.
         records_calls: whether the record of a stage contains its calls.
+        journals: opens the journal of a Task that can be resumed; None: interrupted stages repeat calls.
         observe: receives each record of a Task, by its id, once it counts; entries then have their `seq`.
     """
 
@@ -107,6 +108,7 @@ class ExecutionSetup:
     log: TaskLog | None = None
     timeout: float = 0.0
     records_calls: bool = False
+    journals: OpenJournal | None = None
     observe: Callable[[str, JsonObject], None] | None = None
 
 
@@ -194,6 +196,9 @@ class Execution:
         self._cancelled_workers: set[asyncio.Task[None]] = set()
         self._uncommitted: list[tuple[JsonObject, Callable[[], object]]] = []
         self._attempts = StageAttempts()
+        self._journal: Journal | None = None
+        #: done when the newest step of the journal is on disk
+        self._last_step: asyncio.Future[None] | None = None
         self._suspects: frozenset[tuple[str, str]] = frozenset()
         self._committing = False
         self._ended = asyncio.Event()
@@ -205,6 +210,7 @@ class Execution:
 
     async def begin(self, input: Any) -> TaskResult:
         """Runs to the end. Cancelling the caller cancels the run."""
+        self._open_journal(())
         record = {"type": "begin", "task_id": self.machine.run_id, "workflow": self._setup.name,
                   "start": self._setup.plan.start, "input": input}  # fmt: skip
         if self._setup.log is not None:
@@ -215,18 +221,38 @@ class Execution:
     async def resume(self, records: Iterable[Mapping[str, Any]]) -> TaskResult:
         """Continues where the records end: only stages that are not in them run."""
         recorded = list(records)
+        self._open_journal([record for record in recorded if record["type"] == STEP])
         commands = self._replay(recorded)
         self._suspects = frozenset(self._attempts.open)
         self._warn_of_repeats(commands)
         return await self._run_commands(commands)
 
+    def _open_journal(self, steps: Sequence[Mapping[str, Any]]) -> None:
+        if self._setup.journals is not None and self._setup.log is not None and self._records_starts:
+            self._journal = self._setup.journals(self.machine.run_id, steps, self)
+
+    def commit(self, record: JsonObject) -> None:
+        """See `RecordWriter`."""
+        self._last_step = asyncio.get_running_loop().create_future()
+        self._commit(record, partial(_set_written, self._last_step))
+
+    def suspend(self) -> None:
+        """Prepares the end of this process: what is cancelled next is not the end of the Task."""
+        if self._journal is not None:
+            self._journal.suspend()
+
+    async def flush(self) -> None:
+        """See `RecordWriter`."""
+        if self._last_step is not None:
+            await self._last_step
+
     def _warn_of_repeats(self, commands: Iterable[Command]) -> None:
-        """Logs interrupted stages that run a second time and are not marked `idempotent`."""
+        """Logs interrupted operations that run a second time and are not marked `idempotent`."""
         for command in commands:
             if isinstance(command, StartStage):
                 task = command.task
                 node = self._setup.plan.stages[task.stage].node
-                if self._attempts.begun(task.path, task.stage) and not node.idempotent:
+                if self._attempts.begun(task.path, task.stage) and node.op and node.idempotent is None:
                     log.warning("stage_may_run_twice", task_id=task.id, stage=task.stage)
 
     def cancel(self, reason: str = "cancelled") -> None:
@@ -363,6 +389,7 @@ class Execution:
         job.attempts, job.is_suspect = self._attempts, (task.path, stage.id) in self._suspects
         if self._setup.log is not None and self._records_starts:
             job.write = self._write
+            job.journal = self._journal
         self._events.emit("stage.started", task=task.id, stage=stage.id)
         if command.error is not None:
             outcome = Outcome(error=command.error)

@@ -8,9 +8,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
-from astromesh.errors import AstromeshError, ProviderError, ToolError, ToolFailed, ToolTimeout, is_failure
+from astromesh.errors import (
+    AstromeshError,
+    ProviderError,
+    StoreError,
+    ToolError,
+    ToolFailed,
+    ToolTimeout,
+    is_failure,
+)
 from astromesh.graph.call_record import (
     completion_of,
     completion_to_json,
@@ -21,12 +29,23 @@ from astromesh.graph.call_record import (
     request_to_json,
     to_lenient_json,
 )
+from astromesh.graph.scope import Journal
 from astromesh.providers.base import ModelPort
-from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, RunAgent, Tool, ToolContext
+from astromesh.tools.base import (
+    DEFAULT_NESTED_RUN_OPTIONS,
+    HumanQuestion,
+    NestedRunOptions,
+    RunAgent,
+    Tool,
+    ToolContext,
+)
 from astromesh.tools.results import describe
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject
-from astromesh.workflow.base import StageFault, TaskResult
+from astromesh.workflow.base import StageFault, TaskResult, stage_path
 from astromesh.workflow.divergence import ABSENT, Difference, first_difference
+
+#: asks a person about the current stage, and returns the decision in the form of `RecordedToolCall.ask`
+Ask: TypeAlias = Callable[[str, HumanQuestion], Awaitable[JsonObject]]
 
 
 class StageCalls:
@@ -35,12 +54,17 @@ class StageCalls:
     Args:
         task: path of the Task within the run.
         context: the context package that the stage received.
+        journal: of a Task that can be resumed: the finished calls of an earlier attempt are not repeated.
+        ask: asks a person; it takes the place of the question in the journal. None: nobody can be asked.
     """
 
-    __slots__ = ("_last_request", "calls", "context", "stage", "task")
+    __slots__ = ("_last_request", "ask", "calls", "context", "journal", "stage", "task")
 
-    def __init__(self, task: str, stage: str, context: JsonObject | None) -> None:
-        self.task, self.stage, self.context = task, stage, context
+    def __init__(
+        self, task: str, stage: str, context: JsonObject | None, journal: Journal | None = None
+    ) -> None:
+        self.task, self.stage, self.context, self.journal = task, stage, context, journal
+        self.ask: Ask | None = None
         self.calls: list[JsonObject] = []
         self._last_request: JsonObject = {}
 
@@ -54,6 +78,11 @@ class StageCalls:
         if "messages" in new:
             new["messages"] = _new_messages(last.get("messages", []), new["messages"])
         return new
+
+    @property
+    def place(self) -> str:
+        """The path of the stage within its Task."""
+        return stage_path(self.task, self.stage)
 
     def to_json(self) -> JsonObject:
         """Returns what the record of the stage contains of them."""
@@ -78,18 +107,26 @@ class StageJournal(Protocol):
             StageFault: the stage fails.
         """
 
-    async def answer(self, calls: StageCalls, call: JsonObject, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def answer(
+        self, calls: StageCalls, call: JsonObject, work: Callable[[], Awaitable[Any]], *, once: bool = False
+    ) -> Any:
         """Returns the answer of a call as JSON.
 
         Args:
             calls: of the stage that makes the call.
             call: `{kind, name, request_hash, request}`.
             work: makes the call.
+            once: whether the call must not be repeated after a crash.
         """
 
 
 #: calls of the stage that the current code runs in
 _CURRENT_CALLS: ContextVar[StageCalls] = ContextVar("astromesh_stage_calls")
+
+
+def current_calls() -> StageCalls | None:
+    """Returns the calls of the stage that the current code runs in."""
+    return _CURRENT_CALLS.get(None)
 
 
 async def begin_stage(journal: StageJournal, calls: StageCalls) -> None:
@@ -151,7 +188,8 @@ class JournaledTool:
                 raise ToolFailed(f"The tool {self.spec.name!r} failed: {describe(error)}") from error
 
         call = _call("tool", self.spec.name, arguments)
-        return await self._journal.answer(_CURRENT_CALLS.get(), call, work)
+        once = self.spec.effect != "read" and not self.spec.repeatable
+        return await self._journal.answer(_CURRENT_CALLS.get(), call, work, once=once)
 
 
 def _call(kind: str, name: str, request: Any) -> JsonObject:
@@ -186,22 +224,51 @@ _CANCELLED = "Cancelled"
 
 
 class Recorder:
-    """Makes every call and records its answer or its error."""
+    """Makes every call and records its answer or its error.
+
+    In a Task that can be resumed, a call that an earlier attempt of the stage has finished is not made again.
+    """
 
     async def begin(self, calls: StageCalls) -> None:
         """Returns at once."""
 
-    async def answer(self, calls: StageCalls, call: JsonObject, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def answer(
+        self, calls: StageCalls, call: JsonObject, work: Callable[[], Awaitable[Any]], *, once: bool = False
+    ) -> Any:
         calls.calls.append(call)
+        raised: list[AstromeshError] = []
+
+        async def make() -> JsonObject:
+            try:
+                return {"answer": await work()}
+            except StoreError:
+                raise
+            except AstromeshError as error:
+                raised.append(error)
+                return {"error": error_to_json(error)}
+
         try:
-            call["answer"] = answer = await work()
+            call |= await _journaled(calls, call, make, once=once)
         except AstromeshError as error:
             call["error"] = error_to_json(error)
             raise
         except asyncio.CancelledError:
             call["error"] = {"type": _CANCELLED, "message": "The call did not end in time."}
             raise
-        return answer
+        if "error" in call:
+            raise raised[0] if raised else recorded_error(call)
+        return call["answer"]
+
+
+async def _journaled(
+    calls: StageCalls, call: JsonObject, make: Callable[[], Awaitable[JsonObject]], *, once: bool
+) -> JsonObject:
+    """Returns the answer of an earlier attempt of the stage, else that of `make`."""
+    if calls.journal is None:
+        return await make()
+    digest, name = call["request_hash"], call["name"]
+    place = f"{calls.place}/{call['kind']}:{name}:{digest[:16]}"
+    return await calls.journal.call(place, digest, name, make, once=once)
 
 
 def comparable_fields(entry: Mapping[str, Any]) -> JsonObject:
@@ -266,7 +333,9 @@ class Replay:
         due = self._order[self._next] if self._next < len(self._order) else None
         return self.divergence is not None or due == key
 
-    async def answer(self, calls: StageCalls, call: JsonObject, work: Callable[[], Awaitable[Any]]) -> Any:
+    async def answer(
+        self, calls: StageCalls, call: JsonObject, work: Callable[[], Awaitable[Any]], *, once: bool = False
+    ) -> Any:
         number, place = len(calls.calls), (calls.task, calls.stage)
         calls.calls.append(call)
         recorded = self._stages.get(place, {}).get("calls", ())
@@ -279,7 +348,7 @@ class Replay:
                 found, what = _call_difference(known, call, key), key.removesuffix("_hash")
                 raise self._diverged(*place, "call", f"call {number + 1}: {_says(what, found)}", found)
         if "error" in known:
-            raise _recorded_error(known)
+            raise recorded_error(known)
         return known["answer"]
 
     async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
@@ -339,7 +408,7 @@ def _says(what: str, found: Difference) -> str:
     return f"{what}{found.place} is {found.present or 'absent'}, but {recorded} in the recording"
 
 
-def _recorded_error(call: JsonObject) -> Exception:
+def recorded_error(call: JsonObject) -> Exception:
     """Returns the error that a recorded call ended with."""
     error, is_tool = call["error"], call["kind"] == "tool"
     if error["type"] == _CANCELLED:

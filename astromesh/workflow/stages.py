@@ -22,13 +22,14 @@ from astromesh.errors import (
     DeadlineExceeded,
     ForeignError,
     InvalidOutput,
+    OutcomeUnknown,
     ProcessDied,
     ProviderError,
     TemplateFailed,
     is_failure,
 )
 from astromesh.graph.runner import Call, bounded, unit
-from astromesh.graph.scope import Scope
+from astromesh.graph.scope import Journal, Scope
 from astromesh.graph.structured_output import OutputSchema
 from astromesh.logs import get_logger
 from astromesh.tools.base import RunAgent, Tool
@@ -38,7 +39,7 @@ from astromesh.tools.toolbox import ToolBox
 from astromesh.types import JsonObject
 from astromesh.workflow.agents import AgentRequest, RuntimeAgent, StageAgent
 from astromesh.workflow.attempts import DEATH, START, StageAttempts
-from astromesh.workflow.base import Entry, Gate, NotJson, StageFault, canonical, private_copy
+from astromesh.workflow.base import Entry, Gate, NotJson, StageFault, canonical, private_copy, stage_path
 from astromesh.workflow.credentials import mask_secrets
 from astromesh.workflow.isolation import call_operation
 from astromesh.workflow.journal import StageCalls, StageJournal, begin_stage
@@ -87,7 +88,8 @@ class StageExecution:
     """One execution of a stage, which its wrappers and its body share."""
 
     __slots__ = (
-        "attempts", "calls", "entry", "is_suspect", "machine", "memory", "port", "scope", "task", "write",
+        "attempts", "calls", "entry", "is_suspect", "journal", "machine", "memory", "port", "scope", "task",
+        "write",
     )  # fmt: skip
 
     def __init__(
@@ -100,8 +102,15 @@ class StageExecution:
         self.attempts = StageAttempts()
         #: of a Task that can be resumed: returns when a record of its attempts is on disk
         self.write: Callable[[JsonObject], Awaitable[None]] | None = None
+        #: of a Task that can be resumed
+        self.journal: Journal | None = None
         #: whether the process died while this stage ran
         self.is_suspect = False
+
+    @property
+    def place(self) -> str:
+        """The path of the stage within its Task."""
+        return stage_path(self.task.path, self.entry.stage)
 
     @property
     def attempt(self) -> int:
@@ -110,6 +119,8 @@ class StageExecution:
 
     async def note(self, type: str) -> None:
         """Notes what happens to the stage, on disk if the Task can be resumed. See `attempts`."""
+        if self.journal is not None and type == START:
+            self.journal.restart(self.place)
         record = {"type": type, "task": self.entry.task, "stage": self.entry.stage}
         if self.write is not None:
             await self.write(record)
@@ -179,7 +190,7 @@ def _middleware(stage: Stage, resources: StageResources) -> Iterator[_Middleware
     if resources.gate is not None:
         yield partial(_wait_at_gate, resources.gate)
     if node.op or node.agent:
-        yield _note_start
+        yield partial(_note_start, node.idempotent is False)
     if stage.role in (*FORKS, "decision"):
         yield partial(_route_output, stage)
     if schema := project.schema(_schema_out(stage, resources)):
@@ -288,7 +299,7 @@ async def _assemble_context(
 async def _begin_in_journal(
     journal: StageJournal, call: StageCall, job: StageExecution, package: ContextPackage | None
 ) -> Outcome:
-    calls = StageCalls(job.task.path, job.entry.stage, package.to_json() if package else None)
+    calls = StageCalls(job.task.path, job.entry.stage, package.to_json() if package else None, job.journal)
     try:
         await begin_stage(journal, calls)
         job.calls = calls
@@ -305,7 +316,16 @@ async def _wait_at_gate(
     return await call(job, package)
 
 
-async def _note_start(call: StageCall, job: StageExecution, package: ContextPackage | None) -> Outcome:
+async def _note_start(
+    asks: bool, call: StageCall, job: StageExecution, package: ContextPackage | None
+) -> Outcome:
+    """Begins a stage on disk. One with `idempotent: false` that was interrupted asks a person before."""
+    begun = job.attempt
+    if asks and begun and job.journal is not None:
+        try:
+            await job.journal.ask_whether_again(job.place, job.entry.stage, begun)
+        except OutcomeUnknown as error:
+            return Outcome(error=stage_error(error))
     await job.note(START)
     return await call(job, package)
 
@@ -484,7 +504,15 @@ def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:
         port = job.port = StagePort(box, node.id, policies, on_error)
         scope = job.scope.child(f"{job.task.path}@{stage.id}".lstrip("/"))
         answer = await agent.ask(
-            AgentRequest(_model_input(stage, job.entry.input), package, answer_schema, port, scope, stage.id)
+            AgentRequest(
+                _model_input(stage, job.entry.input),
+                package,
+                answer_schema,
+                port,
+                scope,
+                stage.id,
+                job.journal,
+            )
         )
         job.entry.usage = {**answer.usage, "repaired": True} if answer.repaired else answer.usage
         return canonical(answer.output)

@@ -125,7 +125,10 @@ class NodeSpec(Section):
     tool_on_error: Literal["continue", "fail"] = Field(
         "continue", description="Whether a tool's own error fails the stage."
     )
-    idempotent: bool | None = Field(None, description="Whether an interrupted stage may simply run again.")
+    idempotent: bool | None = Field(
+        None,
+        description="false: a person decides whether an interrupted stage runs again; else it does.",
+    )
     isolation: IsolationField = None
     max_memory_mb: MemoryField = None
     timeout_s: Seconds = Field(300.0, description="Seconds that one execution may take.")

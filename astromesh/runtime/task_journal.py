@@ -1,0 +1,76 @@
+"""The journal of a Task: the calls of its stages, as records of the Task.
+
+It is the journal of agent runs (`durable.journal`) over the log of a Task. A stage that was interrupted runs
+again; its finished calls, and those of the runs of agents in it, are answered from the record.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from astromesh.durable.base import JournalStep
+from astromesh.durable.journal import RunJournal, StepLog
+from astromesh.tools.base import HumanQuestion
+from astromesh.types import CompletionRequest, CompletionResult, JsonObject
+from astromesh.workflow.base import STEP, RecordWriter
+from astromesh.workflow.journal import current_calls
+
+
+def open_task_journal(task_id: str, records: Sequence[Mapping[str, Any]], writer: RecordWriter) -> RunJournal:
+    """Returns the journal of a Task.
+
+    Args:
+        records: the steps in its records.
+    """
+    steps = (JournalStep(**{key: record[key] for key in JournalStep._fields}) for record in records)
+    log = StepLog(task_id, "", _TaskWriter(writer), _StageWaits(), steps)
+    return RunJournal(log, "", task_id, _NoReplays())
+
+
+class _TaskWriter:
+    """Writes steps as records of a Task."""
+
+    def __init__(self, writer: RecordWriter) -> None:
+        self._writer = writer
+
+    def step(self, step: JournalStep) -> None:
+        self._writer.commit({"type": STEP, **step._asdict()})
+
+    async def flush(self) -> None:
+        await self._writer.flush()
+
+
+class _StageWaits:
+    """Asks people about the stage that the current code runs in. What waits is not counted here."""
+
+    def begin(self) -> None:
+        """Counts nothing."""
+
+    def end(self) -> None:
+        """Counts nothing."""
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        yield
+
+    suspended_call = calling
+
+    async def decision(
+        self, step: JournalStep, human_question: HumanQuestion, found: JournalStep | None
+    ) -> JsonObject:
+        """Returns the decision, `expired` if nobody can be asked."""
+        calls = current_calls()
+        if calls is None or calls.ask is None:
+            return {"decision": "expired"}
+        return await calls.ask(f"{step.path}#{step.n}", human_question)
+
+
+class _NoReplays:
+    """A Task itself calls no model."""
+
+    keeps_requests = False
+
+    def record_replay(self, request: CompletionRequest, result: CompletionResult) -> None:
+        """Keeps nothing."""
