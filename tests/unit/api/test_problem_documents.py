@@ -57,9 +57,10 @@ def test_classes_of_one_code_have_one_status() -> None:
 
 
 def test_an_error_is_public_unless_its_status_is_500() -> None:
-    """A failed node is the one fault behind a 500 that is the agent's own, so its caller sees it."""
+    """Faults of the agent's own graph are the exceptions: their caller sees them."""
     shown = {kind for kind in errors.error_classes() if kind.public}
-    assert shown == {kind for kind in errors.error_classes() if kind.status != 500} | {errors.NodeFailed}
+    own = {errors.NodeFailed, errors.NondeterministicGraph}
+    assert shown == {kind for kind in errors.error_classes() if kind.status != 500} | own
 
 
 @pytest.mark.parametrize("code", [*(kind.code for kind in errors.error_classes()), "unknown"])

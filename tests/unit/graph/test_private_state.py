@@ -244,10 +244,15 @@ async def test_a_function_that_always_hangs_is_refused() -> None:
     def hangs(state):
         go.wait(PATIENCE)
 
-    errors = [(await run(hangs)).error for _ in range(17)]
+    errors = [""]
+    while (
+        "was not started" not in errors[-1] and len(errors) < 100
+    ):  # a busy machine begins fewer calls in time
+        errors.append((await run(hangs)).error)
     go.set()
-    assert "did not end within" in errors[15]
-    assert "was not started: 16 earlier calls of it still hang" in errors[16]
+    assert len(errors) > 17
+    assert "did not end within" in errors[-2]
+    assert "was not started: 16 earlier calls of it still hang" in errors[-1]
 
 
 def test_inline_is_checked() -> None:
