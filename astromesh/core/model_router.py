@@ -23,6 +23,7 @@ from msgspec.structs import replace
 
 from astromesh.core.circuit_breaker import CLOSED, BreakerRules, CircuitBreaker, CircuitOpen, Entry
 from astromesh.core.guardrails import GuardrailsEngine, filter_error
+from astromesh.core.model_limits import NOTHING, ModelLimits, fitted
 from astromesh.core.routing import STRATEGIES, Candidate, missing_capabilities, rank, request_needs
 from astromesh.errors import (
     AllProvidersFailed,
@@ -410,6 +411,7 @@ class ModelRouter:
         #: calls so far, and the newest call of each provider
         self.turn = 0
         self.last_tried = [0] * len(self.providers)
+        self.limits = ModelLimits.of(self.providers)
         self._counts_tokens = any(p.capabilities.context_window for p in self.providers)
 
     def for_role(self, role: str) -> ModelRouter:
@@ -551,15 +553,19 @@ class RunModel:
         schema: the agent's output schema, or None.
 
     `attempts` has one line for each failed try of the whole run, `{provider, error, status}`.
+    `left_out` is what the newest request that did not fit its models has lost.
     `streaming_request` is the newest request whose answer streams.
     """
 
-    __slots__ = ("_requests", "_router", "_schema", "_scope", "attempts", "last", "streaming_request")
+    __slots__ = (
+        "_requests", "_router", "_schema", "_scope", "attempts", "last", "left_out", "streaming_request",
+    )  # fmt: skip
 
     def __init__(self, router: ModelRouter, scope: Scope, schema: Mapping[str, Any] | None = None) -> None:
         self._router, self._scope, self._schema = router, scope, schema
         self.attempts: list[JsonObject] = []
         self.last: CompletionResult | None = None
+        self.left_out: JsonObject = {}
         self.streaming_request: CompletionRequest | None = None
         #: requests by the text of their results; only recorded if there is a schema
         self._requests: dict[str, CompletionRequest] = {}
@@ -569,15 +575,22 @@ class RunModel:
         return self._router.bounds(self._with_schema(request))
 
     def complete(self, request: CompletionRequest) -> Coroutine[Any, Any, CompletionResult]:
-        request = request if self._schema is None else self._with_schema(request)
-        return self._router.route(request, take_retry=self._scope.take_retry, log=self)
+        return self._router.route(self._fitted(request), take_retry=self._scope.take_retry, log=self)
 
     def stream(
         self, request: CompletionRequest
     ) -> AsyncGenerator[Delta | StreamBroken | CompletionResult, None]:
-        request = request if self._schema is None else self._with_schema(request)
-        self.streaming_request = request
+        self.streaming_request = request = self._fitted(request)
         return self._router.stream(request, take_retry=self._scope.take_retry, log=self)
+
+    def _fitted(self, request: CompletionRequest) -> CompletionRequest:
+        """Returns the request with the agent's schema, as the models accept it. Raises: as of `fitted`."""
+        request = request if self._schema is None else self._with_schema(request)
+        limits = self._router.for_role(request.role).limits
+        request, left_out = fitted(request, limits)
+        if left_out is not NOTHING:
+            self.left_out = left_out.to_json(limits)
+        return request
 
     def record_result(self, request: CompletionRequest, result: CompletionResult) -> None:
         """Records the result of a call."""

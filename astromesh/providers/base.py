@@ -20,6 +20,7 @@ class Capabilities:
         priced: whether `estimated_cost` knows a price; a free endpoint has the known price 0.
         language_model: False for a stand-in; every strategy uses it last.
         answer_tokens: most tokens of an answer by its configured parameters; 0: they set no limit.
+        text_only: the operator says that it accepts no images; without it a call with images may succeed.
     """
 
     tools: bool = True
@@ -31,6 +32,7 @@ class Capabilities:
     priced: bool = True
     language_model: bool = True
     answer_tokens: int = 0
+    text_only: bool = False
 
 
 class Provider(Protocol):

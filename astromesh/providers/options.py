@@ -80,6 +80,7 @@ def capabilities_of(options: ModelOptions, *, json: bool = True) -> Capabilities
         quality=quality,
         priced=options.priced,
         answer_tokens=_answer_tokens(options.parameters),
+        text_only=options.vision is False,
     )
 
 

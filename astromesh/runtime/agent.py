@@ -79,6 +79,11 @@ class Agent:
         return min(limit, self.max_iterations)
 
     @property
+    def can_call_tools(self) -> bool:
+        """Whether one of its models can, those of its roles included."""
+        return any(router.limits.tools for router in (self.router, *self.router.roles.values()))
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """The names of its models. The agent works if one of them answers."""
         return tuple(p.name for p in self.router.providers)

@@ -273,6 +273,13 @@ class _Bootstrap:
         schema = spec.output_schema if live.output_type is None else live.output_type
         deps = replace(self._deps, graphs={**self._deps.graphs, **(graphs or {})}, roles=router.roles)
         pattern = await self._plugins.open("patterns", orchestration.pattern, orchestration.options, deps)
+        if tools and not any(one.limits.tools for one in (router, *router.roles.values())):
+            log.warning(
+                "tools_left_out",
+                agent=manifest.name,
+                models=router.limits.names,
+                tools=[b.name for b in spec.tools],
+            )
         return Agent(
             name=manifest.name,
             manifest=manifest,

@@ -57,7 +57,7 @@ from astromesh.runtime.run import Run
 from astromesh.telemetry.events import MODEL_DELTA, ms_since
 from astromesh.tools.base import ToolPort
 from astromesh.tools.policies import identity_question
-from astromesh.tools.toolbox import JoinedTools
+from astromesh.tools.toolbox import JoinedTools, NoTools
 from astromesh.types import CompletionRequest, JsonObject, MemoryContext, Message, Turn
 
 # -- the events of a run in episodic memory (document 001, step 11) ------------------------------------------
@@ -284,6 +284,9 @@ async def _made_prompt(make: SystemPrompt, run: Run) -> str:
     return await run.journal.value("system", made, lambda prompt: {"prompt": prompt}, itemgetter("prompt"))
 
 
+_NO_TOOLS = NoTools()
+
+
 async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuery:
     """Step 6: the schemas of the permitted tools."""
     if agent.tools.live:
@@ -291,6 +294,8 @@ async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuer
         await agent.tools.prepare()
     offered = prompted.recalled.admitted.request.terms.tools
     tools: ToolPort = agent.tools if offered is None else JoinedTools(offered, agent.tools)
+    if not agent.can_call_tools:
+        tools = _NO_TOOLS
     specs = tools.specs()
     run.stream.emit("tools.listed", count=len(specs))
     return EquippedQuery(prompted, tools, specs)
@@ -395,6 +400,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         "finish_reason": last.finish_reason if last else "stop",
         "attempts": list(run.model.attempts),
         **({} if not outcome.budget else {"budget": outcome.budget}),
+        **({"left_out": run.model.left_out} if run.model.left_out else {}),
         **(_checked_metadata(agent, outcome, checked.text) if outcome.metadata else {}),
     }
     return ReleasedAnswer(admitted, checked.text, (*admitted.actions, *checked.actions), details, output)

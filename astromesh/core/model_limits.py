@@ -1,0 +1,159 @@
+"""What the models of a router accept, and requests that are made to fit: tools, images, the context window.
+
+A request that does not fit loses the oldest of its history, then the oldest calls of its tool loop with their
+results. What is dropped is a whole number of blocks, so that the cut moves rarely and what is left stays the
+beginning of the next request: services cache it. The system message and the question always stay.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from astromesh.errors import InvalidInput, PayloadTooLarge
+from astromesh.providers.base import Provider
+from astromesh.tokens import BYTES_PER_TOKEN, estimate_message, estimate_messages, estimate_request
+from astromesh.types import CompletionRequest, JsonObject, Message
+
+#: the share of the window that a request may fill, and the part of that share that is one block
+_SHARE, _BLOCKS = 0.8, 4
+#: tokens of the sentence in place of what was cut
+_NOTE_TOKENS = 24
+
+
+class ModelLimits(NamedTuple):
+    """What no model of a router accepts.
+
+    Args:
+        names: the models, for errors.
+        tools: some model can call tools.
+        images: some model accepts images, or may do so.
+        window: tokens of the largest context window; 0 if one is not known.
+    """
+
+    names: str = ""
+    tools: bool = True
+    images: bool = True
+    window: int = 0
+
+    @classmethod
+    def of(cls, providers: Sequence[Provider]) -> ModelLimits:
+        """Returns the limits of a router's providers."""
+        if not providers:
+            return cls()
+        features = [provider.capabilities for provider in providers]
+        windows = [feature.context_window for feature in features]
+        return cls(
+            ", ".join(provider.name for provider in providers),
+            any(feature.tools for feature in features),
+            not all(feature.text_only for feature in features),
+            max(windows) if all(windows) else 0,
+        )
+
+
+class LeftOut(NamedTuple):
+    """What a request has lost: messages of the history, and results of tools."""
+
+    messages: int = 0
+    tool_results: int = 0
+
+    def to_json(self, limits: ModelLimits) -> JsonObject:
+        return {**self._asdict(), "context_window": limits.window}
+
+
+NOTHING = LeftOut()
+
+
+def fitted(request: CompletionRequest, limits: ModelLimits) -> tuple[CompletionRequest, LeftOut]:
+    """Returns a request that the models accept, and what it has lost.
+
+    Raises:
+        InvalidInput: it has images, and no model accepts any.
+        PayloadTooLarge: system message, tools and question alone are larger than the window.
+    """
+    if request.tools and not limits.tools:
+        request = replace(request, tools=(), tool_choice="auto")
+    if not limits.images and any(message.images for message in request.messages):
+        raise InvalidInput(f"{limits.names} accepts no images (`vision: false`). Send the message without.")
+    if not limits.window or estimate_request(request) <= limits.window * _SHARE:
+        return request, NOTHING
+    return _trimmed(request, limits)
+
+
+def _trimmed(request: CompletionRequest, limits: ModelLimits) -> tuple[CompletionRequest, LeftOut]:
+    messages = request.messages
+    asked = max((i for i, m in enumerate(messages) if m.role == "user"), default=len(messages) - 1)
+    system = tuple(m for m in messages[:asked] if m.role == "system")
+    history = [m for m in messages[:asked] if m.role != "system"]
+    kept = (*system, messages[asked])
+    fixed = estimate_request(replace(request, messages=kept))
+    if fixed > limits.window:
+        raise PayloadTooLarge(
+            f"The message is too large for the context window of {limits.names}, {limits.window} tokens: "
+            f"with the system prompt and the tools it has about {fixed}. Send a shorter message."
+        )
+    room = int(limits.window * _SHARE) - fixed
+    loop = [*_units(messages[asked + 1 :], "assistant")]
+    in_loop = sum(map(estimate_messages, loop))
+    turns = _newest([*_units(history, "user")], room - in_loop, limits)
+    calls = loop
+    if loop and in_loop > room:
+        older = _newest(loop[:-1], room - estimate_messages(loop[-1]), limits)
+        calls = [*older, _cut_results(loop[-1], room - sum(map(estimate_messages, older)))]
+    whole = {id(message) for message in _joined(calls)}
+    lost = sum(m.role == "tool" and id(m) not in whole for m in _joined(loop))
+    left = LeftOut(len(history) - sum(map(len, turns)), lost)
+    found = (*system, *_joined(turns), messages[asked], *_joined(calls))
+    return replace(request, messages=found), left
+
+
+def _units(messages: Sequence[Message], first: str) -> Iterable[list[Message]]:
+    """Yields messages that stay or go together: each begins with a message of this role."""
+    unit: list[Message] = []
+    for message in messages:
+        if unit and message.role == first:
+            yield unit
+            unit = []
+        unit.append(message)
+    if unit:
+        yield unit
+
+
+def _newest(units: list[list[Message]], room: int, limits: ModelLimits) -> list[list[Message]]:
+    """Returns the newest units that fit. What is dropped fills a whole number of blocks."""
+    sizes = [*map(estimate_messages, units)]
+    over = sum(sizes) - max(room, 0)
+    if over <= 0:
+        return units
+    block = max(int(limits.window * _SHARE) // _BLOCKS, 1)
+    drop, dropped = -(-over // block) * block, 0
+    for place, size in enumerate(sizes):
+        if dropped >= drop:
+            return units[place:]
+        dropped += size
+    return []
+
+
+def _cut_results(unit: list[Message], room: int) -> list[Message]:
+    """Returns the newest calls with their results, each cut to its share of the room."""
+    results = [m for m in unit if m.role == "tool"]
+    if estimate_messages(unit) <= room or not results:
+        return unit
+    calls = sum(estimate_message(m) for m in unit if m.role != "tool")
+    share = max((room - calls) // len(results) - _NOTE_TOKENS, 0) * BYTES_PER_TOKEN
+    return [replace(m, content=_cut(m.content, share)) if m.role == "tool" else m for m in unit]
+
+
+def _cut(text: str, size: int) -> str:
+    """Returns the beginning of a text that is longer, with a note. Args: size: in bytes of UTF-8."""
+    data = text.encode("utf-8", "replace")
+    if len(data) <= size:
+        return text
+    begun = data[:size].decode("utf-8", "ignore")
+    return f"{begun}\n[{len(text) - len(begun)} characters are left out: the model's context window is full.]"
+
+
+def _joined(units: Iterable[list[Message]]) -> Iterable[Message]:
+    return (message for unit in units for message in unit)

@@ -1,0 +1,131 @@
+"""What the only model of an agent cannot do: tools are left out, images refused, conversations trimmed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+from structlog.testing import capture_logs
+
+from astromesh.providers.base import Capabilities
+from astromesh.testing import ScriptedProvider
+from astromesh.tokens import estimate_request
+from astromesh.types import ToolCall
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+
+RUN = "/v1/agents/helper/run"
+LOOKUP = {"name": "lookup", "type": "internal", "function": "tests.integration.sample_tools:lookup"}
+MEMORY = {"conversational": {"backend": "in_memory", "max_turns": 200}}
+PATTERNS: list[dict[str, Any]] = [
+    {"pattern": "react"},
+    {"pattern": "plan_and_execute"},
+    {"pattern": "reasoning"},
+]
+
+
+@asynccontextmanager
+async def client(folder: Path, provider: ScriptedProvider, **spec: Any) -> AsyncIterator[httpx.AsyncClient]:
+    write(folder, manifest(**spec))
+    async with client_of(runtime_of(folder, provider)) as http:
+        yield http
+
+
+def model(*said: Any, repeat: bool = False, **features: Any) -> ScriptedProvider:
+    return ScriptedProvider(*said, repeat=repeat, capabilities=Capabilities(**features))
+
+
+@pytest.mark.parametrize("orchestration", PATTERNS, ids=lambda block: block["pattern"])
+async def test_a_model_without_tools_is_offered_none_and_the_log_says_so(
+    tmp_path: Path, orchestration: dict[str, Any]
+) -> None:
+    provider = model("Done.", repeat=True, tools=False)
+    with capture_logs() as log:
+        async with client(tmp_path, provider, tools=[LOOKUP], orchestration=orchestration) as http:
+            answer = await http.post(RUN, json={"query": "Hi", "session_id": "s"})
+    assert answer.status_code == 200
+    assert provider.requests and not any(request.tools for request in provider.requests)
+    (warned,) = [line for line in log if line["event"] == "tools_left_out"]
+    assert (warned["log_level"], warned["agent"], warned["tools"]) == ("warning", "helper", ["lookup"])
+
+
+async def test_a_role_that_can_call_tools_is_offered_them(tmp_path: Path) -> None:
+    provider = model("Done.", tools=True)
+    with capture_logs() as log:
+        async with client(tmp_path, provider, tools=[LOOKUP]) as http:
+            await http.post(RUN, json={"query": "Hi", "session_id": "s"})
+    assert [spec.name for spec in provider.requests[0].tools] == ["lookup"]
+    assert not [line for line in log if line["event"] == "tools_left_out"]
+
+
+@pytest.mark.parametrize(("text_only", "status"), [(True, 400), (False, 200)])
+async def test_images_are_refused_if_the_operator_says_that_the_model_accepts_none(
+    tmp_path: Path, text_only: bool, status: int
+) -> None:
+    provider = model("A cat.", text_only=text_only)
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    content = [{"type": "text", "text": "What is this?"}, picture]
+    body = {"model": "helper", "messages": [{"role": "user", "content": content}]}
+    async with client(tmp_path, provider) as http:
+        answer = await http.post("/v1/chat/completions", json=body)
+    assert answer.status_code == status, answer.text
+    assert len(provider.requests) == (0 if text_only else 1)
+    assert ("accepts no images" in answer.text) is text_only
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+async def test_a_conversation_that_outgrows_the_window_loses_its_oldest_turns(
+    tmp_path: Path, streamed: bool
+) -> None:
+    provider = model("y" * 300, repeat=True, context_window=1500)
+    accept = {"accept": "text/event-stream"} if streamed else {}
+    async with client(tmp_path, provider, memory=MEMORY) as http:
+        for number in range(24):
+            body = {"query": f"{number:02d} " + "x" * 200, "session_id": "s"}
+            answer = await http.post(RUN, json=body, headers=accept)
+            assert answer.status_code == 200
+    text = answer.text.split("event: run.completed\ndata: ")[1].split("\n")[0] if streamed else answer.text
+    assert json.loads(text)["metadata"]["left_out"]["messages"] > 0
+    assert json.loads(text)["metadata"]["left_out"]["context_window"] == 1500
+    for request in provider.requests:
+        assert estimate_request(request) <= 1200
+        assert request.messages[0].content == "You are helper. Helps."
+    assert [r.messages[-1].content[:2] for r in provider.requests] == [f"{n:02d}" for n in range(24)]
+    # while it grows, most requests begin as the one before did
+    first = [request.messages[1].content[:2] for request in provider.requests]
+    assert len(set(first)) < len(first) / 2
+
+
+async def test_a_short_conversation_has_lost_nothing(tmp_path: Path) -> None:
+    async with client(tmp_path, model("Hello.", context_window=600)) as http:
+        answer = await http.post(RUN, json={"query": "Hi", "session_id": "s"})
+    assert "left_out" not in answer.json()["metadata"]
+
+
+async def test_results_of_tools_give_way_with_their_calls(tmp_path: Path) -> None:
+    looks = [ToolCall(f"c{n}", "lookup", json.dumps({"query": "z" * 400})) for n in range(8)]
+    provider = model(*looks, "Done.", context_window=600)
+    async with client(tmp_path, provider, tools=[LOOKUP]) as http:
+        answer = await http.post(RUN, json={"query": "Hi", "session_id": "s"})
+    assert answer.json()["response"] == "Done."
+    assert answer.json()["metadata"]["left_out"]["tool_results"] > 0
+    for request in provider.requests:
+        asked = [call.id for message in request.messages for call in message.tool_calls]
+        assert asked == [message.tool_call_id for message in request.messages if message.role == "tool"]
+        assert request.messages[1].content == "Hi"
+
+
+@pytest.mark.parametrize("orchestration", PATTERNS[:1], ids=lambda block: block["pattern"])
+async def test_a_question_that_does_not_fit_alone_is_413_and_names_the_window(
+    tmp_path: Path, orchestration: dict[str, Any]
+) -> None:
+    provider = model("Done.", context_window=600)
+    async with client(tmp_path, provider, orchestration=orchestration) as http:
+        answer = await http.post(RUN, json={"query": "x" * 4000, "session_id": "s"})
+    assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
+    assert "600 tokens" in answer.json()["detail"]
+    assert not provider.requests
