@@ -66,12 +66,35 @@ class Message(Struct, frozen=True):
     images: tuple[Image, ...] = ()
 
 
+#: the record separator of ASCII, also in the migrations of the stores
+_OWNER_SEPARATOR = "\x1e"
+
+
 class SessionKey(NamedTuple):
-    """Names one conversation. Agents never share a history, and tenants never share a session."""
+    """Names one conversation. Agents never share a history, and principals never share a session.
+
+    Args:
+        owner: the principal: the subject of a key or token, never the key's id.
+    """
 
     tenant: str
     agent: str
     session_id: str
+    owner: str = ""
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        """Tenant, agent and session id as stores hold them: the principal is part of the session's id.
+
+        Ids in this form sort by session, then by principal, because session ids have no control characters.
+        """
+        return self.tenant, self.agent, f"{self.session_id}{_OWNER_SEPARATOR}{self.owner}"
+
+    @classmethod
+    def of_columns(cls, tenant: str, agent: str, stored_id: str) -> SessionKey:
+        """Returns the key that has these columns."""
+        session_id, _, owner = stored_id.partition(_OWNER_SEPARATOR)
+        return cls(tenant, agent, session_id, owner)
 
 
 class Turn(NamedTuple):
@@ -312,14 +335,12 @@ class MemoryContext(Struct, frozen=True):
     """The result of step 4 (document 001).
 
     Args:
-        owner: principal that the session belongs to; empty for a new session.
         degraded: the memories that failed (`semantic`, `episodic`); the run continues without them.
     """
 
     conversation_history: tuple[Message, ...] = ()
     semantic_results: tuple[SemanticResult, ...] = ()
     episodic_events: tuple[JsonObject, ...] = ()
-    owner: str = ""
     degraded: tuple[str, ...] = ()
 
 

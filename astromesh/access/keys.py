@@ -76,8 +76,9 @@ class ApiKeyRequest(NamedTuple):
     """A key to create.
 
     Args:
-        user_id: the principal that calls with it and owns its sessions; empty: the key itself. Keys with the
-            same `user_id` are one principal, so that a key can be replaced.
+        user_id: the principal that calls with it and owns its sessions; empty: that of earlier keys of this
+            name and tenant, else `key:NAME`. Keys with the same `user_id` are one principal, so that a key
+            can be replaced.
         days: until it expires; 0 for never.
     """
 
@@ -118,9 +119,10 @@ class ApiKeyStore:
         now = self._clock.now()
         key_id, secret = _random_text(_ID_LETTERS, _ID_LENGTH), _random_text(_SECRET_LETTERS, _SECRET_LENGTH)
         token = f"{TOKEN_PREFIX}_{key_id}_{secret}"
+        tenant = request.tenant_id or DEFAULT_TENANT
+        user = request.user_id or await self._subject(request.name, tenant)
         key = ApiKey(
-            key_id, request.name, token_digest(token), request.scopes, request.user_id or f"key:{key_id}",
-            request.tenant_id or DEFAULT_TENANT, now,
+            key_id, request.name, token_digest(token), request.scopes, user, tenant, now,
             now + request.days * DAY_SECONDS if request.days else 0.0,
         )  # fmt: skip
         await self._queries.write(
@@ -128,6 +130,14 @@ class ApiKeyStore:
             key.created_at, key.expires_at, synced=True,
         )  # fmt: skip
         return key, token
+
+    async def _subject(self, name: str, tenant: str) -> str:
+        """Returns the principal of a key that names none: a key that replaces another finds its sessions.
+
+        Keys of earlier versions have the principal `key:ID`, which the next key of their name inherits.
+        """
+        rows = await self._queries.read("subject", name, tenant)
+        return str(rows[0][0]) if rows else f"key:{name}"
 
     async def list(self) -> tuple[ApiKey, ...]:
         """Returns every key, the oldest first, revoked ones too."""

@@ -165,6 +165,7 @@ class HistoryOut(BaseModel):
 
 class SessionOut(BaseModel):
     session_id: str
+    principal: str
     turns: int
     created_at: str
     updated_at: str

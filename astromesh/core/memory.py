@@ -16,7 +16,7 @@ from typing import Any, Self, TypeVar
 
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.durable.base import SessionLeases
-from astromesh.errors import AstromeshError, Conflict, SessionNotFound
+from astromesh.errors import AstromeshError, Conflict
 from astromesh.knowledge.base import SemanticStore
 from astromesh.logs import get_logger
 from astromesh.memory.base import ConversationStore, EpisodicStore, MemoryStrategy, RecalledTurns, Summary
@@ -121,66 +121,52 @@ class MemoryManager:
         *,
         tenant: str = "default",
         owner: str = "anonymous",
-        any_owner: bool = False,
     ) -> MemoryContext:
         """History, knowledge and past events for one run (document 001, step 4).
 
         Args:
             query: the text that semantic memory searches for.
-            owner: principal id of the caller.
-            any_owner: the caller may use sessions of others (scope `sessions:any`).
+            owner: principal of the caller, whose session it is.
 
         Raises:
-            SessionNotFound: the session belongs to somebody else.
             StoreUnavailable: the conversation store does not answer.
         """
+        key = SessionKey(tenant, agent_name, session_id, owner)
         if self.semantic is None and self.episodic is None:
             if self.conversational is None:
                 return _EMPTY_CONTEXT
-            key = SessionKey(tenant, agent_name, session_id)
-            recalled = await self._recall(self.conversational, key, None if any_owner else owner)
-            return MemoryContext(self.conversational.strategy.select(recalled), owner=recalled.owner or "")
-        return await self._build_full_context(
-            SessionKey(tenant, agent_name, session_id), query, owner, any_owner
-        )
+            recalled = await self._recall(self.conversational, key)
+            return MemoryContext(self.conversational.strategy.select(recalled))
+        return await self._build_full_context(key, query)
 
-    async def _build_full_context(
-        self, key: SessionKey, query: str, owner: str, any_owner: bool
-    ) -> MemoryContext:
-        limited = None if any_owner else owner
+    async def _build_full_context(self, key: SessionKey, query: str) -> MemoryContext:
         degraded: list[str] = []
         recalled, results, events = await asyncio.gather(
-            self._recall(self.conversational, key, limited)
-            if self.conversational
-            else _immediately(RecalledTurns()),
-            _best_effort("semantic", self._search(key, owner, query), (), degraded),
-            _best_effort("episodic", self._recent(key, limited), (), degraded),
+            self._recall(self.conversational, key) if self.conversational else _immediately(RecalledTurns()),
+            _best_effort("semantic", self._search(key, query), (), degraded),
+            _best_effort("episodic", self._recent(key), (), degraded),
         )
         history = self.conversational.strategy.select(recalled) if self.conversational else ()
-        return MemoryContext(history, results, events, recalled.owner or "", tuple(degraded))
+        return MemoryContext(history, results, events, degraded=tuple(degraded))
 
-    async def _recall(
-        self, memory: ConversationalMemory, key: SessionKey, owner: str | None
-    ) -> RecalledTurns:
+    async def _recall(self, memory: ConversationalMemory, key: SessionKey) -> RecalledTurns:
         recalled = await memory.store.recall(key, memory.strategy.limit)
-        if recalled.owner is not None and owner is not None and recalled.owner != owner:
-            raise SessionNotFound(f"There is no session {key.session_id!r}.")
         if self._model is not None and memory.strategy.due(recalled) and key not in self._background:
             self._start_background(key, _compact(memory, key, recalled, self._model, self._rules))
         return recalled
 
-    async def _search(self, key: SessionKey, owner: str, query: str) -> tuple[SemanticResult, ...]:
+    async def _search(self, key: SessionKey, query: str) -> tuple[SemanticResult, ...]:
         if self.semantic is None:
             return ()
         memory = self.semantic
         return await memory.store.search(
-            key.tenant, key.agent, owner, query, top_k=memory.top_k, threshold=memory.threshold
+            key.tenant, key.agent, key.owner, query, top_k=memory.top_k, threshold=memory.threshold
         )
 
-    async def _recent(self, key: SessionKey, owner: str | None) -> tuple[JsonObject, ...]:
+    async def _recent(self, key: SessionKey) -> tuple[JsonObject, ...]:
         if self.episodic is None:
             return ()
-        return await self.episodic.store.recent(key, self.episodic.max_events, owner=owner)
+        return await self.episodic.store.recent(key, self.episodic.max_events)
 
     # -- step 11 -------------------------------------------------------------------------------------------
 

@@ -112,7 +112,7 @@ class PostgresRuns(SqlRuns, PostgresStore):
         return await super().claim(run_id, segment, worker, limits) if limits else None
 
     async def next_in_session(self, run: RunRow) -> tuple[str, int] | None:
-        return await self._following((run.tenant, run.agent, run.session_id))
+        return await self._following((run.tenant, run.agent, run.session_id, run.owner))
 
     async def overdue(
         self,
@@ -173,9 +173,9 @@ class PostgresRuns(SqlRuns, PostgresStore):
         return held
 
     async def _next_in_sessions(
-        self, sessions: Sequence[tuple[str, str, str]]
+        self, sessions: Sequence[tuple[str, str, str, str]]
     ) -> Sequence[tuple[str, int] | None]:
-        rows = await self._queries.read("next_in_session", *_columns(3, sessions))
+        rows = await self._queries.read("next_in_session", *_columns(4, sessions))
         found = {n: (run_id, segment) for n, run_id, segment in rows}
         return [found.get(n) for n in range(1, len(sessions) + 1)]
 

@@ -29,7 +29,6 @@ def memory_to_json(memory: MemoryContext) -> JsonObject:
         "history": [message_to_json(m) for m in memory.conversation_history],
         "semantic": [[r.content, r.score, r.source, dict(r.metadata)] for r in memory.semantic_results],
         "episodic": list(memory.episodic_events),
-        "owner": memory.owner,
         "degraded": list(memory.degraded),
     }
 
@@ -39,7 +38,6 @@ def memory_of(data: JsonObject) -> MemoryContext:
         tuple(map(message_of, data["history"])),
         tuple(SemanticResult(*found) for found in data["semantic"]),
         tuple(data["episodic"]),
-        data["owner"],
         tuple(data["degraded"]),
     )
 

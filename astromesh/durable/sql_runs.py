@@ -123,7 +123,7 @@ class SqlRuns(SqlStore):
         return await self._queries.transact(partial(self._claim_within, claim, limits))
 
     async def next_in_session(self, run: RunRow) -> tuple[str, int] | None:
-        rows = await self._queries.read("next_in_session", run.tenant, run.agent, run.session_id)
+        rows = await self._queries.read("next_in_session", run.tenant, run.agent, run.session_id, run.owner)
         return _first_segment(rows)
 
     async def next_of_agent(self, agent: str) -> tuple[str, int] | None:
@@ -266,7 +266,7 @@ class SqlRuns(SqlStore):
 
     async def _apply_policy(self, run: RunRow, policy: ConcurrencyPolicy, tx: Transaction) -> RunRow:
         """Returns the run, or the run that it was merged into."""
-        session = (run.tenant, run.agent, run.session_id)
+        session = (run.tenant, run.agent, run.session_id, run.owner)
         await tx.lock("session", *session)
         others = tuple(map(run_of, await tx.fetch("open_of_session", *session)))
         if policy == "reject" and others:

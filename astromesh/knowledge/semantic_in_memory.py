@@ -96,7 +96,11 @@ class InMemoryTable:
         return sorted(found)[:limit]
 
     async def erase(self, key: SessionKey) -> int:
-        scopes = [s for s in self._passages if (s.tenant, s.agent) == (key.tenant, key.agent)]
+        scopes = [
+            s
+            for s in self._passages
+            if (s.tenant, s.agent) == (key.tenant, key.agent) and key.owner in ("", s.owner)
+        ]
         return sum(
             self._delete(s, [i for i, p in self._passages[s].items() if p.row.session_id == key.session_id])
             for s in scopes

@@ -26,6 +26,12 @@ class SessionInfo:
     updated_at: float
 
 
+def session_info(stored_id: str, owner: str, turns: int, created_at: float, updated_at: float) -> SessionInfo:
+    """Returns a session whose id is in the form of `SessionKey.columns`."""
+    session_id = SessionKey.of_columns("", "", stored_id).session_id
+    return SessionInfo(session_id, owner, turns, created_at, updated_at)
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """A summary of the beginning of a session: `text` replaces the turns 1 … `upto`."""
@@ -114,7 +120,11 @@ class ConversationStore(Protocol):
     async def sessions(
         self, tenant: str, agent: str, *, owner: str | None = None, after: str = "", limit: int = 50
     ) -> tuple[SessionInfo, ...]:
-        """Returns sessions of an agent ordered by session_id; only those of `owner` if it is given."""
+        """Returns sessions of an agent ordered by session_id and owner; only those of `owner` if it is given.
+
+        Args:
+            after: the last session of the page before, as the third of `SessionKey.columns`.
+        """
 
     async def owned(
         self, tenant: str, owner: str, *, after: SessionKey | None = None, limit: int = 50

@@ -9,7 +9,7 @@ from functools import partial
 from time import perf_counter
 from typing import Any
 
-from astromesh.access.scopes import ANY_SESSION, principal_of
+from astromesh.access.scopes import principal_of
 from astromesh.core.guardrails import CheckedText, StreamGate, filter_data
 from astromesh.core.model_router import RunModel
 from astromesh.durable.base import ConcurrencyPolicy, RunRow
@@ -187,8 +187,7 @@ class Run:
         id: The id of the run.
         stream: The listeners' side of the events. Patterns emit to `scope.events`, the gated side.
         log: The record of the run in this process.
-        owner: The id of the principal that the session belongs to. Until step 4 this is the caller.
-        any_owner: Whether the caller may use sessions of others (scope `sessions:any`).
+        owner: The id of the principal that the session belongs to.
         parent: `RUN.CALL` of the tool call that this run is nested in, or empty.
         admitted_query: The query after the input rules, set by step 3.
         persisted: Whether step 11 has begun.
@@ -212,7 +211,6 @@ class Run:
     model: RunModel
     key: SessionKey
     owner: str
-    any_owner: bool = False
     caller: CallerContext | None = None
     parent: str = ""
     admitted_query: str = ""
@@ -311,7 +309,7 @@ class RunFactory:
         caused = request.caused_by
         run_id, trace_id = run_id or ids.new_id("run_"), trace_id or caused.trace_id or ids.trace_id()
         tenant, owner = principal_of(caller)
-        session = SessionKey(tenant, agent.name, request.session_id)
+        session = SessionKey(tenant, agent.name, request.session_id, owner)
         above = f"{parent.run_id}.{parent.call_id}" if parent else ""
         outer: Scope | None = parent.run if parent else None
         record: RunJournal | None = outer.journal if outer else None  # type: ignore[assignment]
@@ -354,9 +352,8 @@ class RunFactory:
             log.sampled = scope.sampled = sampled
         log.stream = stream = EventStream(run_id, (self._metrics, *sinks), log)
         scope.events = events = GatedEvents(stream, agent, ledger, model)
-        any_owner = bool(caller and caller.scopes & ANY_SESSION)
         run = Run(
-            run_id, trace_id, scope, stream, log, events, model, session, owner, any_owner, caller, above,
+            run_id, trace_id, scope, stream, log, events, model, session, owner, caller, above,
             accounts=accounts,
         )  # fmt: skip
         if agent.guardrails.output_rules:
@@ -371,7 +368,7 @@ class RunFactory:
     def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
         """Returns a durable run as this process begins a segment of it."""
         run = self.new_run(agent, request, caller, trace_id=row.trace_id, run_id=row.run_id)
-        run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id), row.owner
+        run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id, row.owner), row.owner
         newest = row.segment == 1 and agent.manifest.spec.sessions.concurrency == "interrupt"
         run.policy = "interrupt" if newest else "enqueue"
         run.log.durable = True

@@ -282,7 +282,7 @@ class AgentRunner:
             return await self._execute(agent, merged, run, self._handle)
 
         tenant, owner = principal_of(caller)
-        group = (SessionKey(tenant, agent.name, request.session_id), owner)
+        group = SessionKey(tenant, agent.name, request.session_id, owner)
         window = agent.manifest.spec.sessions.merge_window_ms / 1000
         with self.active:
             return await self.sessions.merging.join(group, (request, sinks), window, work)
@@ -359,11 +359,35 @@ class AgentRunner:
         """
         tenant, owner = principal_of(caller)
         rejects = agent.manifest.spec.sessions.concurrency == "reject" and key is None
-        if rejects and SessionKey(tenant, agent.name, request.session_id) in self.sessions.active:
+        if rejects and SessionKey(tenant, agent.name, request.session_id, owner) in self.sessions.active:
             raise busy_error()  # by a run that is not durable; of others the store knows
         caller = caller or CallerContext()
         row = accepted_row(agent, request, caller, (tenant, owner), self.clock.now(), trace_id)
         return await self.durable.accept(row, caller, admission_of(agent), key)
+
+    async def erase_session(self, agent: Agent, key: SessionKey) -> bool:
+        """Ends what runs in a session, in any process, and deletes the session.
+
+        Returns:
+            False if there was neither.
+        """
+        was_active = key in self.sessions.active
+        lock = self.sessions.enter(key, "interrupt")
+        store = agent.memory.leases
+        async with lock:
+            if store is None or not store.shared:
+                return await agent.memory.erase(key) or was_active
+            locks = self._leases.sessions_under(store)
+            locks.add(lock)
+            try:
+                was_active = not await self._leases.try_once(store, lock) or was_active
+                if not lock.token:
+                    await self._leases.take(store, lock)
+                return await agent.memory.erase(key) or was_active
+            finally:
+                locks.discard(lock)
+                if lock.token:
+                    await self._leases.release(store, SessionLease(key, lock.token))
 
     async def load_segment(
         self, store: RunStore, row: RunRow, caller: CallerContext, notify: Callable[[str], None]
@@ -469,16 +493,15 @@ def within_session(sessions: Sessions, leases: SessionLeaseHolder) -> Wrapper:
     def wrap(handler: Handler) -> Handler:
         async def run_in_session(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
             spec = agent.manifest.spec.sessions
-            owner = None if run.any_owner else run.owner
             policy = run.policy or spec.concurrency
-            lock = sessions.enter(run.key, policy, spec.queue_timeout_seconds, owner=owner)
+            lock = sessions.enter(run.key, policy, spec.queue_timeout_seconds)
             store = agent.memory.leases
             if store is None:
                 async with lock:
                     return await handler(agent, request, run)
             if policy == "interrupt" and store.shared:
                 async with leases.arrival_lock(run.key):
-                    lock.newest = await become_newest(store, run.key, run.owner)
+                    lock.newest = await become_newest(store, run.key)
             try:
                 async with lock:
                     return await run_under_lease(store, lock, agent, request, run)

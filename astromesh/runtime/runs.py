@@ -46,6 +46,8 @@ _POLL_SECONDS, _WAITING_POLL_SECONDS = 0.075, 1.0
 
 #: events of one read, and of one trace
 _PAGE, _MAX_EVENTS = 1000, 10_000
+#: runs of one session that are ended with it
+_MAX_OPEN_RUNS = 1000
 
 
 class Decision(NamedTuple):
@@ -224,6 +226,14 @@ class Runs:
         """Returns the newest runs first, and the usage of all that match."""
         rows, used = await self._rows(query)
         return [run_json(row) for row in rows], used
+
+    async def open_of_session(self, viewer: Viewer, agent: str, session_id: str) -> Sequence[RunRow]:
+        """Returns the runs of a session that have not ended, as far as this process and the store know."""
+        found: list[RunRow] = []
+        for status in ("queued", "running", "waiting"):
+            query = RunQuery(*viewer, agent, session_id, status, _MAX_OPEN_RUNS)
+            found += (await self._rows(query))[0]
+        return found
 
     async def _rows(self, query: RunQuery) -> tuple[Sequence[RunRow], Usage]:
         await self.archive.flush()

@@ -23,15 +23,13 @@ from weakref import WeakValueDictionary
 
 from astromesh.durable.base import ConcurrencyPolicy, SessionLease, SessionLeases
 from astromesh.durable.leases import LEASE_SECONDS, REQUEST_SECONDS, PeriodicJob
-from astromesh.errors import AstromeshError, Interrupted, LeaseLost, SessionBusy, SessionNotFound
+from astromesh.errors import AstromeshError, Interrupted, LeaseLost, SessionBusy
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import SessionKey
 
 M = TypeVar("M")
 T = TypeVar("T")
-MergeKey = tuple[SessionKey, str]
-
 log = get_logger("astromesh.sessions")
 
 #: messages of one session that may wait in this process
@@ -39,7 +37,7 @@ _MAX_WAITING = 1000
 #: seconds between two attempts for a session that another process has: the first pause, the longest
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.01, 0.25
 #: the lease of the newest message: the suffix of the agent's name, which contains no blank, and the holder
-_NEWEST_SUFFIX, _NEWEST_HOLDER = " newest ", "newest"
+_NEWEST_SUFFIX, _NEWEST_HOLDER = " newest", "newest"
 _REPLACED = "A newer message of the session replaced this one."
 #: spreads the attempts; the process's own `random` belongs to the program that embeds the runtime
 _random = Random()  # noqa: S311 (no secret)
@@ -49,14 +47,14 @@ _random = Random()  # noqa: S311 (no secret)
 
 
 class MergeWindows:
-    """The open windows by session and owner: messages that arrive close together become one run."""
+    """The open windows by session: messages that arrive close together become one run."""
 
     def __init__(self, clock: Clock) -> None:
         self.clock = clock
-        self.open: dict[MergeKey, _MergeWindow[Any, Any]] = {}
+        self.open: dict[SessionKey, _MergeWindow[Any, Any]] = {}
 
     async def join(
-        self, group: MergeKey, message: M, seconds: float, work: Callable[[Sequence[M]], Awaitable[T]]
+        self, group: SessionKey, message: M, seconds: float, work: Callable[[Sequence[M]], Awaitable[T]]
     ) -> T:
         """Calls `work` of the first caller once with all messages of a window; every caller gets its result.
 
@@ -76,7 +74,7 @@ class _MergeWindow(Generic[M, T]):
     def __init__(
         self,
         merging: MergeWindows,
-        group: MergeKey,
+        group: SessionKey,
         seconds: float,
         work: Callable[[Sequence[M]], Awaitable[T]],
     ) -> None:
@@ -120,7 +118,6 @@ class SessionLock:
     """The lock of a session, from `async with` to its end.
 
     Attributes:
-        owner: The principal of the run; None for one who may use the sessions of others.
         token: The fencing token of the lease; 0 without a lease.
         waiting: The locks that wait for this one, in order; None if none ever did.
         newest: The lease of the newest message, with the policy `interrupt`.
@@ -143,9 +140,8 @@ class SessionLock:
         key: SessionKey,
         policy: ConcurrencyPolicy,
         timeout: float,
-        owner: str | None,
     ) -> None:
-        self.sessions, self.key, self.policy, self.timeout, self.owner = sessions, key, policy, timeout, owner
+        self.sessions, self.key, self.policy, self.timeout = sessions, key, policy, timeout
 
     async def __aenter__(self) -> Self:
         active = self.sessions.active
@@ -197,8 +193,6 @@ class SessionLock:
             self.lost = True
 
     async def _wait_behind(self, holder: SessionLock) -> None:
-        if None not in (holder.owner, self.owner) and holder.owner != self.owner:
-            raise SessionNotFound(f"There is no session {self.key.session_id!r}.")
         if self.policy == "reject":
             raise busy_error()
         if self.policy == "interrupt":
@@ -275,21 +269,17 @@ class Sessions:
         key: SessionKey,
         policy: ConcurrencyPolicy = "enqueue",
         timeout: float = 60.0,
-        *,
-        owner: str | None = None,
     ) -> SessionLock:
         """Returns the lock of a session. `merge` waits like `enqueue`.
 
         Args:
             timeout: Seconds to wait for the session.
-            owner: The principal of the run; None for one who may use the sessions of others.
 
         Raises (when entered):
             SessionBusy: with `reject` at once, otherwise after `timeout`.
             Interrupted: a newer message has taken the place.
-            SessionNotFound: another principal uses the session.
         """
-        return SessionLock(self, key, policy, timeout, owner)
+        return SessionLock(self, key, policy, timeout)
 
 
 # -- leases --------------------------------------------------------------------------------------------------
@@ -338,7 +328,7 @@ class SessionLeaseHolder:
         policy, timeout = lock.policy, lock.timeout
         requested, pause = False, _FIRST_RETRY_SECONDS
         give_up = asyncio.get_running_loop().time() + timeout
-        while not await self._try(leases, lock):
+        while not await self.try_once(leases, lock):
             if lock.newest is not None and await _is_lost(leases, lock.newest):
                 raise replaced_error()
             if policy == "reject":
@@ -355,7 +345,7 @@ class SessionLeaseHolder:
         await require_newest(leases, lock)
         self._renewal.start()
 
-    async def _try(self, leases: SessionLeases, lock: SessionLock) -> bool:
+    async def try_once(self, leases: SessionLeases, lock: SessionLock) -> bool:
         """Tries to take a lease. A run that is cancelled meanwhile knows whether it got the lease."""
         taking = asyncio.ensure_future(leases.take(lock.key, self.holder, LEASE_SECONDS))
         try:
@@ -410,9 +400,9 @@ class SessionLeaseHolder:
         await self._renewal.close()
 
 
-async def become_newest(leases: SessionLeases, key: SessionKey, owner: str) -> SessionLease:
-    """Makes a message the newest of its principal in a session."""
-    place = key._replace(agent=f"{key.agent}{_NEWEST_SUFFIX}{owner}")
+async def become_newest(leases: SessionLeases, key: SessionKey) -> SessionLease:
+    """Makes a message the newest of its session."""
+    place = key._replace(agent=f"{key.agent}{_NEWEST_SUFFIX}")
     return SessionLease(place, await leases.take(place, _NEWEST_HOLDER, LEASE_SECONDS) or 0)
 
 

@@ -220,13 +220,11 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
         admitted.query,
         tenant=run.key.tenant,
         owner=run.owner,
-        any_owner=run.any_owner,
     )
     if run.journal is None:
         memory = await build()
     else:
         memory = await run.journal.value("memory", build, memory_to_json, memory_of)
-    run.owner = memory.owner or run.owner
     if memory.semantic_results or memory.episodic_events:
         run.scope.note_untrusted(_untrusted_sources(memory))
     run.stream.emit(

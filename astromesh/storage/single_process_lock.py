@@ -26,7 +26,20 @@ LOOK_SECONDS, _TRY_SECONDS = 0.1, 0.02
 #: seconds that a new process waits for the exclusive one
 JOIN_SECONDS = 5.0
 
+#: of the id of a process
+_MAX_DIGITS = 20
+
 log = get_logger("astromesh.storage")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger; False where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    # pid, (name), state: the name may contain anything
+    return stat.rpartition(") ")[2][:1] in ("T", "t")
 
 
 class SingleProcessLock:
@@ -55,6 +68,8 @@ class SingleProcessLock:
         try:
             if self._locked(fcntl.LOCK_EX):
                 self._mark.unlink(missing_ok=True)
+                os.truncate(self._lock, 0)
+                os.pwrite(self._lock, b"%d" % os.getpid(), 0)
                 self.exclusive = True
                 self._watching = asyncio.create_task(self._watch())
             else:
@@ -80,10 +95,19 @@ class SingleProcessLock:
                     self._mark.touch()  # each time: a process that starts alone removes it
                     await asyncio.sleep(_TRY_SECONDS)
         except TimeoutError as error:
-            raise StoreUnavailable(
-                f"Another process uses {self._lock_file.name.removesuffix('-sole')} and does not share it; "
-                "stop that process, or try again."
-            ) from error
+            raise StoreUnavailable(self._unshared()) from error
+
+    def _unshared(self) -> str:
+        """Returns which process does not share the file, and what to do."""
+        written = os.pread(self._lock, _MAX_DIGITS, 0).decode("ascii", "replace")
+        name = self._lock_file.name.removesuffix("-sole")
+        if not written.isdigit():  # of an earlier version
+            return f"Another process uses {name} and does not share it; stop that process, or try again."
+        if is_stopped(int(written)):
+            way = f"It is stopped (SIGSTOP): continue it with `kill -CONT {written}`, or end it."
+        else:
+            way = "It does not answer: end it, or try again."
+        return f"The process {written} uses {name} and does not share it. {way}"
 
     async def _watch(self) -> None:
         while not self._mark.exists():  # noqa: ASYNC110 (another process makes it)

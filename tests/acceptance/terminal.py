@@ -10,6 +10,7 @@ import subprocess
 import time
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Self
 
 from tests.platform.astromesh import CHILD, PROGRAM, ROOT
 from tests.platform.processes import plain_environment
@@ -86,12 +87,25 @@ class Terminal:
         except OSError as error:  # Linux says so when nobody writes any more
             raise AssertionError(f"the command ended; the screen shows:\n{self.screen}") from error
 
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def signal(self, number: int) -> None:
+        self._process.send_signal(number)
+
     def end(self) -> int:
         """Waits for the end; answers the exit code."""
         try:
             return self._process.wait(20)
         finally:
             self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
     def close(self) -> None:
         if self._process.poll() is None:

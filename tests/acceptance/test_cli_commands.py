@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -400,3 +401,42 @@ def test_a_scope_that_does_not_exist_makes_no_key(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (2, "")
     assert "Did you mean 'agents:run'?" in done.stderr
     assert not (tmp_path / ".astromesh").exists()
+
+
+# -- several processes over one data folder ------------------------------------------------------------------
+
+
+def test_an_idle_chat_shares_its_files_with_other_processes(mock_llm: MockModel, tmp_path: Path) -> None:
+    """Whoever starts, in any order: a chat that waits for its user keeps nothing for itself."""
+    folder = agent_with(tmp_path, "mock+say=yes", mock_llm.url)
+    first = Terminal(folder, "chat", "talker", "--session", "one")
+    second = None
+    try:
+        first.wait_for("> ")
+        done = astromesh(folder, "run", "talker", "hello", "--session", "two")
+        assert (done.returncode, done.stdout.strip()) == (0, "yes")
+        second = Terminal(folder, "chat", "talker", "--session", "one")
+        second.wait_for("> ")
+        for chat in (second, first):
+            chat.type("hi\n")
+            chat.wait_for("yes")
+            chat.wait_for("> ")
+            chat.type("/quit\n")
+            assert chat.end() == 0
+    finally:
+        for chat in filter(None, (first, second)):
+            chat.close()
+
+
+def test_a_stopped_process_that_keeps_a_file_is_named(mock_llm: MockModel, tmp_path: Path) -> None:
+    folder = agent_with(tmp_path, "mock+say=yes", mock_llm.url)
+    with Terminal(folder, "chat", "talker") as chat:
+        chat.wait_for("> ")
+        chat.signal(signal.SIGSTOP)
+        done = astromesh(folder, "run", "talker", "hello", "--session", "s")
+        assert done.returncode == 1
+        assert f"process {chat.pid}" in done.stderr
+        assert f"kill -CONT {chat.pid}" in done.stderr
+        chat.signal(signal.SIGCONT)
+        again = astromesh(folder, "run", "talker", "hello", "--session", "s")
+        assert (again.returncode, again.stdout.strip()) == (0, "yes")

@@ -215,7 +215,7 @@ async def feedback(run_id: str, body: FeedbackBody, request: Request) -> None:
     agent = runtime.agent(run["agent"])
     comment = agent.guardrails.check_input(body.comment).text if body.comment else ""
     event = {"event": "user_feedback", "rating": body.rating, "comment": comment, "run_id": run_id}
-    await agent.memory.record_event(SessionKey(tenant, agent.name, run["session_id"]), owner, event)
+    await agent.memory.record_event(SessionKey(tenant, agent.name, run["session_id"], owner), owner, event)
 
 
 @router.get(

@@ -14,6 +14,7 @@ import typer
 
 from astromesh.cli.errors import report, reported_errors
 from astromesh.cli.event_loop import EventLoop
+from astromesh.cli.loop_thread import LoopThread
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, Session, folders_of
 from astromesh.cli.printer import JsonEvents, Printer, print_fallback
 from astromesh.cli.terminal import note, plain, print_json
@@ -70,22 +71,22 @@ def chat(
     folders = folders_of(config, data)
     configure_logging("warning")
     runtime = AgentRuntime(folders[0], data_dir=folders[1])
-    with asyncio.Runner(loop_factory=EventLoop) as runner:
+    with LoopThread() as loop:
         try:
-            runner.run(runtime.bootstrap())
+            loop.run(runtime.bootstrap())
             find_agent(runtime, agent)
-            failed = _Conversation(runner, runtime, agent, session).talk()
+            failed = _Conversation(loop, runtime, agent, session).talk()
         finally:
-            runner.run(runtime.close(grace=0.0))
+            loop.run(runtime.close(grace=0.0))
     if failed and not sys.stdin.isatty():
         raise typer.Exit(failed)
 
 
 class _Conversation:
-    """Answers line by line. Between two answers, the event loop does not run."""
+    """Answers line by line. The loop runs while a line is awaited: other processes may need the files."""
 
-    def __init__(self, runner: asyncio.Runner, runtime: AgentRuntime, agent: str, session: str) -> None:
-        self._runner = runner
+    def __init__(self, loop: LoopThread, runtime: AgentRuntime, agent: str, session: str) -> None:
+        self._loop = loop
         self._runtime = runtime
         self._agent = agent
         self._session = session or _new_session()
@@ -110,11 +111,11 @@ class _Conversation:
     def _answer(self, query: str) -> int:
         printer = Printer()
         try:
-            answer = self._runner.run(self._run(checked_query(query), printer))
+            answer = self._loop.run(self._run(checked_query(query), printer))
         except AstromeshError as error:
             printer.finish("")
             return report(error)
-        except KeyboardInterrupt:  # the runner has cancelled the run before it raises this
+        except KeyboardInterrupt:  # the run has been cancelled
             printer.finish("")
             note("cancelled")
             return 0
@@ -123,7 +124,6 @@ class _Conversation:
         return 0
 
     async def _run(self, query: str, printer: Printer) -> RunAnswer:
-        await asyncio.sleep(0.001)  # the loop did not run: let it see which idle connections have closed
         return await self._runtime.run(self._agent, query, self._session, sinks=(printer,))
 
 

@@ -42,7 +42,7 @@ def create(
         list[str] | None, typer.Option(metavar="AGENT", help="Run only these agents; repeatable.")
     ] = None,
     user: Annotated[
-        str, typer.Option(metavar="ID", help="Principal of the key; default: the key's id.")
+        str, typer.Option(metavar="ID", help="Principal of the key; default: that of keys of its name.")
     ] = "",
     tenant: Annotated[str, typer.Option(metavar="ID", help="Tenant of the key.")] = "default",
     expires: Annotated[

@@ -9,7 +9,7 @@ status IN ('queued', 'running', 'waiting') AND durable = TRUE
 NOT (ordered AND EXISTS (
     SELECT 1 FROM astromesh.runs o
     WHERE o.tenant = runs.tenant AND o.agent = runs.agent AND o.session_id = runs.session_id
-        AND o.id < runs.id AND o.ordered = TRUE AND o.status IN ('queued', 'running')))
+        AND o.owner = runs.owner AND o.id < runs.id AND o.ordered = TRUE AND o.status IN ('queued', 'running')))
 
 -- name: add
 INSERT INTO astromesh.runs ({columns}, queued_at) VALUES ({values})
@@ -53,7 +53,8 @@ SELECT agent FROM astromesh.runs WHERE run_id = $1
 
 -- name: open_of_session
 SELECT {columns} FROM astromesh.runs
-WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ordered = TRUE AND status IN ('queued', 'running')
+WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND owner = $4 AND ordered = TRUE
+    AND status IN ('queued', 'running')
 ORDER BY id FOR UPDATE
 
 -- name: store_step

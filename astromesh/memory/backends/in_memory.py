@@ -214,10 +214,10 @@ class InMemoryConversations:
         found = [
             session.info(key)
             for key in list(self._sessions)
-            if (key.tenant, key.agent) == (tenant, agent) and key.session_id > after
+            if (key.tenant, key.agent) == (tenant, agent) and key.columns[2] > after
             if (session := self._live_session(key)) and owner in (None, session.owner)
         ]
-        return tuple(sorted(found, key=lambda info: info.session_id)[:limit])
+        return tuple(sorted(found, key=lambda info: (info.session_id, info.owner))[:limit])
 
     async def owned(
         self, tenant: str, owner: str, *, after: SessionKey | None = None, limit: int = 50

@@ -45,11 +45,11 @@ class PostgresLeases(SqlLeases):
 
     async def take(self, key: SessionKey, holder: str, seconds: float) -> int | None:
         now = self._clock.now()
-        rows = await self._queries.write("take", *key, holder, now, now + seconds)
+        rows = await self._queries.write("take", *key.columns, holder, now, now + seconds)
         return int(rows[0][0]) if rows else None
 
     async def renew(self, held: Sequence[SessionLease], seconds: float) -> tuple[bool | None, ...]:
-        columns = [[one.key[n] for one in held] for n in range(3)]
+        columns = [[one.key.columns[n] for one in held] for n in range(3)]
         tokens = [one.token for one in held]
         rows = await self._queries.write("renew", *columns, tokens, self._clock.now() + seconds)
         interrupts = {row[0]: bool(row[1]) for row in rows}
@@ -57,7 +57,7 @@ class PostgresLeases(SqlLeases):
 
     async def holds(self, held: SessionLease) -> bool:
         """Whether its holder still has a lease."""
-        return bool(await self._queries.read("holds", *held.key, held.token))
+        return bool(await self._queries.read("holds", *held.key.columns, held.token))
 
 
 def _turn(row: Iterable[Any]) -> Turn:
@@ -99,9 +99,9 @@ class PostgresConversations(SqlConversations):
         self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0
     ) -> int:
         now = self._clock.now()
-        bound = (*key, owner, now, expires_at, *_columns(turns, now), token)
+        bound = (*key.columns, owner, now, expires_at, *_columns(turns, now), token)
         rows = await self._database.decide(_APPEND, *bound)
-        if not rows and await self._queries.write("erase_expired", *key, now):
+        if not rows and await self._queries.write("erase_expired", *key.columns, now):
             rows = await self._database.decide(_APPEND, *bound)
         if not rows and token and not await self.leases.holds(SessionLease(key, token)):
             raise lease_lost(key)
@@ -128,7 +128,7 @@ class PostgresEvents(SqlEvents):
     async def record(self, key: SessionKey, owner: str, events: Sequence[JsonObject], *, now: float) -> None:
         keep = self._options.keep
         newest = encode_events(events)[-keep:]
-        await self._queries.write("record", *key, owner, self._expires_at(now), newest, keep)
+        await self._queries.write("record", *key.columns, owner, self._expires_at(now), newest, keep)
 
 
 def _queries(store: type[SqlStore], database: Postgres) -> PostgresQueries:

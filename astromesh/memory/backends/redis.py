@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from importlib.resources import files
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
 from astromesh.durable.base import SessionLease
 from astromesh.errors import InvalidInput
-from astromesh.memory.base import NO_SESSION, RecalledTurns, SessionInfo, Summary, lease_lost, no_session
+from astromesh.memory.base import (
+    NO_SESSION,
+    RecalledTurns,
+    SessionInfo,
+    Summary,
+    lease_lost,
+    no_session,
+    session_info,
+)
 from astromesh.plugins import Deps
 from astromesh.storage.expiry import expire_periodically
 from astromesh.storage.redis import Redis, Script, shared_redis
@@ -91,6 +100,9 @@ def _script(name: str) -> Script:
 _APPEND, _RECALL, _PAGE, _SUMMARISE = map(_script, ("append", "recall", "page", "summarise"))
 _LIST, _INFO, _OWNED = map(_script, ("list", "info", "owned"))
 _ERASE, _ERASE_OWNER, _EXPIRE = map(_script, ("erase", "erase_owner", "expire"))
+_VERSION, _MIGRATE = map(_script, ("version", "migrate"))
+#: of the keys; "2": a session's id holds its principal
+_CURRENT_VERSION = b"2"
 
 
 class RedisOptions(BaseModel):
@@ -117,6 +129,8 @@ class RedisConversations:
         self._server = server
         self._clock = clock
         self._prefix = prefix
+        self._is_current = False
+        self._migrating = asyncio.Lock()
         self.leases = RedisLeases(server, clock, prefix, _script, self._lease)
 
     @classmethod
@@ -135,8 +149,33 @@ class RedisConversations:
         async with expire_periodically(store.expire, clock):
             yield store
 
+    async def _migrate(self) -> None:
+        """Renames the sessions of earlier versions, before the first use of the server.
+
+        Raises:
+            StoreError: the server does not answer; the next use tries again.
+        """
+        async with self._migrating:
+            if self._is_current:
+                return
+            if await self._server.read(_VERSION, (), self._prefix) != _CURRENT_VERSION:
+                cursor = b"0"
+                while (cursor := await self._server.write(_MIGRATE, (), self._prefix, cursor)) != b"0":
+                    pass
+            self._is_current = True
+
+    async def _read(self, script: Script, keys: Sequence[str], *bound: str | bytes | float) -> Any:
+        if not self._is_current:
+            await self._migrate()
+        return await self._server.read(script, keys, *bound)
+
+    async def _write(self, script: Script, keys: Sequence[str], *bound: str | bytes | float) -> Any:
+        if not self._is_current:
+            await self._migrate()
+        return await self._server.write(script, keys, *bound)
+
     async def recall(self, key: SessionKey, limit: int) -> RecalledTurns:
-        found = await self._server.read(_RECALL, self._keys(key), max(limit, 0), self._clock.now())
+        found = await self._read(_RECALL, self._keys(key), max(limit, 0), self._clock.now())
         if found is None:
             return NO_SESSION
         owner, last_seq, text, upto, turns = found
@@ -150,9 +189,11 @@ class RedisConversations:
     ) -> int:
         now = self._clock.now()
         left = int((expires_at - now + _GRACE) * 1000) if expires_at else 0
-        names: tuple[str | float, ...] = (self._prefix, *key, *_names(owner), token)
+        names: tuple[str | float, ...] = (self._prefix, *_names(*key.columns, owner), token)
         times = (now, expires_at, max(left, 0))
         keys = (*self._keys(key), self._lease(key))
+        if not self._is_current:
+            await self._migrate()
         last: int = await self._server.decide(_APPEND, keys, *names, *times, *_encode_turns(turns, now))
         if last == _LEASE_LOST:
             raise lease_lost(key)
@@ -170,34 +211,34 @@ class RedisConversations:
 
     async def set_summary(self, key: SessionKey, summary: Summary) -> None:
         bound = (summary.text, summary.upto, self._clock.now())
-        await self._server.write(_SUMMARISE, self._keys(key), *bound)
+        await self._write(_SUMMARISE, self._keys(key), *bound)
 
     async def page(self, key: SessionKey, *, after: int = 0, limit: int = 50) -> tuple[Turn, ...]:
-        found = await self._server.read(_PAGE, self._keys(key), after, limit, self._clock.now())
+        found = await self._read(_PAGE, self._keys(key), after, limit, self._clock.now())
         return _decode_turns(found, after + 1)
 
     async def info(self, key: SessionKey) -> SessionInfo | None:
-        found = await self._server.read(_INFO, self._keys(key), self._clock.now())
-        return _session_info(key.session_id.encode(), *found) if found else None
+        found = await self._read(_INFO, self._keys(key), self._clock.now())
+        return _session_info(key.columns[2].encode(), *found) if found else None
 
     async def sessions(
         self, tenant: str, agent: str, *, owner: str | None = None, after: str = "", limit: int = 50
     ) -> tuple[SessionInfo, ...]:
         names = _names(tenant, agent, owner or "", after)
         limits = (limit, self._clock.now(), int(owner is not None))
-        found = await self._server.read(_LIST, (), self._prefix, *names, *limits)
+        found = await self._read(_LIST, (), self._prefix, *names, *limits)
         return tuple(_session_info(*row) for row in found)
 
     async def owned(
         self, tenant: str, owner: str, *, after: SessionKey | None = None, limit: int = 50
     ) -> tuple[SessionKey, ...]:
-        last = _SEPARATOR.join(after[1:]) if after else ""
+        last = _SEPARATOR.join(after.columns[1:]) if after else ""
         names = _names(tenant, owner)
-        found = await self._server.read(_OWNED, (), self._prefix, *names, last, limit, self._clock.now())
-        return tuple(SessionKey(tenant, *member.decode().split(_SEPARATOR)) for member in found)
+        found = await self._read(_OWNED, (), self._prefix, *names, last, limit, self._clock.now())
+        return tuple(SessionKey.of_columns(tenant, *member.decode().split(_SEPARATOR)) for member in found)
 
     async def erase(self, key: SessionKey) -> bool:
-        return bool(await self._server.write(_ERASE, (), self._prefix, *_names(*key)))
+        return bool(await self._write(_ERASE, (), self._prefix, *_names(*key.columns)))
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         return await self._delete_in_chunks(_ERASE_OWNER, *_names(tenant, owner))
@@ -213,16 +254,16 @@ class RedisConversations:
 
     async def _delete_in_chunks(self, script: Script, *bound: str | float) -> int:
         total = 0
-        while count := await self._server.write(script, (), self._prefix, *bound, _CHUNK):
+        while count := await self._write(script, (), self._prefix, *bound, _CHUNK):
             total += count
         return total
 
     def _keys(self, key: SessionKey) -> tuple[str, str]:
-        name = _SEPARATOR.join(_names(*key))
+        name = _SEPARATOR.join(_names(*key.columns))
         return f"{self._prefix}:s:{name}", f"{self._prefix}:t:{name}"
 
     def _lease(self, key: SessionKey) -> str:
-        return f"{self._prefix}:l:{_SEPARATOR.join(_names(*key))}"
+        return f"{self._prefix}:l:{_SEPARATOR.join(_names(*key.columns))}"
 
 
 def _names(*names: str) -> tuple[str, ...]:
@@ -246,5 +287,5 @@ def _decode_turns(packed: Sequence[bytes], first: int) -> tuple[Turn, ...]:
     return tuple(Turn(role, text, seq, *rest) for seq, (role, text, *rest) in enumerate(rows, first))
 
 
-def _session_info(session_id: bytes, owner: bytes, turns: int, created: bytes, updated: bytes) -> SessionInfo:
-    return SessionInfo(session_id.decode(), owner.decode(), turns, float(created), float(updated))
+def _session_info(stored_id: bytes, owner: bytes, turns: int, created: bytes, updated: bytes) -> SessionInfo:
+    return session_info(stored_id.decode(), owner.decode(), turns, float(created), float(updated))

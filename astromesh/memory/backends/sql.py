@@ -11,7 +11,15 @@ from typing import Any, ClassVar
 import orjson
 
 from astromesh.durable.base import SessionLease
-from astromesh.memory.base import NO_SESSION, EpisodicOptions, OwnedEvent, RecalledTurns, SessionInfo, Summary
+from astromesh.memory.base import (
+    NO_SESSION,
+    EpisodicOptions,
+    OwnedEvent,
+    RecalledTurns,
+    SessionInfo,
+    Summary,
+    session_info,
+)
 from astromesh.storage.expiry import LEASE_GRACE_SECONDS
 from astromesh.storage.queries import Queries, SqlStore, write_in_chunks
 from astromesh.telemetry.clock import Clock
@@ -36,10 +44,10 @@ class SqlLeases(SqlStore):
         """Does nothing: the store is always shared."""
 
     async def release(self, held: SessionLease) -> None:
-        await self._queries.write("release", *held.key, held.token)
+        await self._queries.write("release", *held.key.columns, held.token)
 
     async def interrupt(self, key: SessionKey) -> None:
-        await self._queries.write("interrupt", *key)
+        await self._queries.write("interrupt", *key.columns)
 
     async def forget(self, before: float) -> None:
         """Deletes leases that ended before a time and were never released."""
@@ -59,7 +67,7 @@ class SqlConversations(SqlStore):
         self._leases = leases
 
     async def recall(self, key: SessionKey, limit: int) -> RecalledTurns:
-        rows = await self._queries.read("recall", *key, self._clock.now(), limit)
+        rows = await self._queries.read("recall", *key.columns, self._clock.now(), limit)
         if not rows:
             return NO_SESSION
         owner, last_seq, text, upto, turns = rows[0]
@@ -68,35 +76,35 @@ class SqlConversations(SqlStore):
         return RecalledTurns(tuple(map(self.turn, found)), summary, owner, last_seq)
 
     async def written(self, key: SessionKey, run_id: str) -> bool:
-        return bool(await self._queries.read("written", *key, run_id, self._clock.now()))
+        return bool(await self._queries.read("written", *key.columns, run_id, self._clock.now()))
 
     async def set_summary(self, key: SessionKey, summary: Summary) -> None:
-        await self._queries.write("summarise", *key, summary.text, summary.upto)
+        await self._queries.write("summarise", *key.columns, summary.text, summary.upto)
 
     async def page(self, key: SessionKey, *, after: int = 0, limit: int = 50) -> tuple[Turn, ...]:
-        rows = await self._queries.read("page", *key, self._clock.now(), after, limit)
+        rows = await self._queries.read("page", *key.columns, self._clock.now(), after, limit)
         return tuple(map(self.turn, rows))
 
     async def info(self, key: SessionKey) -> SessionInfo | None:
-        rows = await self._queries.read("info", *key, self._clock.now())
-        return SessionInfo(*rows[0]) if rows else None
+        rows = await self._queries.read("info", *key.columns, self._clock.now())
+        return session_info(*rows[0]) if rows else None
 
     async def sessions(
         self, tenant: str, agent: str, *, owner: str | None = None, after: str = "", limit: int = 50
     ) -> tuple[SessionInfo, ...]:
         name, extra = ("list", ()) if owner is None else ("list_owned", (owner,))
         rows = await self._queries.read(name, tenant, agent, after, self._clock.now(), limit, *extra)
-        return tuple(SessionInfo(*row) for row in rows)
+        return tuple(session_info(*row) for row in rows)
 
     async def owned(
         self, tenant: str, owner: str, *, after: SessionKey | None = None, limit: int = 50
     ) -> tuple[SessionKey, ...]:
-        _, *place = after or ("", "", "")
+        _, *place = after.columns if after is not None else ("", "", "")
         rows = await self._queries.read("owned", tenant, owner, *place, self._clock.now(), limit)
-        return tuple(SessionKey(*row) for row in rows)
+        return tuple(SessionKey.of_columns(*row) for row in rows)
 
     async def erase(self, key: SessionKey) -> bool:
-        return bool(await self._queries.write("erase", *key))
+        return bool(await self._queries.write("erase", *key.columns))
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         return await write_in_chunks(self._queries, "erase_owner", tenant, owner, chunk=_SESSION_CHUNK)
@@ -120,17 +128,22 @@ class SqlEvents(SqlStore):
     async def recent(
         self, key: SessionKey, limit: int, *, owner: str | None = None
     ) -> tuple[JsonObject, ...]:
-        [(events,)] = await self._queries.read("recent", *key, owner, self._clock.now(), limit)
+        [(events,)] = await self._queries.read("recent", *key.columns, owner, self._clock.now(), limit)
         return tuple(map(orjson.loads, orjson.loads(events)))[::-1]
 
     async def owned(
         self, tenant: str, owner: str, *, after: int = 0, limit: int = 50
     ) -> tuple[OwnedEvent, ...]:
         rows = await self._queries.read("owned", tenant, owner, after, self._clock.now(), limit)
-        return tuple(OwnedEvent(row[0], row[1], row[2], orjson.loads(row[3])) for row in rows)
+        return tuple(
+            OwnedEvent(
+                row[0], row[1], SessionKey.of_columns(tenant, row[1], row[2]).session_id, orjson.loads(row[3])
+            )
+            for row in rows
+        )
 
     async def erase(self, key: SessionKey) -> None:
-        await self._queries.write("erase", *key)
+        await self._queries.write("erase", *key.columns)
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         return await write_in_chunks(self._queries, "erase_owner", tenant, owner, chunk=_EVENT_CHUNK)

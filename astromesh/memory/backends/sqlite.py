@@ -62,8 +62,8 @@ class SqliteLeases(SqlLeases):
         now = self._clock.now()
 
         async def take(tx: Transaction) -> int | None:
-            await tx.execute("clear", *key, holder, now)
-            rows = await tx.fetch("take", *key, holder, now, now + seconds)
+            await tx.execute("clear", *key.columns, holder, now)
+            rows = await tx.fetch("take", *key.columns, holder, now, now + seconds)
             return int(rows[0][0]) if rows else None
 
         return await self._queries.transact(take)
@@ -146,8 +146,8 @@ class SqliteEvents(SqlEvents):
         encoded = f"[{','.join(encode_events(events))}]"
 
         async def record(tx: Transaction) -> None:
-            await tx.execute("record", *key, owner, self._expires_at(now), encoded)
-            await tx.execute("trim", *key, self._options.keep)
+            await tx.execute("record", *key.columns, owner, self._expires_at(now), encoded)
+            await tx.execute("trim", *key.columns, self._options.keep)
 
         await self._queries.transact(record)
 
@@ -165,11 +165,11 @@ def _append_all(
 def _append(connection: sqlite3.Connection, item: AppendRequest) -> int | BaseException:
     """Appends all turns; none if the session has another owner or the lease is lost."""
     key, owner, turns, expires_at, now, token = item
-    if token and connection.execute(_HOLDS, (*key, token)).fetchone() is None:
+    if token and connection.execute(_HOLDS, (*key.columns, token)).fetchone() is None:
         return lease_lost(key)
-    bound = (*key, owner, len(turns), now, expires_at)
+    bound = (*key.columns, owner, len(turns), now, expires_at)
     row = connection.execute(_ADVANCE, bound).fetchone()
-    if row is None and connection.execute(SQL["erase_expired"], (*key, now)).fetchall():
+    if row is None and connection.execute(SQL["erase_expired"], (*key.columns, now)).fetchall():
         row = connection.execute(_ADVANCE, bound).fetchone()
     if row is None:
         return no_session(key)

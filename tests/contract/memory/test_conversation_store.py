@@ -197,9 +197,9 @@ async def test_pages_of_sessions_are_ordered_and_may_be_limited_to_an_owner(stor
     await store.append(KEY._replace(agent="other"), "ann", [ASKED])
     everyone = await store.sessions("acme", "support", limit=4)
     assert [s.session_id for s in everyone] == ["s0", "s1", "s2", "s3"]
-    rest = await store.sessions("acme", "support", after="s3")
+    rest = await store.sessions("acme", "support", after=KEY._replace(session_id="s3").columns[2])
     assert [s.session_id for s in rest] == ["s4", "s5", "s6", "s7", "s8", "s9"]
-    anns = await store.sessions("acme", "support", owner="ann", after="s1", limit=3)
+    anns = await store.sessions("acme", "support", owner="ann", after="s2", limit=3)
     assert [(s.session_id, s.owner, s.turns) for s in anns] == [
         ("s3", "ann", 2),
         ("s5", "ann", 2),

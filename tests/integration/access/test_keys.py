@@ -22,7 +22,7 @@ from astromesh.access.keys import (
     token_digest,
 )
 from astromesh.errors import Conflict, InvalidInput, NotFound
-from astromesh.storage.sqlite import Database
+from astromesh.storage.sqlite import Database, SqliteQueries
 from astromesh.testing import ManualClock
 
 SCOPES = frozenset({"agents:run"})
@@ -61,13 +61,34 @@ async def test_a_token_authenticates_as_its_principal(store: ApiKeyStore, keys: 
     assert caller.metadata == {"key_id": key.id, "key": "ci"}
 
 
-async def test_keys_without_a_user_are_different_principals(
+async def test_keys_without_a_user_are_principals_by_their_names(
     store: ApiKeyStore, keys: ApiKeyAuthenticator
 ) -> None:
-    tokens = [(await store.create(ApiKeyRequest("a", SCOPES)))[1] for _ in range(2)]
+    """So a new key finds the sessions of the one that it replaces; of another tenant it is another one."""
+    requests = [
+        ApiKeyRequest("a", SCOPES), ApiKeyRequest("a", SCOPES), ApiKeyRequest("b", SCOPES),
+        ApiKeyRequest("a", SCOPES, tenant_id="other"), ApiKeyRequest("a", SCOPES, user_id="ann"),
+    ]  # fmt: skip
+    tokens = [(await store.create(request))[1] for request in requests]
     await keys.refresh()
     callers = [await keys.authenticate(token) for token in tokens]
-    assert len({caller.user_id for caller in callers if caller}) == 2
+    who = [(caller.tenant_id, caller.user_id) for caller in callers if caller]
+    assert who[0] == who[1]
+    assert len(set(who)) == 4
+
+
+async def test_a_key_that_replaces_one_of_an_earlier_version_has_its_principal(
+    store: ApiKeyStore, database: Database
+) -> None:
+    """In those versions the principal was the key's id, and it owns sessions."""
+    old, _ = await store.create(ApiKeyRequest("shop", SCOPES))
+    by_id = f"key:{old.id}"
+    aged = SqliteQueries(database, {"age": "UPDATE api_keys SET user_id = ?"})
+    await aged.write("age", by_id)
+    await store.revoke(old.id)
+    new, _ = await store.create(ApiKeyRequest("shop", SCOPES))
+    newest, _ = await store.create(ApiKeyRequest("shop", SCOPES))
+    assert (new.user_id, newest.user_id) == (by_id, by_id)
 
 
 async def test_tokens_are_long_and_all_different(store: ApiKeyStore) -> None:
@@ -198,7 +219,7 @@ import asyncio, sys
 from pathlib import Path
 from astromesh.telemetry.clock import SystemClock
 from astromesh.access.keys import ApiKeyRequest, ApiKeyStore
-from astromesh.storage.sqlite import Database
+from astromesh.storage.sqlite import Database, SqliteQueries
 
 async def main():
     async with Database(Path(sys.argv[1])) as database:

@@ -70,7 +70,8 @@ async def rests(runtime: AgentRuntime, run_id: str) -> dict[str, Any]:
 async def turns_of(runtime: AgentRuntime, session: str = "s") -> list[tuple[str, str]]:
     store = runtime.agent("a").memory.conversations
     assert store is not None
-    return [(t.role, t.content) for t in await store.page(SessionKey("default", "a", session), limit=1000)]
+    key = SessionKey("default", "a", session, "anonymous")
+    return [(t.role, t.content) for t in await store.page(key, limit=1000)]
 
 
 class Stuck:
@@ -138,7 +139,7 @@ async def test_a_run_that_was_let_in_is_not_refused_later(processes):
         leases = one.agent("a").memory.leases
         assert leases is not None
         assert leases.shared
-        assert await leases.take(SessionKey("default", "a", "s"), "a dead process", 0.4)
+        assert await leases.take(SessionKey("default", "a", "s", "anonymous"), "a dead process", 0.4)
         row = await accepted(one, "Hello")
         assert (await rests(one, row.run_id))["status"] == "completed"
 

@@ -13,7 +13,10 @@ async def test_a_summary_is_part_of_the_one_system_message(tmp_path):
     memory = {"conversational": {"backend": "in_memory", "strategy": "summary", "keep_turns": 2}}
     write(tmp_path, manifest(memory=memory))
     async with runtime_of(tmp_path, provider := ScriptedProvider("Size 43.")) as runtime:
-        store, key = runtime.agent("helper").memory.conversations, SessionKey("default", "helper", "s-1")
+        store, key = (
+            runtime.agent("helper").memory.conversations,
+            SessionKey("default", "helper", "s-1", "anonymous"),
+        )
         turns = [Turn(role, f"{role} {n}") for n in range(3) for role in ("user", "assistant")]
         assert store is not None
         await store.append(key, "anonymous", turns)

@@ -38,7 +38,7 @@ async def remembered(path: Path, provider: ScriptedProvider, rules: list[dict[st
         await runtime.run("helper", "Who?", "s")
         episodic = runtime.agent("helper").memory.episodic
         assert episodic is not None
-        kept = await episodic.store.recent(SessionKey("default", "helper", "s"), 20)
+        kept = await episodic.store.recent(SessionKey("default", "helper", "s", "anonymous"), 20)
         await runtime.run("helper", "And now?", "s")
     call = next(event for event in kept if event["event"] == "tool_call")
     told = provider.requests[-1].messages[0].content
@@ -84,7 +84,7 @@ async def test_a_summary_is_kept_as_the_rules_leave_it(tmp_path: Path, *, block:
     summary = "She is ann@example.com, card 4111111111111111; codename."
     provider = ScriptedProvider(lambda request: summary if request.role == "summary" else "Yes.", repeat=True)
     async with runtime_of(tmp_path, provider) as runtime:
-        agent, key = runtime.agent("helper"), SessionKey("default", "helper", "s")
+        agent, key = runtime.agent("helper"), SessionKey("default", "helper", "s", "anonymous")
         with capture_logs() as log:
             for query in ("One?", "Two?", "Three?"):
                 await runtime.run("helper", query, "s")

@@ -191,7 +191,10 @@ async def test_a_long_session_is_shown_whole_with_its_summary(tmp_path):
     """More turns than are read at once, in order."""
     write(tmp_path, manifest(memory={"conversational": {"backend": "sqlite"}}))
     async with runtime_of(tmp_path, echo()) as runtime, client_of(runtime, Auth((Named(),))) as client:
-        store, key = runtime.agent("helper").memory.conversations, SessionKey("default", "helper", "s-1")
+        store, key = (
+            runtime.agent("helper").memory.conversations,
+            SessionKey("default", "helper", "s-1", "anonymous"),
+        )
         turns = [Turn(("user", "assistant")[n % 2], f"turn {n}") for n in range(2 * EXPORT_PAGE_SIZE + 10)]
         assert store is not None
         await store.append(key, "principalann", turns)

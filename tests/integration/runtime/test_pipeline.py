@@ -333,8 +333,8 @@ async def kept_of(runtime: AgentRuntime) -> list[tuple[str, str]]:
     """The turns of the session `s1`, once what was queued before has been written."""
     store = runtime.agent("helper").memory.conversations
     assert store is not None
-    await store.append(SessionKey("default", "helper", "other"), "ann", (Turn("user", "x"),))
-    found = await store.page(SessionKey("default", "helper", "s1"))
+    await store.append(SessionKey("default", "helper", "other", "anonymous"), "ann", (Turn("user", "x"),))
+    found = await store.page(SessionKey("default", "helper", "s1", "anonymous"))
     return [(turn.content, turn.status) for turn in found]
 
 

@@ -46,7 +46,8 @@ def runtimes(
 async def turns_of(runtime: AgentRuntime, session: str = "s") -> list[tuple[str, str]]:
     store = runtime.agent("a").memory.conversations
     assert store is not None
-    return [(t.role, t.content) for t in await store.page(SessionKey("default", "a", session), limit=1000)]
+    key = SessionKey("default", "a", session, "anonymous")
+    return [(t.role, t.content) for t in await store.page(key, limit=1000)]
 
 
 async def test_ten_clients_by_twenty_messages_by_two_processes_lose_no_turn(
@@ -143,7 +144,7 @@ async def test_who_was_replaced_while_it_said_its_last_word_stores_nothing(
         await asyncio.wait_for(asked.wait(), 30)
         over = two.agent("a").memory.leases
         assert over is not None
-        await become_newest(over, SessionKey("default", "a", "s"), "anonymous")
+        await become_newest(over, SessionKey("default", "a", "s", "anonymous"))
         go.set()
         with pytest.raises(Interrupted):
             await old

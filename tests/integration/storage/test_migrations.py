@@ -25,7 +25,7 @@ from astromesh.storage.postgres import Address, Connection, Postgres
 from astromesh.storage.sqlite import FILE, Database
 from astromesh.types import SessionKey
 
-KEY = SessionKey("acme", "support", "s-1")
+KEY = SessionKey("acme", "support", "s-1", "ann")
 
 
 class Seam(NamedTuple):
@@ -66,10 +66,18 @@ INSERT INTO {p}session_leases (tenant, agent, session_id, holder, expires_at)
 VALUES ('acme', 'support', 's-1', 'a process that is gone', 1);
 """
 )
+#: since version 3 of sessions, and 2 of events, the id has the principal
+_STORED_ID = "s-1\x1eann"
 _EVENT = """
 INSERT INTO {p}events (tenant, agent, session_id, owner, expires_at, event)
 VALUES ('acme', 'support', 's-1', 'ann', 0, '{{"n": "kept"}}');
 """
+
+
+def _events(p: str) -> Mapping[int, str]:
+    return {1: _EVENT.format(p=p), 2: _EVENT.format(p=p).replace("s-1", _STORED_ID)}
+
+
 _PASSAGE_SQLITE = """
 INSERT INTO scopes (tenant, agent, owner) VALUES ('acme', 'support', 'ann');
 INSERT INTO passages (scope, hash, session_id, content, metadata, created_at, expires_at, space)
@@ -132,22 +140,36 @@ SEAMS = (
         "conversation_stores",
         "sqlite",
         sqlite.SCHEMA,
-        {1: _SESSION.format(p=""), 2: _LEASED.format(p="")},
+        {
+            1: _SESSION.format(p=""),
+            2: _LEASED.format(p=""),
+            3: _LEASED.format(p="").replace("s-1", _STORED_ID),
+        },
         _recalled,
     ),
     Seam(
         "conversation_stores",
         "postgres",
         postgres.SCHEMA,
-        {1: _SESSION.format(p="astromesh."), 2: _LEASED.format(p="astromesh.")},
+        {
+            1: _SESSION.format(p="astromesh."),
+            2: _LEASED.format(p="astromesh."),
+            3: _LEASED.format(p="astromesh.").replace("s-1", _STORED_ID),
+        },
         _recalled,
     ),
-    Seam("episodic_stores", "sqlite", sqlite_events.EVENT_SCHEMA, {1: _EVENT.format(p="")}, _recent),
+    Seam(
+        "episodic_stores",
+        "sqlite",
+        sqlite_events.EVENT_SCHEMA,
+        _events(""),
+        _recent,
+    ),
     Seam(
         "episodic_stores",
         "postgres",
         postgres_events.EVENT_SCHEMA,
-        {1: _EVENT.format(p="astromesh.")},
+        _events("astromesh."),
         _recent,
     ),
     Seam("semantic_stores", "sqlite", sqlite_passages.SCHEMA, {1: _PASSAGE_SQLITE}, _searched, "semantic.db"),

@@ -401,7 +401,7 @@ async def test_recall_does_not_grow_with_the_session(database):
                 return 0
 
             connection.set_progress_handler(tick, 1)
-            connection.execute(SQL["recall"], (*key, 0.0, 10)).fetchone()
+            connection.execute(SQL["recall"], (*key.columns, 0.0, 10)).fetchone()
             connection.set_progress_handler(None, 1)
             steps.append(ticks)
         return steps

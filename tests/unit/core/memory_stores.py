@@ -46,7 +46,7 @@ class InMemorySemanticStore:
         return tuple(numbered[:limit])
 
     async def erase(self, key: SessionKey) -> int:
-        kept = [p for p in self.passages if (p[0], p[1], p[4].get("session_id")) != key]
+        kept = [p for p in self.passages if (p[0], p[1], p[4].get("session_id"), p[2]) != tuple(key)]
         count, self.passages = len(self.passages) - len(kept), kept
         return count
 

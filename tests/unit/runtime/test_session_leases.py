@@ -39,8 +39,8 @@ class SlowLeases:
 async def test_a_store_that_comes_while_another_is_asked_ends_no_renewing() -> None:
     """Else a long run's lease would end, and another process would take its session."""
     leases, store = SessionLeaseHolder(), SlowLeases()
-    key = SessionKey("default", "helper", "s")
-    seat = SessionLock(Sessions(), key, "enqueue", 1.0, None)
+    key = SessionKey("default", "helper", "s", "anonymous")
+    seat = SessionLock(Sessions(), key, "enqueue", 1.0)
     leases.sessions_under(store).add(seat)
     await leases.take(store, seat)
     await store.renewed.wait()

@@ -30,10 +30,11 @@ SELECT {columns} FROM claimed
 
 -- name: next_in_session
 SELECT a.n, f.run_id, f.segment
-FROM unnest($1::text[], $2::text[], $3::text[]) WITH ORDINALITY AS a (tenant, agent, session_id, n),
+FROM unnest($1::text[], $2::text[], $3::text[], $4::text[])
+        WITH ORDINALITY AS a (tenant, agent, session_id, owner, n),
     LATERAL (
         SELECT run_id, segment FROM astromesh.runs r
-        WHERE r.tenant = a.tenant AND r.agent = a.agent AND r.session_id = a.session_id AND r.ordered
+        WHERE r.tenant = a.tenant AND r.agent = a.agent AND r.session_id = a.session_id AND r.owner = a.owner AND r.ordered
             AND r.status IN ('queued', 'running') AND r.status = 'queued'
         ORDER BY r.id LIMIT 1) f
 

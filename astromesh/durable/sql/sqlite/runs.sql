@@ -10,7 +10,7 @@ RETURNING {columns}
 
 -- name: next_in_session
 SELECT run_id, segment FROM runs
-WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 AND ordered = 1
+WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 AND owner = ?4 AND ordered = 1
     AND status IN ('queued', 'running') AND status = 'queued'
 ORDER BY id LIMIT 1
 

@@ -81,7 +81,8 @@ SELECT id, agent, content, metadata FROM astromesh.passages
 WHERE tenant = $1 AND owner = $2 AND id > $3 AND (expires_at = 0 OR expires_at > $4) ORDER BY id LIMIT $5
 
 -- name: erase
-DELETE FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND session_id = $3 RETURNING 1
+DELETE FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ($4 = '' OR owner = $4)
+RETURNING 1
 
 -- name: erase_owner
 DELETE FROM astromesh.passages WHERE id IN (

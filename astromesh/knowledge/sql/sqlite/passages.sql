@@ -81,7 +81,8 @@ SELECT id, scope, content FROM passages WHERE id = ?
 
 -- name: of_session
 SELECT id, scope, content FROM passages
-WHERE session_id = ?3 AND scope IN (SELECT id FROM scopes WHERE tenant = ?1 AND agent = ?2) LIMIT ?4
+WHERE session_id = ?3 AND scope IN (
+    SELECT id FROM scopes WHERE tenant = ?1 AND agent = ?2 AND (?4 = '' OR owner = ?4)) LIMIT ?5
 
 -- name: of_owner
 SELECT p.id, p.scope, p.content FROM passages p JOIN scopes s ON s.id = p.scope

@@ -1,9 +1,11 @@
--- Precedes every script. The unit separator, which no name contains, separates the names within a key.
+-- Precedes every script. The unit separator, which no name contains, separates the names within a key. SESSION is the
+-- session's id and, behind a record separator, its principal (SessionKey.columns).
 --   PREFIX:s:TENANT AGENT SESSION  hash: owner, index, created, updated, expires, summary, upto
 --   PREFIX:t:TENANT AGENT SESSION  list: one JSON array for each turn; the position is its seq
 --   PREFIX:a:TENANT AGENT          sorted set of session ids
 --   PREFIX:o:TENANT OWNER          sorted set of AGENT SESSION
 --   PREFIX:l:TENANT AGENT SESSION  hash: token, holder, expires, interrupted
+--   PREFIX:version                 of the keys, see migrate.lua
 --   PREFIX:tokens                  number of the last lease
 --   PREFIX:x                       sorted set of TENANT AGENT SESSION by the time they expire
 local US = '\31'
