@@ -263,6 +263,7 @@ class CompletionResult(Struct, frozen=True):
         finish_reason: `stop`, `tool_calls`, `length` or `content_filter`.
         attempts: one line for each failed try before this result, `{provider, error, status}`.
         latency_ms: of the successful call.
+        response_model: the model that the service says has answered; empty if it does not say.
     """
 
     content: str = ""
@@ -273,6 +274,7 @@ class CompletionResult(Struct, frozen=True):
     finish_reason: str = "stop"
     attempts: tuple[JsonObject, ...] = ()
     latency_ms: float = 0.0
+    response_model: str = ""
 
 
 class Delta(Struct, frozen=True):

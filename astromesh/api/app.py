@@ -23,6 +23,7 @@ from astromesh.api.middleware.body_limit import BodyLimit
 from astromesh.api.middleware.fair_start import FairStart
 from astromesh.api.middleware.limits import DEFAULT_LIMITS, ConcurrencyLimits, RequestLimits
 from astromesh.api.middleware.response import RESPONSE_STARTED, wrap_send
+from astromesh.api.middleware.server_span import request_trace
 from astromesh.api.responses import EventBuffer
 from astromesh.errors import ShuttingDown
 from astromesh.logs import get_logger
@@ -98,8 +99,11 @@ class Server:
         if scope["type"] == "lifespan":
             await self.router.lifespan(scope, receive, send)
             return
+        trace = None
         if is_http := scope["type"] == "http":
             send = wrap_send(scope, send)
+            if (trace := request_trace(scope, self.state.runtime.runner.exporter)) is not None:
+                send = trace.watch(send)
         try:
             await self._middleware(scope, receive, send)
         except asyncio.CancelledError:
@@ -112,6 +116,9 @@ class Server:
                 response = await errors.handle_crash(Request(scope), error)
                 await response(scope, receive, send)
             raise
+        finally:
+            if trace is not None:
+                trace.end()
 
     def _is_shutdown_cancel(self) -> bool:
         """Whether the server itself ends the request, because it shuts down and the request's time is up."""

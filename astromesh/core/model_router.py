@@ -121,6 +121,10 @@ class Health:
             self._providers[key] = ProviderHealth(provider, breaker)
         return self._providers[key]
 
+    def addresses(self) -> dict[str, str]:
+        """Returns the endpoints of the providers that have one, by name (`PROVIDER/MODEL`)."""
+        return {name: endpoint for name, endpoint in self._providers if endpoint}
+
     def snapshot(self) -> list[JsonObject]:
         """Every provider's state for `GET /v1/providers`, ordered by name."""
         now = self.clock.monotonic()

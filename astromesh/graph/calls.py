@@ -141,6 +141,8 @@ class _ModelCall(NamedTuple):
             attempts=list(result.attempts),
             duration_ms=round(result.latency_ms, 3),
             tool_calls=len(result.tool_calls),
+            finish_reason=result.finish_reason,
+            **({"response_model": result.response_model} if result.response_model else {}),
             **({} if first_ms is None else {"first_token_ms": first_ms}),
             **_place_of(scope),
         )

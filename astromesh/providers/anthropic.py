@@ -82,7 +82,7 @@ class AnthropicReader(StreamReader):
         self._owner = owner
         #: tool calls and thoughts, with their streamed texts
         self._blocks: dict[int, tuple[JsonObject, dict[str, TextBuffer]]] = {}
-        self._finish = ""
+        self._finish = self._model = ""
         self._usage: JsonObject = {}
 
     def reply(self) -> Reply:
@@ -91,7 +91,11 @@ class AnthropicReader(StreamReader):
         blocks = [_finished_block(*self._blocks[index]) for index in sorted(self._blocks)]
         calls = _calls(blocks, self._owner)
         reply = Reply(
-            self._text.getvalue(), calls, _FINISH.get(self._finish, "stop"), token_counts(self._usage)
+            self._text.getvalue(),
+            calls,
+            _FINISH.get(self._finish, "stop"),
+            token_counts(self._usage),
+            self._model,
         )
         return require_content(reply, self._finish)
 
@@ -111,6 +115,7 @@ class AnthropicReader(StreamReader):
         if kind == "content_block_start":
             return self._start(event["index"], event["content_block"])
         if kind == "message_start":
+            self._model = event["message"].get("model") or ""
             self._add_usage(event["message"].get("usage"))
         elif kind == "message_delta":
             self._finish = event["delta"].get("stop_reason") or self._finish
@@ -293,6 +298,7 @@ class Anthropic(Wire[AnthropicOptions]):
             _calls(((block, "") for block in blocks), self._owner),
             _FINISH.get(reason, "stop"),
             token_counts(payload.get("usage") or {}),
+            payload.get("model") or "",
         )
         return require_content(reply, reason)
 

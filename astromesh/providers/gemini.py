@@ -56,11 +56,11 @@ class GeminiReader(StreamReader):
         super().__init__(SseParser())
         self._owner = owner
         self._calls: list[ToolCall] = []
-        self._finish = ""
+        self._finish = self._model = ""
         self._counts: TokenCounts | None = None
 
     def partial(self) -> Reply:
-        return Reply(self._text.getvalue(), tuple(self._calls), "", self._counts)
+        return Reply(self._text.getvalue(), tuple(self._calls), "", self._counts, self._model)
 
     def reply(self) -> Reply:
         """Raises: ProviderUnavailable: the end is missing, or the API could not parse the model's answer."""
@@ -78,6 +78,7 @@ class GeminiReader(StreamReader):
         """Reads one response and returns its text."""
         if error := payload.get("error"):
             raise provider_errors.from_body(error)
+        self._model = payload.get("modelVersion") or self._model
         if usage := payload.get("usageMetadata"):
             self._counts = latest_counts(token_counts(usage), self._counts)
         if (payload.get("promptFeedback") or {}).get("blockReason"):

@@ -104,7 +104,11 @@ class OllamaReader(StreamReader):
             raise truncated_answer()
         calls = tuple(self._calls)
         reply = Reply(
-            self._text.getvalue(), calls, _finish(self._last_line, calls), token_counts(self._last_line)
+            self._text.getvalue(),
+            calls,
+            _finish(self._last_line, calls),
+            token_counts(self._last_line),
+            self._last_line.get("model") or "",
         )
         return require_content(reply, self._last_line.get("done_reason"))
 

@@ -58,7 +58,7 @@ class OpenAIReader(StreamReader):
         self._indices: set[Any] = set()
         #: index of the answer that is read, of several (`n`)
         self._choice: int | None = None
-        self._finish = ""
+        self._finish = self._model = ""
         self._refused = False
         self._counts: TokenCounts | None = None
 
@@ -68,7 +68,8 @@ class OpenAIReader(StreamReader):
         calls = tuple(call.finished() for call in sorted(self._calls, key=_place))
         calls = _with_reasoning(calls, self._owner, self._reasoning.getvalue())
         reason = "content_filter" if self._refused else _finish(self._finish, bool(calls))
-        return require_content(Reply(self._text.getvalue(), calls, reason, self._counts), self._finish)
+        reply = Reply(self._text.getvalue(), calls, reason, self._counts, self._model)
+        return require_content(reply, self._finish)
 
     def partial(self) -> Reply:
         calls = tuple(call.partial() for call in self._calls)
@@ -80,6 +81,8 @@ class OpenAIReader(StreamReader):
             self.done = True
             return ""
         event = parse_json(data)
+        if not self._model:
+            self._model = event.get("model") or ""
         if usage := event.get("usage"):
             self._counts = latest_counts(token_counts(usage), self._counts)
         text, choices = "", event.get("choices")
@@ -367,6 +370,7 @@ class OpenAI(Wire[OpenAIOptions]):
             calls,
             "content_filter" if refusal else _finish(reason, bool(calls)),
             token_counts(payload.get("usage")),
+            payload.get("model") or "",
         )
         return require_content(reply, reason)
 

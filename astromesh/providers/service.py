@@ -47,6 +47,8 @@ _PING_SECONDS = 5.0
 _USUAL_OUTPUT = 256
 #: a larger count is an error of the service
 _MAX_TOKENS = 1_000_000_000
+#: characters of the name of the model that has answered
+_MAX_MODEL_NAME = 200
 
 OptionsT = TypeVar("OptionsT", bound=ModelOptions)
 
@@ -284,6 +286,7 @@ class ServiceProvider:
             reply.finish_reason,
             (),
             (perf_counter() - started) * 1000,
+            str(reply.model)[:_MAX_MODEL_NAME],  # whatever the service calls it
         )
 
     def _usage(self, request: CompletionRequest, reply: Reply) -> Usage:
@@ -349,7 +352,9 @@ def _validate(reply: Reply) -> Reply:
         TypeError: an id, a name or arguments of a tool call are not text.
     """
     calls = tuple(map(_validate_call, reply.tool_calls))
-    return Reply(join_surrogates(reply.content), calls, reply.finish_reason, _plausible_counts(reply.counts))
+    return reply._replace(
+        content=join_surrogates(reply.content), tool_calls=calls, counts=_plausible_counts(reply.counts)
+    )
 
 
 def _validate_call(call: ToolCall) -> ToolCall:

@@ -123,12 +123,13 @@ class TokenCounts(NamedTuple):
 
 
 class Reply(NamedTuple):
-    """A decoded answer. `counts` is None if the service reported no tokens."""
+    """A decoded answer. `counts` is None if the service reported no tokens; `model` may be empty."""
 
     content: str = ""
     tool_calls: tuple[ToolCall, ...] = ()
     finish_reason: str = "stop"
     counts: TokenCounts | None = None
+    model: str = ""
 
 
 class StreamReader(ABC):

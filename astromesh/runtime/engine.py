@@ -141,7 +141,11 @@ class AgentRuntime:
         telemetry = state.configuration.runtime.spec.telemetry
         if not telemetry.otlp_endpoint:
             return None
-        options = {"endpoint": telemetry.otlp_endpoint, "sample_ratio": telemetry.sample_ratio}
+        options = {
+            "endpoint": telemetry.otlp_endpoint,
+            "sample_ratio": telemetry.sample_ratio,
+            "addresses": state.health.addresses(),
+        }
         exporter: TraceExporter = await self.plugins.open("exporters", "otlp", options, state.deps)
         state.resources.on_close(exporter.close)
         return exporter

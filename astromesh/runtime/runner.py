@@ -143,7 +143,7 @@ class AgentRunner:
         self.max_running: Mapping[str, int] = {}
         #: agents whose runs may have to wait for a person: all of these are durable
         self._approval_agents: frozenset[str] = frozenset()
-        self._exporter: TraceExporter | None = None
+        self.exporter: TraceExporter | None = None
         self.budgets = Budgets(stores.open_budgets, clock)
         self._factory = RunFactory(clock, metrics, self.budgets)
         self.durable = RunWorker(self, stores, heartbeat)
@@ -166,7 +166,7 @@ class AgentRunner:
             state.erasers.append(self.budgets.erase_owner)
         configuration = state.configuration
         self._approval_agents = agents_with_approval(configuration, state.deps.graphs)
-        self._exporter = exporter
+        self.exporter = exporter
         self._factory.captures_content = configuration.runtime.spec.telemetry.capture_content
         limits = {name: agent.spec.queue.max_running for name, agent in configuration.agents.items()}
         self.max_running = {name: limit for name, limit in limits.items() if limit}
@@ -248,8 +248,8 @@ class AgentRunner:
                     runs.archive.add(log)
                 if run.is_in_durable_run:
                     end_nested_run(run)
-                if self._exporter is not None and log.events and log.events[-1].type in TERMINAL_EVENTS:
-                    self._exporter.offer(log)
+                if self.exporter is not None and log.events and log.events[-1].type in TERMINAL_EVENTS:
+                    self.exporter.offer(log)
 
     async def _start_idempotent(
         self,
@@ -329,13 +329,13 @@ class AgentRunner:
 
     def export(self, run: TracedRun) -> None:
         """Exports the trace of an ended run, if `telemetry.otlp_endpoint` is set."""
-        if self._exporter is not None:
-            self._exporter.offer(run)
+        if self.exporter is not None:
+            self.exporter.offer(run)
 
     @property
     def traces_dropped(self) -> int:
         """The runs whose traces were not exported because the collector was too slow."""
-        return self._exporter.dropped if self._exporter is not None else 0
+        return self.exporter.dropped if self.exporter is not None else 0
 
     # -- durable runs --------------------------------------------------------------------------------------
 

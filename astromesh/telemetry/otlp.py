@@ -11,6 +11,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, Self
 
 import orjson
@@ -19,13 +20,16 @@ from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan
 from opentelemetry.sdk.trace.export import SpanExportResult
 from opentelemetry.sdk.util.instrumentation import InstrumentationScope
+from opentelemetry.semconv.schemas import Schemas
 from opentelemetry.trace import SpanContext, SpanKind, Status, StatusCode, TraceFlags
 from pydantic import BaseModel, ConfigDict, Field
 
+from astromesh import __version__
 from astromesh.logs import get_logger
 from astromesh.plugins import Deps
 from astromesh.telemetry.ids import span_bytes
-from astromesh.telemetry.traces import TracedRun, build_spans, captured_content, failure_text
+from astromesh.telemetry.otlp_metrics import ModelMetrics, Servers, server_attributes, server_key
+from astromesh.telemetry.traces import RequestSpan, TracedRun, build_spans, captured_content, failure_text
 from astromesh.types import JsonObject
 
 #: queued runs, spans per batch, seconds between two batches, seconds for the rest at the end
@@ -40,8 +44,10 @@ class _Service(Resource):
         return id(self)
 
 
-_SERVICE = _Service({"service.name": "astromesh"})
-_SCOPE = InstrumentationScope("astromesh")
+#: of the conventions whose names this module uses
+SCHEMA_URL = Schemas.V1_44_0.value
+_SERVICE = _Service({"service.name": "astromesh", "service.version": __version__}, SCHEMA_URL)
+_SCOPE = InstrumentationScope("astromesh", __version__, SCHEMA_URL)
 _TRACE_BITS = 1 << 64
 
 log = get_logger("astromesh.telemetry")
@@ -54,6 +60,9 @@ class OtlpOptions(BaseModel):
     sample_ratio: float = Field(
         1.0, ge=0, le=1, description="Share of exported traces, among those that start in this process."
     )
+    addresses: dict[str, str] = Field(
+        default_factory=dict, description="Endpoints of models, by `PROVIDER/MODEL`."
+    )
 
 
 class OtlpExporter:
@@ -62,6 +71,8 @@ class OtlpExporter:
     Args:
         ratio: share of the traces that start here, selected by trace id, so that a trace is exported as a
             whole or not at all. A trace that a caller started follows the caller's decision.
+        metrics: of every model call, also of traces that are not exported; None: no metrics.
+        addresses: endpoints of models, by `PROVIDER/MODEL`.
 
     Attributes:
         dropped: runs that were not exported because the queue was full.
@@ -69,10 +80,18 @@ class OtlpExporter:
 
     Options: type[BaseModel] = OtlpOptions
 
-    def __init__(self, exporter: OTLPSpanExporter, ratio: float) -> None:
+    def __init__(
+        self,
+        exporter: OTLPSpanExporter,
+        ratio: float,
+        metrics: ModelMetrics | None = None,
+        addresses: Mapping[str, str] = MappingProxyType({}),
+    ) -> None:
         self.dropped = 0
         self._exporter, self._sample_limit = exporter, int(ratio * _TRACE_BITS)
-        self._queue: deque[TracedRun] = deque()
+        self._metrics = metrics
+        self._servers = {name: server_attributes(url) for name, url in addresses.items()}
+        self._queue: deque[TracedRun | RequestSpan] = deque()
         self._ending = threading.Event()
         self._failing = False
         self._thread = threading.Thread(target=self._work, name="astromesh-otlp", daemon=True)
@@ -80,21 +99,32 @@ class OtlpExporter:
 
     @classmethod
     async def open(cls, options: OtlpOptions, deps: Deps) -> Self:
-        exporter = OTLPSpanExporter(endpoint=options.endpoint.rstrip("/").removesuffix(_PATH) + _PATH)
-        return cls(exporter, options.sample_ratio)
+        base = options.endpoint.rstrip("/").removesuffix(_PATH)
+        metrics = ModelMetrics(base, _SERVICE, _SCOPE)
+        return cls(OTLPSpanExporter(endpoint=base + _PATH), options.sample_ratio, metrics, options.addresses)
+
+    def samples(self, trace_id: str) -> bool:
+        """Whether a trace that starts here is exported (OpenTelemetry's `traceidratio`)."""
+        return int(trace_id[16:], 16) < self._sample_limit
 
     def offer(self, run: TracedRun) -> None:
         """Accepts an ended run."""
-        if not self._is_sampled(run):
-            return
+        if self._metrics is not None or self._is_sampled(run):
+            self._queue_up(run)
+
+    def offer_request(self, span: RequestSpan) -> None:
+        """Accepts an answered request."""
+        self._queue_up(span)
+
+    def _queue_up(self, ended: TracedRun | RequestSpan) -> None:
         if len(self._queue) >= _MAX_QUEUED_RUNS:
             self.dropped += 1
             return
-        self._queue.append(run)
+        self._queue.append(ended)
 
     def _is_sampled(self, run: TracedRun) -> bool:
-        """Follows the caller's decision, else the trace id (OpenTelemetry's `parentbased_traceidratio`)."""
-        return int(run.trace_id[16:], 16) < self._sample_limit if run.sampled is None else run.sampled
+        """Follows the caller's decision, else that of this process (`parentbased_traceidratio`)."""
+        return self.samples(run.trace_id) if run.sampled is None else run.sampled
 
     async def close(self) -> None:
         """Sends the queued runs, for at most three seconds."""
@@ -110,15 +140,24 @@ class OtlpExporter:
             while self._queue:
                 self._send(self._next_batch())
         self._exporter.shutdown()  # type: ignore[no-untyped-call]
+        if self._metrics is not None:
+            self._metrics.close(_CLOSE_SECONDS)
 
     def _next_batch(self) -> list[ReadableSpan]:
         batch: list[ReadableSpan] = []
         while self._queue and len(batch) < _BATCH_SPANS:
-            run = self._queue.popleft()
+            ended = self._queue.popleft()
+            if isinstance(ended, RequestSpan):
+                batch.append(_request_span(ended))
+                continue
             try:
-                batch += otel_spans(run)
+                spans = build_spans(ended)
+                if self._metrics is not None:
+                    self._metrics.add(spans, self._servers)
+                if self._is_sampled(ended):
+                    batch += [_span(ended, span, self._servers) for span in spans]
             except Exception as error:  # noqa: BLE001 (one invalid run must not stop the export)
-                log.warning("trace_not_exported", run_id=run.run_id, error=str(error))
+                log.warning("trace_not_exported", run_id=ended.run_id, error=str(error))
         return batch
 
     def _send(self, batch: Sequence[ReadableSpan]) -> None:
@@ -135,13 +174,35 @@ class OtlpExporter:
 # -- spans of document 001 to those of OpenTelemetry ---------------------------------------------------------
 
 
-def otel_spans(run: TracedRun) -> list[ReadableSpan]:
-    """Returns the spans of a run as OpenTelemetry spans."""
-    return [_span(run, span) for span in build_spans(run)]
+def _request_span(span: RequestSpan) -> ReadableSpan:
+    """Returns the span of a request. Its error status is that of the HTTP conventions: 500 and above."""
+    failed = span.status >= 500
+    attributes = {
+        "http.request.method": span.method,
+        "http.response.status_code": span.status,
+        **({"http.route": span.route} if span.route else {}),
+        **({"error.type": str(span.status)} if failed else {}),
+        **server_attributes(f"//{span.address}"),
+    }
+    trace, start = int(span.trace_id, 16), int(span.start * 1e9)
+    return ReadableSpan(
+        f"{span.method} {span.route}".strip(),
+        context=SpanContext(trace, int(span.span_id, 16), is_remote=False, trace_flags=TraceFlags(1)),
+        parent=SpanContext(trace, int(span.parent_id, 16), is_remote=True) if span.parent_id else None,
+        resource=_SERVICE,
+        attributes=attributes,
+        kind=SpanKind.SERVER,
+        status=Status(StatusCode.ERROR) if failed else Status(StatusCode.UNSET),
+        start_time=start,
+        end_time=start + int(span.duration_ms * 1e6),
+        instrumentation_scope=_SCOPE,
+    )
 
 
-def _span(run: TracedRun, span: JsonObject) -> ReadableSpan:
+def _span(run: TracedRun, span: JsonObject, servers: Servers) -> ReadableSpan:
     name, attributes = _name_and_attributes(run, span)
+    if span["name"] == "llm.complete":
+        attributes = {**attributes, **servers.get(server_key(span["attributes"]), {})}
     start = int(span["start"] * 1e9)
     failed = span["status"] == "error"
     return ReadableSpan(
@@ -188,6 +249,7 @@ def _name_and_attributes(run: TracedRun, span: JsonObject) -> tuple[str, Mapping
             "gen_ai.conversation.id": run.session_id,
             "astromesh.run_id": run.run_id,
             "astromesh.status": run.status,
+            **_failure(run),
             **_content(run),
         }
     if kind == "workflow.run":
@@ -196,6 +258,7 @@ def _name_and_attributes(run: TracedRun, span: JsonObject) -> tuple[str, Mapping
             "gen_ai.workflow.name": run.agent,
             "astromesh.task_id": run.run_id,
             "astromesh.status": run.status,
+            **_failure(run),
         }
     if kind == "llm.complete":
         usage = attributes.get("usage", {})
@@ -211,6 +274,7 @@ def _name_and_attributes(run: TracedRun, span: JsonObject) -> tuple[str, Mapping
             "astromesh.cost_usd": usage.get("cost_usd", 0.0),
             "astromesh.step": attributes.get("step", 0),
             "astromesh.role": attributes.get("role", ""),
+            **_response(attributes),
             **({"error.type": attributes["error"]} if attributes.get("error") else {}),
             **_messages(attributes),
         }
@@ -218,12 +282,33 @@ def _name_and_attributes(run: TracedRun, span: JsonObject) -> tuple[str, Mapping
         return f"execute_tool {attributes.get('name', '')}".strip(), {
             "gen_ai.operation.name": "execute_tool",
             "gen_ai.tool.name": attributes.get("name", ""),
+            "gen_ai.tool.type": "function",
             "gen_ai.tool.call.id": attributes.get("id", ""),
             **({"error.type": attributes["error"]} if attributes.get("error") else {}),
             **_call(attributes),
         }
     plain = {k: v for k, v in attributes.items() if k != "content" and isinstance(v, str | int | float)}
     return kind, {f"astromesh.{key}": value for key, value in plain.items()}
+
+
+def _failure(run: TracedRun) -> dict[str, str]:
+    """Returns the code of the error that ended a run or Task."""
+    code = run.events[-1].data.get("code")
+    if run.status == "failure":  # a Task has the error of the stage that failed last
+        stages = (e.data for e in reversed(run.events) if e.type == "stage.finished")
+        code = next((data["error"] for data in stages if data.get("error")), code)
+    return {"error.type": str(code)} if code else {}
+
+
+def _response(attributes: JsonObject) -> dict[str, Any]:
+    """Returns what a service has said of its answer."""
+    reason, model = attributes.get("finish_reason"), attributes.get("response_model")
+    found: dict[str, Any] = {}
+    if reason:
+        found["gen_ai.response.finish_reasons"] = (_REASONS.get(reason, reason),)
+    if model:
+        found["gen_ai.response.model"] = model
+    return found
 
 
 # -- captured content, by the schemas of the GenAI conventions ---------------------------------------------

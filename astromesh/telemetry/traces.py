@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from astromesh.logs import redact_secrets
 from astromesh.telemetry.events import MODEL_CONTENT, TERMINAL_EVENTS, TOOL_CONTENT
@@ -14,7 +14,10 @@ _STEPS: dict[str, tuple[str, tuple[str, ...]]] = {
     "guardrails.checked": ("guardrails", ("stage", "actions", "content")),
     "memory.loaded": ("memory_build", ("turns", "semantic", "episodic")),
     "prompt.rendered": ("prompt_render", ("characters",)),
-    "model.finished": ("llm.complete", ("step", "role", "provider", "model", "usage", "attempts")),
+    "model.finished": (
+        "llm.complete",
+        ("step", "role", "provider", "model", "response_model", "finish_reason", "usage", "attempts"),
+    ),
     "model.failed": ("llm.complete", ("step", "role", "provider", "model", "error", "usage", "attempts")),
     "tool.finished": ("tool.call", ("id", "name", "ok", "error")),
     "memory.persisted": ("memory_persist", ("turns",)),
@@ -79,6 +82,27 @@ class TracedRun(Protocol):
     def events(self) -> Sequence[Event]: ...
 
 
+class RequestSpan(NamedTuple):
+    """A request to this server.
+
+    Args:
+        trace_id, span_id, parent_id: 32, 16 and 16 hex digits; no parent: empty.
+        route: path with the names of its parameters; empty if no route has answered.
+        start: seconds since the epoch.
+        address: host and port that the client named.
+    """
+
+    trace_id: str
+    span_id: str
+    parent_id: str
+    method: str
+    route: str
+    status: int
+    start: float
+    duration_ms: float
+    address: str
+
+
 class TraceExporter(Protocol):
     """Exports traces, off the hot path.
 
@@ -88,8 +112,14 @@ class TraceExporter(Protocol):
 
     dropped: int
 
+    def samples(self, trace_id: str) -> bool:
+        """Whether a trace that starts here is exported."""
+
     def offer(self, run: TracedRun) -> None:
         """Accepts an ended run. Must not block or raise."""
+
+    def offer_request(self, span: RequestSpan) -> None:
+        """Accepts an answered request of a sampled trace. Must not block or raise."""
 
     async def close(self) -> None:
         """Sends the queued runs, within a time limit."""

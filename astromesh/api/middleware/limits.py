@@ -17,7 +17,7 @@ MAX_HEADER_BYTES, MAX_TARGET_BYTES = 32_768, 8_192
 #: where the state of a request says that its body has not arrived in full
 BODY_INCOMPLETE = "body_incomplete"
 #: no limit holds for these: an orchestrator that gets no answer here kills a busy server
-_HEALTH_PATHS = ("/health", "/health/live", "/health/ready")
+HEALTH_PATHS = ("/health", "/health/live", "/health/ready")
 
 
 class ConcurrencyLimits(NamedTuple):
@@ -48,7 +48,7 @@ class RequestLimits:
         if scope["type"] == "websocket":
             await self._serve_socket(scope, receive, send)
             return
-        state, is_health = scope["state"], scope["path"] in _HEALTH_PATHS
+        state, is_health = scope["state"], scope["path"] in HEALTH_PATHS
         incomplete = state.get(BODY_INCOMPLETE)
         refused = head_fault(scope)
         if refused is None and incomplete:

@@ -22,7 +22,7 @@ from astromesh.storage.sqlite import Database
 from astromesh.telemetry.clock import SystemClock
 from astromesh.types import Message, SessionKey, Turn
 
-KEY = SessionKey("default", "support", "s-1")
+KEY = SessionKey("default", "support", "s-1", "ann")
 WRITERS, MESSAGES = 10, 20
 
 
@@ -58,7 +58,7 @@ class Runs:
         return RunAnswer(f"re: {request.query}", "support", KEY.session_id, "run_1", {})
 
     async def ask(self, agent: Any, query: str) -> RunAnswer:
-        run: Any = SimpleNamespace(key=KEY, owner="ann", any_owner=False, policy="")
+        run: Any = SimpleNamespace(key=KEY, owner="ann", policy="")
         return await self.handle(agent, RunRequest(query, KEY.session_id), run)
 
     async def stored(self) -> tuple[Turn, ...]:

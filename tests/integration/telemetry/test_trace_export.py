@@ -18,16 +18,21 @@ from mcp.client.streamable_http import streamable_http_client
 from opentelemetry.semconv._incubating.attributes import gen_ai_attributes
 from websockets.asyncio.client import connect
 
+from astromesh import __version__
 from astromesh.errors import ProviderTimeout
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.telemetry.otlp import SCHEMA_URL
 from astromesh.testing import Reply, ScriptedProvider
 from astromesh.testing.whatsapp import FakeWhatsAppApi, sign_webhook, text_message, webhook
 from astromesh.types import ToolCall, Usage
 from tests.integration.agents_folder import manifest, runtime_of, served, write
 from tests.integration.channels.whatsapp_server import HOOK, SECRET, channel_file
 from tests.integration.otlp_collector import Collector, ExportedSpan, collecting
+from tests.platform.astromesh import ROOT
+from tests.platform.model import MockModel
 
-SPAN = "cd" * 8
+SPAN, SERVER = "cd" * 8, 2
+TOKENS, SECONDS = "gen_ai.client.token.usage", "gen_ai.client.operation.duration"
 RUN, BODY = "/v1/agents/helper/run", {"query": "Who are you?", "session_id": "s"}
 MEMORY = {"conversational": {"backend": "sqlite"}}
 LOOK = ToolCall("c1", "lookup", '{"query": "private words of dan@example.org"}')
@@ -135,6 +140,8 @@ async def _task(http: httpx.AsyncClient, headers: dict[str, str]) -> None:
 WAYS: list[Callable[[httpx.AsyncClient, dict[str, str]], Awaitable[None]]] = [
     _rest, _events, _chat, _durable, _socket, _frame, _mcp, _whatsapp, _workflow, _task,
 ]  # fmt: skip
+#: ways without a request of HTTP
+SOCKETS = (_socket, _frame)
 ROOTS: dict[Any, str] = {_workflow: "invoke_workflow flow", _task: "invoke_workflow flow"}
 
 
@@ -182,9 +189,11 @@ async def test_a_run_goes_on_in_its_callers_trace_whatever_way_it_comes_in(folde
         await every_way(folder, collector, kept=True, ratio=0.0)
     for n, way in enumerate(WAYS):
         spans = [span for span in collector.spans if span.trace_id == trace(n)]
-        (root,) = (span for span in spans if span.parent_id == SPAN)
+        requests = {span.span_id for span in spans if span.kind == SERVER and span.parent_id == SPAN}
+        assert bool(requests) is (way not in SOCKETS), way
+        (root,) = (span for span in spans if span.parent_id in {SPAN, *requests} and span.kind != SERVER)
         assert root.name == ROOTS.get(way, "invoke_agent helper"), way
-        assert_tree(spans, root)
+        assert_tree(spans, root, *(span for span in spans if span.span_id in requests))
     assert {span.trace_id for span in collector.spans} == {trace(n) for n in range(len(WAYS))}
 
 
@@ -192,15 +201,19 @@ async def test_what_its_caller_does_not_keep_is_not_exported(folder: Path) -> No
     """Although the ratio is 1, nested runs included; the trace can be read here all the same."""
     with collecting() as collector:
         lines = await every_way(folder, collector, kept=False, ratio=1.0)
-    assert collector.spans == []
+    assert [span for n in range(len(WAYS)) for span in of_trace(collector, trace(n))] == []
     assert {line["trace_id"] for line in lines} == {trace(n) for n in range(len(WAYS))}
 
 
-def assert_tree(spans: list[ExportedSpan], root: ExportedSpan) -> None:
-    """Every span but the root stands under another one that was sent."""
+def assert_tree(spans: list[ExportedSpan], *roots: ExportedSpan) -> None:
+    """Every span but the roots stands under another one that was sent."""
     ids = {span.span_id for span in spans}
     assert len(ids) == len(spans)
-    assert [span.name for span in spans if span != root and span.parent_id not in ids] == []
+    assert [span.name for span in spans if span not in roots and span.parent_id not in ids] == []
+
+
+def of_trace(collector: Collector, trace_id: str) -> list[ExportedSpan]:
+    return [span for span in collector.spans if span.trace_id == trace_id]
 
 
 # -- sampling ----------------------------------------------------------------------------------------------
@@ -231,18 +244,20 @@ async def test_a_nested_agent_stands_under_its_tool_call_and_every_genai_name_ex
             trace_id = done["metadata"]["trace_id"]
             kept = (await http.get(f"/v1/traces/{trace_id}")).json()["spans"]
     outer, inner = collector.named("invoke_agent boss"), collector.named("invoke_agent helper")
-    assert {span.trace_id for span in collector.spans} == {trace_id}
+    spans = of_trace(collector, trace_id)
+    (request,) = (span for span in spans if span.kind == SERVER)
     assert inner.parent_id == collector.named("execute_tool ask").span_id
-    assert outer.parent_id == ""
-    assert_tree(collector.spans, outer)
+    assert (outer.parent_id, request.parent_id) == (request.span_id, "")
+    assert_tree(spans, request)
     known = {value for value in vars(gen_ai_attributes).values() if isinstance(value, str)}
-    used = {name for span in collector.spans for name in span.attributes if name.startswith("gen_ai.")}
+    used = {name for span in spans for name in span.attributes if name.startswith("gen_ai.")}
     assert used - known == set()
     assert {f"gen_ai.{name}" for name in (
         "operation.name", "agent.name", "conversation.id", "provider.name", "request.model", "tool.name",
-        "tool.call.id", "usage.input_tokens", "usage.output_tokens",
+        "tool.call.id", "tool.type", "usage.input_tokens", "usage.output_tokens",
+        "response.finish_reasons",
     )} <= used  # fmt: skip
-    assert len(kept) == len(collector.spans)
+    assert len(kept) == len(spans) - 1  # the request is in the collector alone
     by_id = {span["span_id"]: span for span in kept}
     (nested,) = (span for span in kept if span["name"] == "agent.run" and span["parent_id"])
     assert by_id[nested["parent_id"]]["name"] == "tool.call"
@@ -254,10 +269,88 @@ async def test_a_failed_stage_and_its_task_are_failed_spans(folder: Path) -> Non
         async with server(runtime_of(folder, ScriptedProvider())) as http:
             answer = await http.post("/v1/workflows/flow/run", json={"input": "Hi"})
             assert answer.json()["status"] == "failure"
+            trace_id = answer.json()["metadata"]["trace_id"]
     root = collector.named("invoke_workflow flow")
     assert root.failed and root.attributes["gen_ai.workflow.name"] == "flow"
+    assert root.attributes["error.type"]
     assert collector.named("invoke_agent helper").failed
-    assert_tree(collector.spans, root)
+    spans = of_trace(collector, trace_id)
+    assert_tree(spans, *(span for span in spans if span.kind == SERVER))
+
+
+# -- what a span says --------------------------------------------------------------------------------------
+
+
+async def test_a_request_is_a_server_span_above_its_run(tmp_path: Path) -> None:
+    write(tmp_path, manifest("helper"))
+    with collecting() as collector:
+        told(tmp_path, collector)
+        async with server(runtime_of(tmp_path, ScriptedProvider("one", RuntimeError("a bug")))) as http:
+            await _rest(http, {})
+            failed = await http.post(RUN, json=BODY)
+            assert (await http.get("/v1/runs/none")).status_code == 404
+            assert (await http.get("/health/live")).status_code == 200
+            place = http.base_url
+    requests = [span for span in collector.spans if span.kind == SERVER]
+    about = [(span.name, span.attributes["http.response.status_code"], span.failed) for span in requests]
+    run = "POST /v1/agents/{name}/run"
+    assert about == [
+        (run, 200, False), (run, failed.status_code, True), ("GET /v1/runs/{run_id}", 404, False),
+    ]  # fmt: skip
+    assert requests[0].attributes["http.route"] == "/v1/agents/{name}/run"
+    assert requests[0].attributes["server.address"] == place.host
+    assert requests[0].attributes["server.port"] == place.port
+    assert requests[1].attributes["error.type"] == str(failed.status_code)
+    first, second = (span for span in collector.spans if span.name == "invoke_agent helper")
+    assert [first.parent_id, second.parent_id] == [request.span_id for request in requests[:2]]
+    assert "error.type" not in first.attributes
+    assert second.attributes["error.type"] == failed.json()["code"]
+
+
+async def test_who_sends_it_and_by_which_names_is_said(tmp_path: Path) -> None:
+    write(tmp_path, manifest("helper"))
+    with collecting() as collector:
+        told(tmp_path, collector)
+        async with server(runtime_of(tmp_path, ScriptedProvider("one"))) as http:
+            await _rest(http, {})
+    service = (("service.name", "astromesh"), ("service.version", __version__))
+    assert collector.scopes == {(*service, SCHEMA_URL, "astromesh", __version__, SCHEMA_URL)}
+    page = (ROOT / "docs" / "operations.md").read_text()
+    assert SCHEMA_URL.rpartition("/")[2] in page
+
+
+async def test_model_calls_name_their_server_and_the_model_that_answered(
+    tmp_path: Path, mock_llm: MockModel
+) -> None:
+    """As spans, and as metrics: also of runs whose traces nobody keeps."""
+    model = {"provider": "openai", "model": "mock+tokens=4", "endpoint": mock_llm.url, "api_key": "sk-x"}
+    write(tmp_path, manifest("helper", model={"primary": model}))
+    place = httpx.URL(mock_llm.url)
+    mock_llm.script({"text": "Well."}, {"text": "Well."}, {"status": 400})
+    with collecting() as collector:
+        told(tmp_path, collector)
+        async with server(AgentRuntime(tmp_path, data_dir=tmp_path / "data", env={})) as http:
+            await _rest(http, {})
+            await _rest(http, header(1, sampled=False))
+            assert (await http.post(RUN, json=BODY)).status_code == 422
+    said, *_ = (span for span in collector.spans if span.name.startswith("chat "))
+    assert said.attributes["server.address"] == place.host
+    assert said.attributes["server.port"] == place.port
+    assert said.attributes["gen_ai.response.model"] == "mock+tokens=4"
+    about = {"gen_ai.operation.name": "chat", "gen_ai.provider.name": "openai",
+             "gen_ai.request.model": "mock+tokens=4", "server.address": place.host,
+             "server.port": place.port}  # fmt: skip
+    answered = {**about, "gen_ai.response.model": "mock+tokens=4"}
+    tokens = {point[0]["gen_ai.token.type"]: point for point in collector.points(TOKENS)}
+    assert tokens.keys() == {"input", "output"}
+    for kind, (attributes, count, total) in tokens.items():
+        assert attributes == {**answered, "gen_ai.token.type": kind}
+        assert count == 2 and total > 0
+    seconds = collector.points(SECONDS)
+    assert {point[0].get("error.type", ""): point[1] for point in seconds} == {"": 2, "provider_rejected": 1}
+    for attributes, _, total in seconds:
+        assert about.items() <= attributes.items()
+        assert total > 0
 
 
 # -- content -----------------------------------------------------------------------------------------------
