@@ -23,6 +23,7 @@ from astromesh.api.errors import (
     response_of,
     validation_detail,
 )
+from astromesh.api.openapi import DescribedFastAPI
 from astromesh.api.requests import NOT_UTF_8
 from astromesh.api.routes import (
     agents,
@@ -66,7 +67,7 @@ ROUTERS = (
 
 def create_fastapi_app(state: State) -> FastAPI:
     """Returns the application. Args: state: the server's, where handlers find the runtime."""
-    app = FastAPI(
+    app = DescribedFastAPI(
         title="astromesh",
         version=__version__,
         openapi_url=None,  # docs.router serves it, with a scope

@@ -177,8 +177,8 @@ class SessionsOut(BaseModel):
     next: str | None
 
 
-#: a problem document (RFC 9457); a model here would be compiled once for each status of each route
-_PROBLEM_SCHEMA: JsonObject = {
+#: a problem document (RFC 9457), the component `Problem` of the description
+PROBLEM_SCHEMA: JsonObject = {
     "title": "Problem",
     "type": "object",
     "properties": {
@@ -191,7 +191,7 @@ _PROBLEM_SCHEMA: JsonObject = {
     },
     "required": ["type", "title", "status", "detail", "code", "trace_id"],
 }
-_PROBLEM = {"content": {"application/problem+json": {"schema": _PROBLEM_SCHEMA}}}
+_PROBLEM = {"content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}}
 
 
 #: a reader of events that has them all

@@ -7,6 +7,7 @@ from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, Field
+from starlette.responses import PlainTextResponse
 
 from astromesh.access.audit import AuditFilter, AuditLog
 from astromesh.api.auth import RemoteScope
@@ -115,7 +116,12 @@ async def trace(trace_id: str, request: Request) -> JsonObject:
     return found
 
 
-@router.get("/metrics", summary="Prometheus metrics", dependencies=[Depends(RemoteScope("metrics:read"))])
+@router.get(
+    "/metrics",
+    summary="Prometheus metrics",
+    response_class=PlainTextResponse,
+    dependencies=[Depends(RemoteScope("metrics:read"))],
+)
 async def metrics(request: Request) -> Response:
     """Returns the metrics in the text exposition format of Prometheus."""
     return Response(exposition(runtime_of(request).metrics), media_type="text/plain; version=0.0.4")

@@ -119,6 +119,10 @@ def _model(name: str) -> JsonObject:
     summary="Run an agent as an OpenAI-compatible model",
     openapi_extra=request_body(ChatBody),
     response_model=None,
+    responses={
+        200: {"content": {"application/json": {}, "text/event-stream": {}}},
+        **problems(400, 401, 403, 404, 409, 413, 422, 429, 502, 503, 504),
+    },
     dependencies=[scope("agents:run", any_resource=True)],
 )
 async def chat_completions(request: Request) -> Response:

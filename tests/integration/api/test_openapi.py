@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import httpx
 import orjson
+import pytest
 from fastapi import FastAPI
 from starlette.datastructures import State
 
 from astromesh.api.auth import Auth
+from astromesh.api.fastapi_app import create_fastapi_app
+from astromesh.api.openapi import OPERATION_IDS
 from astromesh.api.routes import docs
+from tests.integration.api.test_route_scopes import EVERY
 
 
 class Slow(FastAPI):
@@ -59,3 +65,83 @@ async def test_one_that_failed_is_made_again() -> None:
     async with client(app) as http:
         statuses = [(await http.get("/openapi.json")).status_code for _ in range(3)]
     assert (statuses, app.made) == ([500, 200, 200], 2)
+
+
+# -- what it says ------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def described() -> dict[str, Any]:
+    return create_fastapi_app(State()).openapi()
+
+
+def operations(described: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
+    for path, methods in described["paths"].items():
+        for method, operation in methods.items():
+            yield f"{method.upper()} {path}", operation
+
+
+def references(node: Any) -> Iterator[str]:
+    if isinstance(node, dict):
+        yield from [node["$ref"]] if "$ref" in node else []
+        node = list(node.values())
+    if isinstance(node, list):
+        for one in node:
+            yield from references(one)
+
+
+def test_every_operation_has_a_name_that_stays(described: dict[str, Any]) -> None:
+    """Clients make functions of them. The table holds those of today, each once, and no others."""
+    found = {key: operation["operationId"] for key, operation in operations(described)}
+    assert found == dict(OPERATION_IDS)
+    assert len(set(found.values())) == len(found)
+    assert all(re.fullmatch(r"[a-z]+(_[a-z]+)+", name) for name in found.values())
+
+
+def test_every_error_is_the_one_problem(described: dict[str, Any]) -> None:
+    problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
+    for key, operation in operations(described):
+        for status, response in operation["responses"].items():
+            if int(status) >= 400:
+                assert response["content"] == problem, (key, status)
+    assert not {"HTTPValidationError", "ValidationError"} & described["components"]["schemas"].keys()
+
+
+def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
+    for reference in references(described):
+        node = described
+        for step in reference.removeprefix("#/").split("/"):
+            node = node[step]
+
+
+def test_operations_say_which_scope_they_need(described: dict[str, Any]) -> None:
+    """As the routes check it; what needs one may be 401 and 403."""
+    schemes = described["components"]["securitySchemes"].keys()
+    guarded = {
+        f"{route.method} {route.path.replace(':path}', '}')}": route.scope
+        for route in EVERY
+        if route.method != "WS"
+    }
+    for key, operation in operations(described):
+        ways = [way for way in operation["security"] if way]
+        needed = {scope for way in ways for scopes in way.values() for scope in scopes}
+        assert needed == ({guarded[key]} if guarded[key] else set()), key
+        assert {name for way in ways for name in way} == (set(schemes) if needed else set()), key
+        assert {"401", "403"} <= operation["responses"].keys() or not needed, key
+    metrics = described["paths"]["/metrics"]["get"]
+    assert {} in metrics["security"]  # programs on this machine need no key
+
+
+def test_text_is_text_and_events_are_events(described: dict[str, Any]) -> None:
+    answers = {
+        key: set(operation["responses"].get("200", {}).get("content", {}))
+        for key, operation in operations(described)
+    }
+    assert answers["GET /metrics"] == {"text/plain"}
+    assert answers["GET /v1/runs/{run_id}/events"] == {"text/event-stream"}
+    assert answers["POST /v1/agents/{name}/run"] == {"application/json", "text/event-stream"}
+    assert answers["POST /v1/chat/completions"] == {"application/json", "text/event-stream"}
+
+
+def test_pages_are_not_in_it(described: dict[str, Any]) -> None:
+    assert not {"/", "/docs", "/openapi.json", "/health", "/console"} & described["paths"].keys()

@@ -1,0 +1,136 @@
+"""The OpenAPI description: what the routes declare, and what holds for all of them.
+
+FastAPI knows neither the scopes of a route nor the form of our errors. This module adds both: security per
+operation, 401 and 403 where a scope is needed, and one schema for every problem document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from fastapi import FastAPI
+from fastapi.routing import APIRoute
+
+from astromesh.api.auth import RemoteScope, RequiredScope
+from astromesh.api.schemas import PROBLEM_SCHEMA, problems
+from astromesh.types import JsonObject
+
+#: ways to send a credential; either is enough
+_SCHEMES: JsonObject = {
+    "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, or a JSON Web Token."},
+    "api_key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+#: names of the operations, of which clients make functions: they stay, whatever our functions are called
+OPERATION_IDS: Mapping[str, str] = {
+    "POST /v1/agents/{name}/run": "run_agent",
+    "POST /v1/agents/{name}/runs": "accept_run",
+    "GET /v1/agents": "list_agents",
+    "GET /v1/agents/{name}": "get_agent",
+    "GET /v1/agents/{name}/graph": "draw_agent",
+    "GET /v1/agents/{name}/sessions": "list_sessions",
+    "GET /v1/agents/{name}/sessions/{session_id}": "get_session",
+    "DELETE /v1/agents/{name}/sessions/{session_id}": "erase_session",
+    "GET /v1/runs": "list_runs",
+    "GET /v1/runs/{run_id}": "get_run",
+    "GET /v1/runs/{run_id}/events": "follow_run",
+    "GET /v1/runs/{run_id}/results/{result_id}": "get_result",
+    "POST /v1/runs/{run_id}/cancel": "cancel_run",
+    "POST /v1/runs/{run_id}/resume": "resume_run",
+    "POST /v1/runs/{run_id}/feedback": "rate_run",
+    "GET /v1/approvals": "list_approvals",
+    "GET /v1/principals/{principal}/data": "export_principal",
+    "DELETE /v1/principals/{principal}/data": "erase_principal",
+    "GET /v1/tools": "list_tools",
+    "GET /v1/providers": "list_providers",
+    "POST /v1/rag/{pipeline}/documents": "change_documents",
+    "POST /v1/rag/{pipeline}/query": "query_documents",
+    "GET /v1/workflows": "list_workflows",
+    "POST /v1/workflows/{name}/run": "run_workflow",
+    "POST /v1/workflows/{name}/runs": "accept_task",
+    "GET /v1/tasks": "list_tasks",
+    "GET /v1/tasks/{task_id}": "get_task",
+    "GET /v1/tasks/{task_id}/trace": "get_task_trace",
+    "GET /v1/tasks/{task_id}/manifest": "get_task_manifest",
+    "GET /v1/tasks/{task_id}/artifacts": "list_artifacts",
+    "GET /v1/tasks/{task_id}/events": "follow_task",
+    "POST /v1/tasks/{task_id}/cancel": "cancel_task",
+    "POST /v1/tasks/{task_id}/pause": "pause_task",
+    "POST /v1/tasks/{task_id}/step": "step_task",
+    "POST /v1/tasks/{task_id}/resume": "resume_task",
+    "POST /v1/tasks/{task_id}/replay": "replay_task",
+    "GET /v1/audit": "list_acts",
+    "GET /v1/statistics": "get_statistics",
+    "GET /v1/traces": "list_traces",
+    "GET /v1/traces/{trace_id}": "get_trace",
+    "GET /metrics": "get_metrics",
+    "GET /v1/models": "list_models",
+    "GET /v1/models/{name}": "get_model",
+    "POST /v1/chat/completions": "create_chat_completion",
+    "GET /v1/channels/{channel}/webhook": "verify_webhook",
+    "POST /v1/channels/{channel}/webhook": "receive_webhook",
+    "GET /health/live": "get_liveness",
+    "GET /health/ready": "get_readiness",
+}
+#: schemas of FastAPI's own errors, which no route answers
+_FOREIGN = ("HTTPValidationError", "ValidationError")
+
+
+class DescribedFastAPI(FastAPI):
+    """FastAPI whose description is true of errors and scopes."""
+
+    def openapi(self) -> dict[str, Any]:
+        """Returns the description; it is made once."""
+        if self.openapi_schema is None:
+            self.openapi_schema = _completed(super().openapi(), self)
+        return self.openapi_schema
+
+
+def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
+    components = description.setdefault("components", {})
+    schemas = components.setdefault("schemas", {})
+    for name in _FOREIGN:
+        schemas.pop(name, None)
+    schemas["Problem"] = PROBLEM_SCHEMA
+    components["securitySchemes"] = _SCHEMES
+    for key, route, operation in _operations(description, app):
+        operation["operationId"] = OPERATION_IDS[key]
+        responses = operation["responses"]
+        if "422" in responses:  # FastAPI declares its own form of it
+            responses["422"] = _described(422)
+        required = next(_scopes(route), None)
+        if required is None:
+            operation["security"] = []
+            continue
+        ways: list[JsonObject] = [{name: [required.name]} for name in _SCHEMES]
+        # programs on this machine need no credential
+        operation["security"] = [{}, *ways] if isinstance(required, RemoteScope) else ways
+        for status in (401, 403):
+            responses.setdefault(str(status), _described(status))
+    return description
+
+
+def _described(status: int) -> JsonObject:
+    return {"description": _DESCRIPTIONS[status], **problems(status)[status]}
+
+
+_DESCRIPTIONS = {
+    401: "There is no credential, or it is not valid.",
+    403: "The credential lacks the scope.",
+    422: "The request is not valid.",
+}
+
+
+def _operations(description: JsonObject, app: FastAPI) -> Iterator[tuple[str, APIRoute, JsonObject]]:
+    for route in app.router.routes:
+        if isinstance(route, APIRoute) and route.include_in_schema:
+            for method in route.methods or ():
+                # a parameter of a path in OpenAPI has no converter
+                operation = description["paths"][route.path_format][method.lower()]
+                yield f"{method} {route.path_format}", route, operation
+
+
+def _scopes(route: APIRoute) -> Iterator[RequiredScope]:
+    for dependency in route.dependencies:
+        if isinstance(dependency.dependency, RequiredScope):
+            yield dependency.dependency
