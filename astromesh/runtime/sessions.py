@@ -393,8 +393,8 @@ class SessionLeaseHolder:
                 continue  # it was released meanwhile
             if interrupt is None:
                 lock.lose()
-            elif interrupt:
-                lock.interrupt()
+            elif interrupt and lock.newest is None:
+                lock.interrupt()  # the newest message leaves for a newer one alone, which takes its place
 
     async def close(self) -> None:
         await self._renewal.close()

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from astromesh.durable.leases import REQUEST_SECONDS
 from astromesh.errors import Interrupted, SessionBusy
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.sessions import become_newest
@@ -123,6 +124,31 @@ async def test_of_messages_at_once_in_two_processes_one_is_answered(
         turns = await turns_of(both[0])
     assert sum(isinstance(result, Interrupted) for result in results) == 7
     assert [role for role, _ in turns] == ["user", "assistant"]
+
+
+async def test_the_newest_message_is_answered_although_an_older_one_asks_it_to_leave(
+    tmp_path: Path, memory: dict[str, Any]
+) -> None:
+    """`interrupt`: the older message may ask for the session when it is replaced already."""
+    asked, go = asyncio.Event(), asyncio.Event()
+
+    async def waits(request: Any) -> str:
+        asked.set()
+        await go.wait()
+        return "done"
+
+    async with AsyncExitStack() as stack:
+        made = runtimes(tmp_path, memory, 2, waits, sessions={"concurrency": "interrupt"})
+        one, two = [await stack.enter_async_context(r) for r in made]
+        newest = asyncio.create_task(one.run("a", "newest", "s"))
+        await asyncio.wait_for(asked.wait(), 30)
+        leases = two.agent("a").memory.leases
+        assert leases is not None
+        await leases.interrupt(SessionKey("default", "a", "s"))
+        await asyncio.wait([newest], timeout=4 * REQUEST_SECONDS)  # as long as it takes to hear of it
+        go.set()
+        assert (await newest).response == "done"
+        assert [role for role, _ in await turns_of(two)] == ["user", "assistant"]
 
 
 async def test_who_was_replaced_while_it_said_its_last_word_stores_nothing(
