@@ -46,7 +46,7 @@ import asyncio
 import signal
 import threading
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 #: message of a cancelled `append` that is certain to write nothing
 NOT_DONE = "not done"
@@ -723,6 +723,18 @@ class ConflictingWrites(GraphError, code="conflicting_writes"):
             f"{nodes[0]!r} and {nodes[1]!r} ran at once and wrote different values under {key!r}. "
             f"Let the graph join them by reducers={{{key!r}: FUNCTION}}, or give the nodes different keys."
         )
+
+
+class BranchFailed(GraphError, code="branch_failed"):
+    """A branch of a graph failed, so that the others are cancelled; it never leaves the run.
+
+    Args:
+        result: NodeResult of its last node.
+    """
+
+    def __init__(self, result: Any) -> None:
+        self.result = result
+        super().__init__(result.error)
 
 
 class GraphStopped(GraphError, code="graph_stopped"):

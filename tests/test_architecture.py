@@ -385,7 +385,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "graph.calls": ("books the usage and raises", "books the usage and raises"),
     "graph.effects": ("copying a result runs foreign code", "a summary model raised", "an effect raised"),
     "graph.hooks": ("a hook raised",) * 2 + ("notifies hooks and raises",) * 2,
-    "graph.merging": ("comparing foreign values raised",),
+    "graph.merging": ("comparing foreign values raised", "a reducer raised"),
     "graph.nodes.guard": ("a guard raised",),
     "graph.nodes.human": ("a handler raised",),
     "graph.reasoning.prompts": ("a model raised",),

@@ -68,7 +68,7 @@ from astromesh.graph.nodes.human import HumanDecision, HumanRequest
 from astromesh.graph.nodes.system_prompt import Examples, FromState, Rules, Text
 from astromesh.graph.records import END, ExecutionReport, GraphResult, Mutation, NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.graph.transitions import Edge
+from astromesh.graph.transitions import Edge, Fork, Send
 
 __all__ = [
     "END",
@@ -82,6 +82,7 @@ __all__ = [
     "Examples",
     "ExecutionReport",
     "FanOutNode",
+    "Fork",
     "FromState",
     "FunctionNode",
     "GraphResult",
@@ -112,6 +113,7 @@ __all__ = [
     "RetryNode",
     "RouterNode",
     "Rules",
+    "Send",
     "SubgraphNode",
     "SynthesizeNode",
     "Text",

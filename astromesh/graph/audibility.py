@@ -21,7 +21,7 @@ from typing import Any, TypeAlias, cast
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.records import END
-from astromesh.graph.topology import GraphView, is_graph, may_refuse, reachable, targets
+from astromesh.graph.topology import GraphView, branch_nodes, is_graph, may_refuse, reachable, targets
 from astromesh.graph.transitions import ERROR_KEY, OnError, OnGuardFail, OnToolCall
 from astromesh.types import CompletionResult
 
@@ -163,6 +163,8 @@ def _by_keywords(node: Any) -> Audibility:
 
 def _by_targets(graph: GraphView, node: Any) -> Audibility:
     after_calls, after_failure, after_answer = (names - {END} for names in _targets_by_outcome(graph, node))
+    if graph.forks and node.name in branch_nodes(graph):
+        after_answer |= {node.name}  # others may answer at the same time
     if _refused_later(graph, after_answer | after_failure):
         return Audibility.HIDDEN
     if after_answer:
@@ -185,6 +187,7 @@ def _targets_by_outcome(graph: GraphView, node: Any) -> Iterator[set[str]]:
         *(e.target for e in edges if not isinstance(e.condition, no_answer)),
         *(t for key, t in node.transitions.items() if key != ERROR_KEY),
         *node.routes,
+        *(graph.forks[node.name].targets if node.name in graph.forks else ()),
         node.default_next or END,
     }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, ClassVar, Literal, TypedDict, Unpack
+from typing import Any, ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import Graph, Node, NodeConfig
@@ -15,6 +15,7 @@ from astromesh.graph.state import GraphState
 from astromesh.graph.validation import check_keywords, check_name
 
 Routing = Literal["", "edges_only"]
+Join: TypeAlias = Literal["all", "any"] | int
 
 
 class NodeKeywords(TypedDict, total=False):
@@ -39,6 +40,8 @@ class NodeKeywords(TypedDict, total=False):
         default_next: The target if nothing else matches.
         routes: Targets that the model may name, beside those of edges and transitions.
         routing: `edges_only`: the text of the model neither chooses the next node nor changes the graph.
+        join: What the node waits for if several branches of a fork reach it. `all`: every one that can still
+            reach it. `any`, or a number: the first, or so many. The others that can reach it are cancelled.
         timeout: Seconds for one execution, which is then cancelled, or None.
         pure: The output depends on the declared inputs alone, so that the key of a cached result needs no
             messages.
@@ -69,6 +72,7 @@ class NodeKeywords(TypedDict, total=False):
     default_next: str
     routes: Iterable[str]
     routing: Routing
+    join: Join
     timeout: float | None
     pure: bool
     max_iterations: int | None
@@ -131,6 +135,7 @@ class BaseNode:
     default_next: str = ""
     routes: tuple[str, ...] = ()
     routing: Routing = ""
+    join: Join = "all"
     timeout: float | None = None
     pure: bool = False
     max_iterations: int | None = None

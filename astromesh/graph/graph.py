@@ -11,11 +11,14 @@ from astromesh.errors import InvalidGraph
 from astromesh.graph import problems, topology
 from astromesh.graph.base import BaseNode, Routing
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.node_config import MAX_CONCURRENCY
+from astromesh.graph.records import END
 from astromesh.graph.serialization import read_graph, write_graph
 from astromesh.graph.state import MAX_ITERATIONS, NO_REDUCERS, Reducer
 from astromesh.graph.transitions import (
     Condition,
     Edge,
+    Fork,
     OnConfidence,
     OnError,
     OnGuardFail,
@@ -88,6 +91,7 @@ class PromptGraph:
         self.version = 0
         self._nodes: dict[str, BaseNode] = {}
         self._edges: list[Edge] = []
+        self._forks: dict[str, Fork] = {}
         self._edge_index: dict[str, tuple[Edge, ...]] | None = None
         self._entry = ""
         for node in nodes or ():
@@ -119,6 +123,9 @@ class PromptGraph:
         self.get_node(name)
         del self._nodes[name]
         self._edges = [e for e in self._edges if name not in (e.source, e.target)]
+        self._forks = {
+            fork.source: fork for fork in self._forks.values() if name not in (fork.source, *fork.targets)
+        }
         return self._changed()
 
     def get_node(self, name: str) -> BaseNode:
@@ -193,6 +200,32 @@ class PromptGraph:
         self._edges.append(edge)
         return self._changed()
 
+    def fork(self, source: str, *targets: str, max_concurrency: int = MAX_CONCURRENCY) -> Self:
+        """Takes several targets together, where an unconditional edge would be taken.
+
+        Each branch works on a copy of the state. A node that several branches reach waits for them: see the
+        keyword `join`. Then their writes are merged in the order of the targets, whatever ended first. If one
+        branch fails, the others are cancelled, nothing is merged, and an error edge of `source` leads on.
+
+        Raises:
+            TypeError, ValueError: There are fewer than two different targets, or `source` has a fork.
+        """
+        owner = f"Fork of {source!r}"
+        if not all(isinstance(name, str) for name in (source, *targets)):
+            raise TypeError(f"{owner}: its ends must be names of nodes, not {targets!r}.")
+        if len(set(targets)) < max(len(targets), 2) or END in targets:
+            raise ValueError(f"{owner}: needs two or more different nodes as targets, not {targets!r}.")
+        if source in self._forks:
+            raise ValueError(f"{owner}: there is already one.")
+        check_int(owner, "max_concurrency", max_concurrency)
+        self._forks[source] = Fork(source, targets, max_concurrency)
+        return self._changed()
+
+    @property
+    def forks(self) -> Mapping[str, Fork]:
+        """The forks by source."""
+        return MappingProxyType(self._forks)
+
     def remove_edge(self, source: str, target: str) -> Self:
         """Removes every edge between two nodes. Raises InvalidGraph if there is none."""
         remaining = [e for e in self._edges if (e.source, e.target) != (source, target)]
@@ -254,7 +287,9 @@ class PromptGraph:
     def copy(self) -> Self:
         """Returns an independent graph with the same nodes and edges."""
         other = type(self).__new__(type(self))
-        other.__dict__.update(self.__dict__, _nodes=dict(self._nodes), _edges=list(self._edges))
+        other.__dict__.update(
+            self.__dict__, _nodes=dict(self._nodes), _edges=list(self._edges), _forks=dict(self._forks)
+        )
         return other
 
     def validate(self, *, max_iterations: int | None = MAX_ITERATIONS) -> list[str]:

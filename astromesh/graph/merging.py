@@ -12,10 +12,10 @@ items of a FanOutNode           keep every output of their nodes to themselves
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from astromesh.errors import ConflictingWrites
+from astromesh.errors import ConflictingWrites, GraphError
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.node_config import Child
 from astromesh.graph.records import OUTPUT_SUFFIX
@@ -48,24 +48,37 @@ class Branch:
     Args:
         name: Its part of the path.
         state: The state on which it works.
+        before: The context before it.
         is_safe: Whether it has the flag PARALLEL_SAFE.
+        parts: The branches that met before this one, which it continues.
+        joined: The context as it was when they had met.
     """
 
     child: Child
     name: str
     state: GraphState
-    is_safe: bool
+    before: Mapping[str, Any]
+    is_safe: bool = False
+    parts: Sequence[Branch] = ()
+    joined: Mapping[str, Any] = field(default_factory=dict)
 
-    def writes(self, before: Mapping[str, Any]) -> list[tuple[str, Any]]:
-        """Returns what the child has written to its context, without what it keeps to itself."""
+    def writes(self) -> dict[str, list[Write]]:
+        """Returns what the child has written to its context, without what it keeps to itself.
+
+        A reducer gets each write of the parts, not the value that it has made of them.
+        """
         own, private = self.child.context, self.output_names(keys=True) if self.child.is_item else ()
-        return [
-            (key, value)
+        found = {
+            key: [Write(self, value)]
             for key, value in self.state.context.items()
-            if not (key in before and before[key] is value)
+            if not (key in self.before and self.before[key] is value)
             and not (key in own and own[key] is value)
             and key not in private
-        ]
+        }
+        for key, writes in writes_of(self.parts).items():
+            if key in found and key in self.state.reducers and self.joined.get(key) is found[key][0].value:
+                found[key] = writes
+        return found
 
     def output_names(self, *, keys: bool = False) -> set[str]:
         """Returns the keys under which the engine writes for the child and all nodes in it: `NAME_output`.
@@ -77,6 +90,30 @@ class Branch:
         names = {node.name for node in nodes} | {result.node_name for result in self.state.node_history}
         written = {key for name in names for key in (name + OUTPUT_SUFFIX, retries_key(name))}
         return written | {node.output_key for node in nodes if keys}
+
+
+def writes_of(branches: Sequence[Branch]) -> dict[str, list[Write]]:
+    """Returns the writes of branches by key, in their order."""
+    found: dict[str, list[Write]] = {}
+    for branch in branches:
+        for key, writes in branch.writes().items():
+            found.setdefault(key, []).extend(writes)
+    return found
+
+
+def merge(state: GraphState, branches: Sequence[Branch]) -> None:
+    """Adds the writes of branches that began at one state to this state, or to a copy of it.
+
+    Raises:
+        ConflictingWrites, GraphError: Two differ, or a reducer failed. Nothing was added to the context.
+    """
+    copies = [branch for branch in branches if branch.state.context is not state.context]
+    merged = {
+        key: value for key, writes in writes_of(copies).items() for value in _merged(state, key, writes)
+    }
+    state.extend_lists([branch.state for branch in branches])
+    for key, value in merged.items():
+        engine_write(state.context, key, value)
 
 
 class Branches:
@@ -101,7 +138,8 @@ class Branches:
             fork.context = state.context
         else:
             fork.context = {**self._before, **child.context}
-        branch = self._branches[index] = Branch(child, child.name or child.node.name, fork, is_safe)
+        name = child.name or child.node.name
+        branch = self._branches[index] = Branch(child, name, fork, self._before, is_safe)
         return branch
 
     def merge(self) -> None:
@@ -110,34 +148,29 @@ class Branches:
         Raises:
             ConflictingWrites: Nothing was added to the context.
         """
-        branches = [self._branches[index] for index in sorted(self._branches)]
-        writes: dict[str, list[Write]] = {}
-        for branch in branches:
-            if branch.state.context is not self._state.context:
-                for key, value in branch.writes(self._before):
-                    writes.setdefault(key, []).append(Write(branch, value))
-        merged = {key: value for key, found in writes.items() for value in self._values(key, found)}
-        self._state.extend_lists([branch.state for branch in branches])
-        for key, value in merged.items():
-            engine_write(self._state.context, key, value)
+        merge(self._state, [self._branches[index] for index in sorted(self._branches)])
 
-    def _values(self, key: str, writes: Sequence[Write]) -> Sequence[Any]:
-        """Returns the merged value of a key, or nothing if it stays inside the branches."""
-        values = [write.value for write in writes]
-        if (reducer := self._state.reducers.get(key)) is not None:
-            if key in self._before:
-                values.insert(0, self._before[key])
-            merged, *others = values
-            for value in others:
+
+def _merged(state: GraphState, key: str, writes: Sequence[Write]) -> Sequence[Any]:
+    """Returns the merged value of a key, or nothing if it stays inside the branches."""
+    values = [write.value for write in writes]
+    if (reducer := state.reducers.get(key)) is not None:
+        if key in (before := writes[0].branch.before):
+            values.insert(0, before[key])
+        merged, *others = values
+        for value in others:
+            try:
                 merged = reducer(merged, value)
-            return (merged,)
-        if key in _UNITED_KEYS:
-            return ({name: value for mapping in values for name, value in mapping.items()},)
-        if key not in RESERVED_KEYS and (conflict := _conflict(writes)) is not None:
-            if all(key in branch.output_names() for branch in conflict):
-                return ()
-            raise ConflictingWrites(key, (conflict[0].name, conflict[1].name))
-        return values[-1:]
+            except Exception as error:  # a reducer is foreign code
+                raise GraphError(f"The reducer of {key!r} failed: {error!r}") from error
+        return (merged,)
+    if key in _UNITED_KEYS:
+        return ({name: value for mapping in values for name, value in mapping.items()},)
+    if key not in RESERVED_KEYS and (conflict := _conflict(writes)) is not None:
+        if all(key in branch.output_names() for branch in conflict):
+            return ()
+        raise ConflictingWrites(key, (conflict[0].name, conflict[1].name))
+    return values[-1:]
 
 
 def _conflict(writes: Sequence[Write]) -> tuple[Branch, Branch] | None:

@@ -281,7 +281,7 @@ class NodeRecorder:
 
 def _may_lead(plan: Plan, name: str, target: str, reason: str) -> bool:
     """Whether a graph may lead from a node to another one, by the rule that was recorded."""
-    if target not in plan.steps:
+    if target not in plan.steps and target not in plan.stops:
         return False
     assert plan.graph is not None
     return reason == "next_node" or target == ERROR_NODE or target in targets(plan.graph, name)

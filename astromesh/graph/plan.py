@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable
+from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -35,9 +36,17 @@ from astromesh.graph.records import (
 )
 from astromesh.graph.runner import bounded, unit, wrapped
 from astromesh.graph.state import NO_REDUCERS, RETRY_ERROR, GraphState, engine_forget, engine_write
-from astromesh.graph.topology import contains_protected, declared_targets, is_protected, may_refuse, routable
+from astromesh.graph.topology import (
+    contains_protected,
+    declared_targets,
+    is_protected,
+    may_refuse,
+    routable,
+    targets,
+)
 from astromesh.graph.transitions import (
     ERROR_KEY,
+    FORK,
     NO_TRANSITION,
     CompiledEdge,
     OnError,
@@ -288,6 +297,8 @@ class Plan:
             follows.
         guarded: Whether anything inside may refuse another node's text.
         nested: The plans of all children, by the identity of their source.
+        is_branch: Whether it is a branch of a graph. Other branches may run at the same time.
+        stops: Names of nodes at which a branch ends, because it meets others there.
     """
 
     def __init__(
@@ -308,6 +319,8 @@ class Plan:
         self.finalizer = graph.finalizer if graph else ""
         self.reducers = graph.reducers if graph else NO_REDUCERS
         self.nested: dict[int, Plan] = {}
+        self.is_branch = False
+        self.stops: frozenset[str] = frozenset()
 
     @property
     def is_stale(self) -> bool:
@@ -318,6 +331,14 @@ class Plan:
     def first_step(self) -> Step:
         """The first step. A single child has no other."""
         return self.steps[self.entry]
+
+
+def as_branch(plan: Plan, entry: str, stops: frozenset[str]) -> Plan:
+    """Returns the plan of a branch of a graph: it begins at `entry` and ends before the nodes of `stops`."""
+    branch = copy(plan)
+    branch.entry, branch.stops, branch.is_branch = entry, stops, True
+    branch.steps = {name: step for name, step in plan.steps.items() if name not in stops}
+    return branch
 
 
 def compile_graph(
@@ -404,6 +425,10 @@ def _compile_node(
         )
         for e in edges
     )
+    if (fork := graph.forks.get(node.name)) is not None:
+        step.fork = fork
+        step.edges = (*step.edges, CompiledEdge(None, Transition(fork.targets[0], FORK)))
+    step.declared = frozenset(targets(graph, node.name))
     if node.default_next:
         step.default = Transition(node.default_next, "default")
     if "edges_only" not in (node.routing, graph.routing):

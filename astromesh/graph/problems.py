@@ -222,9 +222,11 @@ def inner_problems(node: BaseNode, seen: SeenParts) -> Iterator[str]:
 def _unknown_targets(graph: GraphView) -> Iterator[str]:
     for name, node in graph.nodes.items():
         edge_targets = {e.target for e in graph.get_edges_from(name)}
+        fork_targets = graph.forks[name].targets if name in graph.forks else ()
         for target in sorted(targets(graph, name) - {END}):
             if target not in graph.nodes:
                 how = "an edge" if target in edge_targets else "a transition"
+                how = "a fork" if target in fork_targets else how
                 text = f"Node {node.name!r} has {how} to {target!r}, which is not a node."
                 yield Problem(text, _location_of_target(graph, name, target))
 
@@ -234,6 +236,9 @@ def _location_of_target(graph: GraphView, name: str, target: str) -> Location:
     for index, edge in enumerate(graph.edges):
         if (edge.source, edge.target) == (name, target):
             return ("edges", index, "to")
+    for index, fork in enumerate(graph.forks.values()):
+        if fork.source == name and target in fork.targets:
+            return ("forks", index, "to")
     node = graph.nodes[name]
     key = next((k for k, to in node.transitions.items() if to == target), None)
     if key is not None:
@@ -246,6 +251,19 @@ def _unknown_sources(graph: GraphView) -> Iterator[str]:
         if edge.source not in graph.nodes:
             text = f"The edge {edge} starts at {edge.source!r}, which is not a node."
             yield Problem(text, ("edges", index, "from"))
+
+
+def _useless_forks(graph: GraphView) -> Iterator[str]:
+    """Yields forks that are never taken, or whose source is no node."""
+    for index, (name, fork) in enumerate(graph.forks.items()):
+        at = ("forks", index, "from")
+        if name not in graph.nodes:
+            yield Problem(f"The fork {fork} starts at {name!r}, which is not a node.", at)
+            continue
+        if any(edge.condition is None for edge in graph.get_edges_from(name)):
+            yield Problem(f"The fork {fork} is never taken: {name!r} has an unconditional edge.", at)
+        if graph.nodes[name].default_next:
+            yield Problem(f"Node {name!r}: default_next is never taken: it has a fork.", at)
 
 
 def _unreachable(graph: GraphView) -> Iterator[str]:
@@ -366,4 +384,6 @@ def _skippable(graph: GraphView) -> Iterator[str]:
 
 
 AUTONOMOUS_CHECKS = (_ignored_edges, _skippable)
-STATIC_CHECKS = (_unknown_targets, _unknown_sources, _unreachable, _shadowed, _endless_loops)
+STATIC_CHECKS = (
+    _unknown_targets, _unknown_sources, _useless_forks, _unreachable, _shadowed, _endless_loops,
+)  # fmt: skip

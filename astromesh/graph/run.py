@@ -18,6 +18,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from time import perf_counter
 from types import MappingProxyType
@@ -38,12 +39,13 @@ from astromesh.graph.audibility import Audibility
 from astromesh.graph.base import BaseNode
 from astromesh.graph.calls import SelectedTools, call_tool, call_tools
 from astromesh.graph.flags import BIT, NodeFlag
+from astromesh.graph.forks import Branching
 from astromesh.graph.inline_calls import HELD_SECONDS, warn_of_hold
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.merging import Branches
 from astromesh.graph.node_config import NO_CONFIG, STOPPED_MODEL, Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.node_record import NodeRecorder, RecordedVisit
-from astromesh.graph.plan import CompileOptions, Plan, Step, compile_child, compile_graph
+from astromesh.graph.plan import CompileOptions, Plan, Step, as_branch, compile_child, compile_graph
 from astromesh.graph.records import (
     ACTION_KEY,
     END,
@@ -69,7 +71,7 @@ from astromesh.graph.state import (
     engine_extend,
     engine_write,
 )
-from astromesh.graph.transitions import Transition, next_transition, takes_up_error
+from astromesh.graph.transitions import BRANCHING, Transition, next_transition, takes_up_error
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import ms_since
@@ -576,6 +578,9 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
     while name != END:
         step = steps.get(name)
         if step is None:
+            if name in plan.stops:  # of a branch: others come here too
+                state.current_node = name
+                return result, "", "completed"
             missing = f"There is no node {name!r} in {plan.name!r}."
             log.error("%s", missing)
             return result, missing, "unknown_node"
@@ -602,7 +607,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         started = perf_counter()
         try:
             if recorder is not None:
-                frame = prefix if is_graph else None
+                frame = prefix if is_graph and not plan.is_branch else None
                 visit = await recorder.begin(state, path, step.node.effect, frame, limits)
                 result = await recorder.execute(run, visit, step, state, config)
             elif not step.is_unwrapped:
@@ -677,10 +682,17 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 output is None or type(output) is str
             )
         transition = step.unconditional
-        if visit is not None:
-            transition = await conclude_visit(run, visit, plan, step, result, state)
-        elif transition is None or not is_plain:  # most results decide nothing
-            transition = decided_transition(run, step, path, result, state)
+        if visit is not None or transition is None or not is_plain:  # most results decide nothing
+            if visit is not None:
+                transition = await conclude_visit(run, visit, plan, step, result, state)
+            else:
+                transition = decided_transition(run, step, path, result, state)
+            if transition.reason in BRANCHING:
+                result.transition_reason = transition.reason
+                branching = Branching(run, partial(traverse, run), plan, step, state, prefix)
+                transition, result = await branching.run(result, transition.reason)
+                if run.stopping:
+                    break
         name, reason = transition
         result.transition_reason = reason
         if state.loop or reason is TOOL_CALLS_PRESENT:
@@ -823,6 +835,8 @@ async def apply_mutations(run: Run, plan: Plan, state: GraphState, result: NodeR
             await settings.options.hooks.notify("on_graph_mutation", mutation, state)
     if graph is None or graph is plan.graph:
         return plan
-    plan = compile_graph(graph, settings.options, plan.ceiling)
+    around, plan = plan, compile_graph(graph, settings.options, plan.ceiling)
+    if around.is_branch:
+        return as_branch(plan, around.entry, around.stops)
     run.changed_plans = {**(run.changed_plans or {}), prefix: plan}
     return plan

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeVar
 from astromesh.errors import InvalidGraph, is_failure
 from astromesh.graph.base import DEFAULTS, BaseNode
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.node_config import MAX_CONCURRENCY
 from astromesh.graph.nodes import KINDS
 from astromesh.graph.nodes.guard import Guard
 from astromesh.graph.nodes.system_prompt import (
@@ -30,6 +31,7 @@ from astromesh.graph.problems import Location, Problem, location_in, problems_of
 from astromesh.graph.topology import GraphView
 from astromesh.graph.transitions import (
     Edge,
+    Fork,
     OnConfidence,
     OnError,
     OnGuardFail,
@@ -211,7 +213,19 @@ def object_of(name: str, objects: Mapping[str, Any]) -> Any:
 
 
 G = TypeVar("G")
-_GRAPH_KEYS = ("name", "mode", "routing", "on_error", "reducers", "entry", "finalizer", "nodes", "edges")
+_GRAPH_KEYS = (
+    "name",
+    "mode",
+    "routing",
+    "on_error",
+    "reducers",
+    "entry",
+    "finalizer",
+    "nodes",
+    "edges",
+    "forks",
+)
+_FORK_KEYS = ("from", "to", "max_concurrency")
 _EDGE_KEYS = ("from", "to", "when", "label", "priority")
 #: Keys of a graph with a fixed set of values, the default first.
 _GRAPH_CHOICES = {"mode": ("static", "autonomous"), "routing": ROUTINGS, "on_error": ON_NODE_ERROR}
@@ -283,13 +297,20 @@ def _read_graph(data: Any, place: Cursor) -> Any:
             graph.add_node(_read_node(item, inner))
         if len(place.problems) > before:
             _add_placeholder(graph, item)
-    for item, inner in _items(data, "edges", place):
-        with inner.collecting_problems():
-            _add_edge(graph, _known_keys(item, _EDGE_KEYS, inner), inner)
+    _add_connections(graph, data, place)
     for key in ("entry", "finalizer"):
         if data.get(key) and isinstance(data[key], str):
             getattr(graph, f"set_{key}")(data[key])
     return graph
+
+
+def _add_connections(graph: Any, data: Mapping[str, Any], place: Cursor) -> None:
+    for item, inner in _items(data, "edges", place):
+        with inner.collecting_problems():
+            _add_edge(graph, _known_keys(item, _EDGE_KEYS, inner), inner)
+    for item, inner in _items(data, "forks", place):
+        with inner.collecting_problems():
+            _add_fork(graph, _known_keys(item, _FORK_KEYS, inner), inner)
 
 
 def _read_reducers(data: Any, place: Cursor) -> Mapping[str, Any]:
@@ -484,6 +505,15 @@ def _add_edge(graph: Any, data: Mapping[str, Any], place: Cursor) -> None:
     )
 
 
+def _add_fork(graph: Any, data: Mapping[str, Any], place: Cursor) -> None:
+    for key in ("from", "to"):
+        if key not in data:
+            raise ValueError(f"needs {key!r}.")
+    with place.at("to").collecting_problems():
+        _require_list(data["to"])
+        graph.fork(data["from"], *data["to"], max_concurrency=data.get("max_concurrency", MAX_CONCURRENCY))
+
+
 def _read_condition(when: Any, place: Cursor) -> Any:
     if isinstance(when, str):
         return CONDITIONS[when] if when in CONDITIONS else object_of(when, place.objects)
@@ -539,7 +569,16 @@ def _graph_data(graph: GraphView, place: Cursor) -> JsonObject:
     data["nodes"] = [_node_data(node, place.at("nodes").at(name)) for name, node in graph.nodes.items()]
     if graph.edges:
         data["edges"] = [_edge_data(edge, place.at("edges").at(i)) for i, edge in enumerate(graph.edges)]
+    if graph.forks:
+        data["forks"] = [_fork_data(fork) for fork in graph.forks.values()]
     return data
+
+
+def _fork_data(fork: Fork) -> JsonObject:
+    data: JsonObject = {"from": fork.source, "to": list(fork.targets)}
+    return (
+        data if fork.max_concurrency == MAX_CONCURRENCY else {**data, "max_concurrency": fork.max_concurrency}
+    )
 
 
 def _reducer_names(reducers: Mapping[str, Callable[..., Any]], place: Cursor) -> JsonObject:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any, Protocol
 
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.records import END, ERROR_NODE
-from astromesh.graph.transitions import Edge, describe_condition
+from astromesh.graph.transitions import Edge, Fork, describe_condition
 
 
 class GraphView(Protocol):
@@ -40,6 +42,9 @@ class GraphView(Protocol):
     @property
     def edges(self) -> tuple[Edge, ...]: ...
 
+    @property
+    def forks(self) -> Mapping[str, Fork]: ...
+
     def get_edges_from(self, name: str) -> tuple[Edge, ...]: ...
 
 
@@ -55,7 +60,9 @@ def declared_targets(graph: GraphView, name: str) -> set[str]:
         return set()
     edges = graph.get_edges_from(name)
     targets = {e.target for e in edges} | set(node.transitions.values())
-    if node.default_next:
+    if name in graph.forks:
+        targets.update(graph.forks[name].targets)
+    elif node.default_next:
         targets.add(node.default_next)
     elif not any(e.condition is None for e in edges):
         targets.add(END)
@@ -77,6 +84,46 @@ def reachable(start: Iterable[str], step: Callable[[str], Iterable[str]]) -> set
                 seen.add(name)
                 pending.append(name)
     return seen
+
+
+def ahead_of(graph: GraphView, name: str, source: str) -> set[str]:
+    """Returns what can be reached from a node of a branch, up to the source of the branches."""
+
+    def step(node: str) -> Iterable[str]:
+        return () if node == source else targets(graph, node)
+
+    return reachable(step(name), step)
+
+
+def joins(graph: GraphView, source: str, starts: Sequence[str]) -> frozenset[str]:
+    """Returns the nodes where branches meet.
+
+    They are those that two branches can reach, and starts that another branch can reach.
+
+    Args:
+        source: The node after which the branches begin. A way back to it begins them anew.
+        starts: The first node of each branch.
+    """
+    ahead = [ahead_of(graph, start, source) - {END} for start in starts]
+    counted = Counter(name for names in ahead for name in names)
+    meeting = {name for name, times in counted.items() if times > 1} - set(starts)
+    for start in starts:
+        if any(start in names for other, names in zip(starts, ahead, strict=True) if other != start):
+            meeting.add(start)
+    return frozenset(meeting)
+
+
+def branch_nodes(graph: GraphView) -> frozenset[str]:
+    """Returns the nodes that run in branches, of which several may run at once."""
+    found: set[str] = set()
+    for fork in graph.forks.values():
+        ends = joins(graph, fork.source, fork.targets)
+        found |= reachable(fork.targets, partial(_targets_unless, graph, ends)) - ends
+    return frozenset(found - {END})
+
+
+def _targets_unless(graph: GraphView, ends: frozenset[str], name: str) -> Iterable[str]:
+    return () if name in ends else targets(graph, name)
 
 
 def is_protected(graph: GraphView, name: str) -> bool:
@@ -218,7 +265,9 @@ def _targets_with_labels(graph: GraphView, node: Any) -> Iterator[tuple[str, str
     yield from ((edge.target, _label(edge)) for edge in edges)
     yield from ((target, str(key)) for key, target in node.transitions.items())
     yield from ((target, "model") for target in node.routes)
-    if node.default_next:
+    if node.name in graph.forks:
+        yield from ((target, "fork") for target in graph.forks[node.name].targets)
+    elif node.default_next:
         yield node.default_next, "default"
     elif END in declared_targets(graph, node.name) and not any(e.target == END for e in edges):
         yield END, "otherwise" if edges or node.transitions or node.routes else ""

@@ -2,8 +2,8 @@
 
     1  tool calls in the result             the same node again
     2  the model's route, _next or goto     if the target is declared, and skips no guard and no human
-    3  NodeResult.next_node                 set by the node's own code
-    4  edges                                by priority; conditional ones before unconditional ones
+    3  sends, NodeResult.next_node          set by the node's own code
+    4  edges, forks                         by priority; conditional ones before unconditional ones
     5  the node's transitions               by the output, or `error`
     6  the node's default_next
     7  the end
@@ -22,6 +22,8 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import update_wrapper
 from typing import Any, NamedTuple, TypeAlias
+
+from msgspec import Struct
 
 from astromesh.errors import is_failure
 from astromesh.graph.inline_calls import call_inline
@@ -52,6 +54,36 @@ class Edge:
 
     def __str__(self) -> str:
         return f"{self.source} → {self.target}" + (f" ({self.label})" if self.label else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Fork:
+    """Targets that are taken together, where an unconditional edge would be taken.
+
+    Args:
+        targets: In the order in which the writes of their branches are merged.
+        max_concurrency: The branches that run at a time.
+    """
+
+    source: str
+    targets: tuple[str, ...]
+    max_concurrency: int = 10
+
+    def __str__(self) -> str:
+        return f"{self.source} → {', '.join(self.targets)} (fork)"
+
+
+class Send(Struct, frozen=True):
+    """A value for a node. A node that returns a list of these sends each to its node, all at once.
+
+    The node finds the value in `context["item"]`, and its position in the list in `context["index"]`.
+
+    Args:
+        node: A target that the sending node declares: of an edge, a transition, or `routes`.
+    """
+
+    node: str
+    value: Any = None
 
 
 # -- built-in conditions: records whose text says when they hold -------------------------------------------
@@ -196,6 +228,9 @@ class CompiledEdge(NamedTuple):
 
 
 END_TRANSITION, NO_TRANSITION = Transition(END, "end"), Transition("", "")
+#: The reasons of transitions that begin branches. Their target is the first one.
+FORK, SEND = "fork", "send"
+BRANCHING = frozenset({FORK, SEND})
 
 
 @dataclass
@@ -208,6 +243,8 @@ class RoutedNode:
         rules: Those of the seven steps that can apply to this node.
         unconditional: The transition of a result that decides nothing, or None if that depends on the result.
         stops_on_error: Whether the graph has `on_error: stop`.
+        fork: The branches that begin after it, or None.
+        declared: All targets, to which it may send.
     """
 
     name: str
@@ -220,6 +257,8 @@ class RoutedNode:
     rules: tuple[Rule, ...] = ()
     unconditional: Transition | None = END_TRANSITION
     stops_on_error: bool = False
+    fork: Fork | None = None
+    declared: frozenset[str] = frozenset()
 
     def must_stop(self, result: NodeResult) -> bool:
         """Whether a result follows neither unconditional edges nor the default."""
@@ -245,7 +284,7 @@ def unconditional_transition(node: RoutedNode) -> Transition | None:
     """Returns the transition of a result that decides nothing, or None if conditions decide."""
     if node.edges:
         first = node.edges[0]
-        return first.transition if first.test is None else None
+        return first.transition if first.test is None and node.fork is None else None
     if node.transitions:
         return None
     return node.default if node.default.target else END_TRANSITION
@@ -308,9 +347,34 @@ def by_default(node: RoutedNode, result: NodeResult, state: GraphState) -> Trans
     return None if node.must_stop(result) else node.default
 
 
+def by_sends(node: RoutedNode, result: NodeResult, state: GraphState) -> Transition | None:
+    """Step 3 too: the node sends items to other nodes."""
+    sends = sends_in(result.output)
+    if not sends or result.error:
+        return None
+    if unknown := [send.node for send in sends if send.node not in node.declared]:
+        result.error = f"{node.name!r} sends to {unknown[0]!r}, which is not one of its targets or routes."
+        return None
+    return Transition(sends[0].node, SEND)
+
+
+def sends_in(output: Any, *, recorded: bool = False) -> tuple[Send, ...]:
+    """Returns the sends of an output that is a list of them, else nothing.
+
+    Args:
+        recorded: The output comes from the record of a durable run, where they are mappings.
+    """
+    if not isinstance(output, list | tuple) or not output:
+        return ()
+    if recorded and all(isinstance(one, Mapping) for one in output):
+        return tuple(Send(one["node"], one.get("value")) for one in output)
+    return tuple(output) if all(isinstance(one, Send) for one in output) else ()
+
+
 STEPS: tuple[tuple[Rule, Callable[[RoutedNode], object]], ...] = (
     (repeat_with_tools, lambda c: c.tool_loop),
     (by_the_model, lambda c: c.routes),
+    (by_sends, lambda c: c.declared),
     (by_the_node, lambda c: True),
     (by_edges, lambda c: c.edges),
     (by_transitions, lambda c: c.transitions),

@@ -86,6 +86,10 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
+def _is_join(value: Any) -> bool:
+    return value in ("all", "any") if isinstance(value, str) else _is_int(value) and value >= 1
+
+
 def _is_seconds(value: Any) -> bool:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     return is_number and isfinite(value) and value > 0
@@ -152,6 +156,7 @@ KEYWORD_RULES: Mapping[str, tuple[Callable[[Any], bool], str, type[Exception]]] 
     "inherit_context_from": (_is_text, "must be the name of a node", TypeError),
     "output_key": (_is_context_key, _CONTEXT_KEY_RULE, ValueError),
     "routing": (lambda value: value in ROUTINGS, "must be 'edges_only' or ''", ValueError),
+    "join": (_is_join, "must be 'all', 'any' or a number of branches", ValueError),
     "preprocessor": (lambda value: value is None or callable(value), "must be a function", TypeError),
     "postprocessor": (lambda value: value is None or callable(value), "must be a function", TypeError),
     "timeout": (

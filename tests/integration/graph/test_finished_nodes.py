@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import operator
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from astromesh.graph import (
     ParallelNode,
     PromptGraph,
     PromptNode,
+    Send,
     SubgraphNode,
     ToolNode,
     node,
@@ -371,3 +373,51 @@ async def test_a_function_that_did_not_end_is_repeated_by_its_effect(
             assert (question["kind"], question["name"], calls) == ("unknown_outcome", "charge", ["charge"])
             run = await decided(client, path)
     assert (run["status"], run["result"]["response"], len(calls)) == ("completed", "done", 2)
+
+
+@pytest.mark.parametrize("place", ["branch", "behind"])
+async def test_finished_branches_of_a_fork_run_once(tmp_path: Path, place: str) -> None:
+    """Whether a person is asked in a branch or where the branches meet, over a restart."""
+    counted = Counted()
+
+    def made() -> PromptGraph:
+        a = counted.node("a", lambda s: [f"a {uuid4()}"], output_key="log")
+        b = counted.node("b", ["b"], output_key="log")
+        end = counted.node("end", lambda s: len(s.context["log"]))
+        asked = HumanNode("ask", input_keys=["log"] if place == "behind" else ())
+        graph = PromptGraph(
+            "made", nodes=[counted.node("s"), a, b, asked, end], reducers={"log": operator.add}
+        )
+        graph.fork("s", "a", "b")
+        if place == "behind":
+            return graph.always("a", "ask").always("b", "ask").always("ask", "end")
+        return graph.always("a", "end").sequential("b", "ask", "end")
+
+    async with process(tmp_path, made()) as client:
+        path = await begun(client)
+    async with process(tmp_path, made()) as client:
+        run = await decided(client, path)
+        started = await events(client, path, "node.started")
+    assert (run["status"], run["result"]["response"]) == ("completed", "2")
+    assert sorted(counted.calls) == ["a", "b", "end", "s"]
+    assert len(started) == 5
+
+
+async def test_finished_sends_run_once(tmp_path: Path) -> None:
+    """The values come back from the record of the node that sent them."""
+    counted = Counted()
+
+    def made() -> PromptGraph:
+        split = counted.node("split", [Send("w", 1), Send("w", 2)], routes=["w"])
+        worker = counted.node("w", lambda s: [s.context["item"] * 10], output_key="all")
+        end = counted.node("end", lambda s: sum(s.context["all"]))
+        nodes = [split, worker, HumanNode("ask", input_keys=["all"]), end]
+        graph = PromptGraph("made", nodes=nodes, reducers={"all": operator.add})
+        return graph.sequential("w", "ask", "end")
+
+    async with process(tmp_path, made()) as client:
+        path = await begun(client)
+    async with process(tmp_path, made()) as client:
+        run = await decided(client, path)
+    assert (run["status"], run["result"]["response"]) == ("completed", "30")
+    assert counted.calls == ["split", "w", "w", "end"]

@@ -98,7 +98,7 @@ async def test_a_reducer_that_fails_fails_the_node() -> None:
     """And nothing of the concurrent nodes is left in the context."""
     p = ParallelNode("p", [writes("a", n=1, x=1), writes("b", n="text")])
     result = await run(p, {"n": operator.add})
-    assert result.report.errors[-1].type == "TypeError"
+    assert "The reducer of 'n' failed: TypeError" in result.error
     assert not {"n", "x"} & result.context.keys()
 
 

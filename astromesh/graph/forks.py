@@ -1,0 +1,250 @@
+"""Branches of a graph that run at once: where they begin, where they meet, and how they end.
+
+a fork, or sends              each target begins a branch, on a copy of the state
+a node that branches reach    waits for them, by its `join`:
+    all                       for every branch that can still reach it
+    any, N                    for the first, or the first N. Others that can reach it are cancelled
+the writes of those that met  are merged in the order of the targets, whatever ended first
+the last ones that wait       go on as the run: the state before has everything merged
+a branch that fails           cancels the others. Nothing is merged, an error edge of the source leads on
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeAlias
+
+from astromesh.errors import BranchFailed, GraphError
+from astromesh.graph.merging import Branch, merge
+from astromesh.graph.node_config import MAX_CONCURRENCY, Child
+from astromesh.graph.plan import Plan, Step, as_branch
+from astromesh.graph.records import END, NodeResult, StopReason
+from astromesh.graph.state import GraphState, NodeLimits
+from astromesh.graph.topology import ahead_of, joins
+from astromesh.graph.transitions import END_TRANSITION, FORK, Transition, condition_holds, sends_in
+
+#: Runs a plan with a state, its nodes at a prefix. Returns the last result, an error, the reason of its end.
+Traverse: TypeAlias = Callable[[Plan, GraphState, str], Awaitable[tuple[NodeResult | None, str, StopReason]]]
+
+
+class BranchedRun(Protocol):
+    """The members of a run that its branches use. `run.Run` has them."""
+
+    @property
+    def stopping(self) -> bool:
+        """Whether the run is being stopped."""
+
+    def limits_within(self, path: str) -> NodeLimits: ...
+
+    def note_error(self, path: str, result: NodeResult) -> None:
+        """Adds a failure to the report, to the events and to the log."""
+
+
+@dataclass(slots=True, eq=False)
+class Token:
+    """A branch on its way.
+
+    Args:
+        place: Its place among the branches, for the order in which writes are merged.
+        at: The node at which it begins or waits, or the end.
+        prefix: That of the paths of its nodes.
+        last: Its last result.
+    """
+
+    place: int
+    at: str
+    branch: Branch
+    prefix: str
+    last: NodeResult | None = None
+
+    @property
+    def now(self) -> str:
+        """The node at which it is."""
+        return self.branch.state.current_node or self.at
+
+
+class Branching:
+    """The branches that begin after one visit of a node.
+
+    Args:
+        run: The run.
+        traverse: Runs a plan.
+        plan: The plan of the graph.
+        step: The node after which the branches begin.
+        state: The state of this level.
+        prefix: That of the paths of the graph's nodes.
+    """
+
+    def __init__(
+        self, run: BranchedRun, traverse: Traverse, plan: Plan, step: Step, state: GraphState, prefix: str
+    ) -> None:
+        assert plan.graph is not None
+        self._run, self._traverse, self._plan, self._graph = run, traverse, plan, plan.graph
+        self._step, self._state, self._prefix = step, state, prefix
+        self._before = dict(state.context)
+        self._places = asyncio.Semaphore(MAX_CONCURRENCY)
+        self._stops: frozenset[str] = frozenset()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._running: dict[asyncio.Task[None], Token] = {}
+        self._waiting: list[Token] = []
+        self._ended: list[Token] = []
+
+    async def run(self, result: NodeResult, reason: str) -> tuple[Transition, NodeResult]:
+        """Runs the branches to their ends, or to the last node where they meet.
+
+        Args:
+            result: Of the node after which they begin.
+            reason: That of its transition: `fork` or `send`.
+
+        Returns:
+            The node at which the run goes on, with the reason of the last result, and this result.
+        """
+        if reason == FORK and self._step.fork is not None:
+            self._places = asyncio.Semaphore(self._step.fork.max_concurrency)
+        try:
+            tokens = list(self._begin(result, reason))
+            self._stops = joins(self._graph, self._step.name, [token.at for token in tokens])
+            for token in tokens:
+                self._go_on(token)
+            name = await self._until_the_last_meet()
+            rest = sorted([*self._ended, *self._waiting], key=_place)
+            merge(self._state, [token.branch for token in rest])
+        except BranchFailed as failed:
+            return self._take_error_edge(failed.result)
+        except GraphError as error:  # their writes cannot be merged
+            failed_merge = NodeResult(self._step.name, error=str(error), exception=error)
+            self._run.note_error(self._prefix + self._step.name, failed_merge)
+            return self._take_error_edge(failed_merge)
+        finally:
+            await _cancel(self._tasks)
+        last = next((token.last for token in reversed(rest) if token.last is not None), result)
+        return Transition(name, last.transition_reason), last
+
+    def _begin(self, result: NodeResult, reason: str) -> Iterator[Token]:
+        if reason == FORK and self._step.fork is not None:
+            for place, name in enumerate(self._step.fork.targets):
+                yield Token(place, name, self._branch(name, name), self._prefix)
+            return
+        for place, send in enumerate(sends_in(result.output, recorded=True)):
+            label = f"{send.node}[{place}]"
+            branch = self._branch(send.node, label, {"item": send.value, "index": place})
+            prefix = f"{self._prefix}{label}/"  # several may go to one node
+            branch.state.limits = self._run.limits_within(prefix)
+            yield Token(place, send.node, branch, prefix)
+
+    def _branch(self, name: str, label: str, values: Mapping[str, Any] | None = None) -> Branch:
+        if name not in self._plan.steps:
+            missing = f"There is no node {name!r} in {self._plan.name!r}."
+            raise BranchFailed(NodeResult(self._step.name, error=missing))
+        state = self._state.fork({})
+        state.context, state.current_node = {**self._before, **(values or {})}, ""
+        return Branch(Child(self._plan.steps[name].node, label, values or {}), label, state, self._before)
+
+    def _go_on(self, token: Token, *, has_met: bool = False) -> None:
+        """Starts a token, unless it is at a node that waits for others."""
+        if token.at in self._stops and not has_met:
+            self._waiting.append(token)
+        else:
+            task = asyncio.ensure_future(self._walk(token))
+            self._running[task] = token
+            self._tasks.append(task)
+
+    async def _walk(self, token: Token) -> None:
+        """Runs a token to its end or to the next node where branches meet."""
+        plan, state = as_branch(self._plan, token.at, self._stops - {token.at}), token.branch.state
+        async with self._places:
+            last, stuck, _ = await self._traverse(plan, state, token.prefix)
+        token.last = last or token.last
+        if not self._run.stopping:
+            newest = state.last_result
+            if stuck:
+                raise BranchFailed(NodeResult(token.now, error=stuck))
+            if newest is not None and newest.open_error:
+                raise BranchFailed(newest)
+        token.at = state.current_node if state.current_node in plan.stops else END
+
+    async def _until_the_last_meet(self) -> str:
+        """Returns the node at which the last ones wait, or the end."""
+        while True:
+            await self._meet()
+            if not self._running:
+                return self._waiting[0].at if self._waiting else END
+            done, _ = await asyncio.wait(self._running, return_when=asyncio.FIRST_COMPLETED)
+            tokens = sorted(
+                ((self._running.pop(task), task) for task in done), key=lambda one: _place(one[0])
+            )
+            for token, task in tokens:
+                task.result()
+                (self._ended if token.at == END else self._waiting).append(token)
+            if self._run.stopping:
+                return END
+
+    async def _meet(self) -> None:
+        """Lets those go on that wait where nobody else is waited for, unless they are the last ones."""
+        while self._waiting:
+            ready = next(
+                (name for name in dict.fromkeys(t.at for t in self._waiting) if self._is_ready(name)), ""
+            )
+            if not ready and not self._running:
+                ready = min(self._waiting, key=_place).at  # they wait for each other
+            if not ready:
+                return
+            late = {task: token for task, token in self._running.items() if self._can_reach(token, ready)}
+            self._running = {task: token for task, token in self._running.items() if task not in late}
+            await _cancel(late)
+            met = sorted((token for token in self._waiting if token.at == ready), key=_place)
+            if not self._running and len(met) == len(self._waiting):
+                return
+            self._waiting = [token for token in self._waiting if token.at != ready]
+            self._go_on(self._joined(ready, met), has_met=True)
+
+    def _is_ready(self, name: str) -> bool:
+        count = sum(token.at == name for token in self._waiting)
+        join = self._plan.steps[name].node.join if name in self._plan.steps else "all"
+        if isinstance(join, int) and count >= join:
+            return True
+        others = [*self._running.values(), *(token for token in self._waiting if token.at != name)]
+        return join == "any" or not any(self._can_reach(token, name) for token in others)
+
+    def _can_reach(self, token: Token, name: str) -> bool:
+        return name in ahead_of(self._graph, token.now, self._step.name)
+
+    def _joined(self, name: str, met: Sequence[Token]) -> Token:
+        """Returns the one token as which several go on."""
+        branch = self._branch(name, met[0].branch.name)
+        branches = [token.branch for token in met]
+        merge(branch.state, branches)
+        whole = Branch(
+            branch.child,
+            branch.name,
+            branch.state,
+            self._before,
+            parts=branches,
+            joined=dict(branch.state.context),
+        )
+        last = next((token.last for token in reversed(met) if token.last is not None), None)
+        return Token(met[0].place, name, whole, self._prefix, last)
+
+    def _take_error_edge(self, failed: NodeResult) -> tuple[Transition, NodeResult]:
+        step, state = self._step, self._state
+        state.node_history.append(failed)
+        edges = (
+            transition
+            for test, transition in step.edges
+            if test is not None and condition_holds(test, transition, failed, state)
+        )
+        transition = next(edges, step.on_error)
+        failed.handled = bool(transition.target)
+        return transition if transition.target else END_TRANSITION, failed
+
+
+async def _cancel(tasks: Iterable[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _place(token: Token) -> int:
+    return token.place
