@@ -30,7 +30,8 @@
     │   └── StoreError         StoreUnavailable
     ├── Unavailable            the server cannot serve now: AgentUnavailable, Overloaded, QueueFull, …
     ├── ForeignError           code in a worker process raised: ProcessDied
-    ├── LimitReached           a configured limit: IterationsExhausted, BudgetExhausted, DeadlineExceeded
+    ├── LimitReached           a configured limit: IterationsExhausted, BudgetExhausted, DeadlineExceeded,
+    │                          AnswerTooLong
     └── GraphError             a run of a graph did not complete: NodeFailed; inside the run alone:
                                OutputRefused, GraphStopped
 
@@ -670,6 +671,15 @@ class BudgetExhausted(LimitReached, code="budget_exhausted", status=429, public=
 
 
 class DeadlineExceeded(LimitReached, code="deadline_exceeded", status=504, public=True): ...
+
+
+class AnswerTooLong(LimitReached, code="answer_too_long", status=502, public=True):
+    """An answer has more bytes than `limits.max_answer_bytes`."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__(
+            f"The answer has more than {limit} bytes (limits.max_answer_bytes). Ask for a shorter one."
+        )
 
 
 # -- inside a graph's run ----------------------------------------------------------------------------------

@@ -255,12 +255,19 @@ class Console(Record):
     enabled: bool = Field(True, description="Serve the web console at /console/.")
 
 
+class Limits(Record):
+    max_answer_bytes: Count = Field(
+        4_194_304, description="Maximum bytes of the text of an answer; a longer one is an error."
+    )
+
+
 class RuntimeSpec(Record):
     api: Api = Api.empty()
     auth: Auth = Auth.empty()
     storage: Storage = Storage.empty()
     redis: Redis = Redis.empty()
     network: Network = Network.empty()
+    limits: Limits = Limits.empty()
     telemetry: Telemetry = Telemetry.empty()
     console: Console = Console.empty()
     defaults: Defaults = Defaults.empty()

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from astromesh.errors import AstromeshError, ConfigError, InvalidToolCall, ProviderUnavailable
+from astromesh.errors import AnswerTooLong, AstromeshError, ConfigError, InvalidToolCall, ProviderUnavailable
 from astromesh.graph.call_bounds import bounds_of, limited
 from astromesh.graph.ledger import Claim, RunLedger
 from astromesh.graph.runner import together
@@ -150,6 +150,7 @@ class _ModelCall(NamedTuple):
             scope.capture.model(step, request, result)
         if add_usage is not None:
             add_usage(result.usage)
+        scope.check_answer(result.content)
         return result
 
     async def _stream(
@@ -159,18 +160,23 @@ class _ModelCall(NamedTuple):
         result: CompletionResult | None = None
         events, visible_text = self.scope.events, self.visible_text
         started, first_ms = perf_counter(), None
+        left = self.scope.max_answer_bytes
         async with aclosing(self.model.stream(request)) as pieces:  # type: ignore[type-var]
             async for piece in pieces:
                 if isinstance(piece, Delta):
                     if first_ms is None:
                         first_ms = ms_since(started)
                     received.append(piece.content)
+                    left -= len(piece.content)
+                    if left < 0:
+                        raise AnswerTooLong(self.scope.max_answer_bytes)
                     if visible_text is None:
                         events.emit("model.delta", step=step, role=self.role, content=piece.content)
                 elif not isinstance(piece, StreamBroken):
                     result = piece
                 elif visible_text is not None or _retract(events, step):
                     piece.discarded, first_ms = True, None
+                    left = self.scope.max_answer_bytes
         if result is None:
             raise ProviderUnavailable("The model's stream ended without a result.")
         if visible_text is not None and (content := visible_text(result)):

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
 
-from astromesh.errors import OutcomeUnknown
+from astromesh.errors import AnswerTooLong, OutcomeUnknown
 from astromesh.graph.ledger import RunLedger
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.telemetry.events import Emitter, NullEmitter
+from astromesh.tokens import utf8_size
 from astromesh.tools.base import HumanQuestion, ToolContext, ToolPort
 from astromesh.types import (
     CallerContext,
@@ -201,6 +202,10 @@ def _run_attribute(name: str) -> Any:
     return property(attrgetter(f"common.{name}"), write)
 
 
+#: bytes of an answer, if the configuration gives no other number
+MAX_ANSWER_BYTES = 4 * 1024 * 1024
+
+
 @dataclass(slots=True)
 class _RunData:
     """The attributes that the scopes of one run share."""
@@ -227,6 +232,7 @@ class _RunData:
     accounts: object | None = None
     deps: Any = None
     graph_result: object | None = None
+    max_answer_bytes: int = MAX_ANSWER_BYTES
     #: The number of calls of each tool that has a limit for one run.
     tool_counts: dict[str, int] = field(default_factory=dict)
     #: The number of tool calls without a model, by path.
@@ -250,6 +256,7 @@ class Scope:
         accounts: The stored budgets that the run is charged to (`runtime.budgets`), or None.
         deps: What the program has passed to the run for its tools.
         graph_result: The `GraphResult` of the pattern of the run, also of a failed one. None before.
+        max_answer_bytes: The limit of the text of one model call, and of the answer of the run.
         uncancelled: Names of tools that continue although their call was cancelled.
         untrusted: Names of tools whose untrusted text the model has read. This list, `uncancelled` and
             `retries` belong to the whole tree of runs.
@@ -284,6 +291,7 @@ class Scope:
     accounts: _RunAttribute[object | None] = _run_attribute("accounts")
     deps: _RunAttribute[Any] = _run_attribute("deps")
     graph_result: _RunAttribute[Any] = _run_attribute("graph_result")
+    max_answer_bytes: _RunAttribute[int] = _run_attribute("max_answer_bytes")
 
     def __init__(  # noqa: PLR0913 (one keyword for each thing that a run is made of)
         self,
@@ -306,6 +314,12 @@ class Scope:
             run_id, agent, session, caller, trace_id, events or NO_EVENTS, clock or _CLOCK, deadline, depth,
             [retries], [0],
         )  # fmt: skip
+
+    def check_answer(self, text: str) -> None:
+        """Raises AnswerTooLong if a text has more bytes than an answer may have."""
+        limit = self.max_answer_bytes
+        if len(text) * 4 > limit and utf8_size(text) > limit:
+            raise AnswerTooLong(limit)
 
     def child(self, name: str = "", ledger: RunLedger | None = None) -> Scope:
         """Returns the scope of `path/name` in the same run.

@@ -19,7 +19,7 @@ from astromesh.durable.journal import RunJournal
 from astromesh.errors import Interrupted
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.ledger import RunLedger
-from astromesh.graph.scope import Scope
+from astromesh.graph.scope import MAX_ANSWER_BYTES, Scope
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import Accounts, ChargedModel
 from astromesh.runtime.content_capture import ContentCapture
@@ -282,11 +282,13 @@ class RunFactory:
 
     Attributes:
         captures_content: Whether traces hold requests and answers (`telemetry.capture_content`).
+        max_answer_bytes: The limit of an answer (`limits.max_answer_bytes`).
     """
 
     def __init__(self, clock: Clock, metrics: EventSink, budgets: Budgets) -> None:
         self._clock, self._metrics, self._budgets = clock, metrics, budgets
         self.captures_content = False
+        self.max_answer_bytes = MAX_ANSWER_BYTES
 
     def new_run(  # noqa: PLR0913 (what a run is made of)
         self,
@@ -347,8 +349,8 @@ class RunFactory:
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
         )
         log.remote_span, scope.deps = caused.span_id, _deps_of(agent, request, outer)
-        sampled = caused.sampled if outer is None else outer.sampled
-        if sampled is not None:
+        scope.max_answer_bytes = self.max_answer_bytes
+        if (sampled := caused.sampled if outer is None else outer.sampled) is not None:
             log.sampled = scope.sampled = sampled
         log.stream = stream = EventStream(run_id, (self._metrics, *sinks), log)
         scope.events = events = GatedEvents(stream, agent, ledger, model)

@@ -168,6 +168,7 @@ class AgentRunner:
         self._approval_agents = agents_with_approval(configuration, state.deps.graphs)
         self.exporter = exporter
         self._factory.captures_content = configuration.runtime.spec.telemetry.capture_content
+        self._factory.max_answer_bytes = configuration.runtime.spec.limits.max_answer_bytes
         limits = {name: agent.spec.queue.max_running for name, agent in configuration.agents.items()}
         self.max_running = {name: limit for name, limit in limits.items() if limit}
 

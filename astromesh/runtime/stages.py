@@ -383,6 +383,7 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         for action in blocked.actions:
             run.stream.emit("guardrail.action", **action)
         raise
+    run.scope.check_answer(checked.text)
     _emit_checks(run, "output", checked.actions, started, checked.text)
     details: JsonObject = {
         "provider": last.provider if last else "",
