@@ -1,11 +1,12 @@
 """Kills servers at random places of durable runs, and tells what came of the runs.
 
-    python scripts/kills.py [--kills 20] [--stores sqlite,postgres] [--seed 1]
+    python scripts/kills.py [--kills 20] [--stores sqlite,postgres] [--kinds agent,graph] [--seed 1]
 
-Each time: a server that will die at the N-th passing of a named place accepts runs with three tool calls
-each, until it is dead; over PostgreSQL a second server is alive. Then every run that was accepted must come
-to rest. A run is lost where it does not; a duplicate is a tool call that must not be repeated and was made
-twice.
+Each time: a server that will die at the N-th passing of a named place accepts runs with three charges each,
+until it is dead; over PostgreSQL a second server is alive. An agent charges by a tool, a graph by functions,
+behind a function that takes one of two ways at random. Then every run that was accepted must come to rest. A
+run is lost where it does not; a duplicate is a charge that must not be repeated and was made twice; a run
+diverges where it takes both ways.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
+from itertools import product
 from pathlib import Path
 from random import Random
 from uuid import uuid4
@@ -22,12 +24,18 @@ from uuid import uuid4
 ROOT = Path(__file__).parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
-from astromesh.durable.failpoints import PLACES, VARIABLE  # noqa: E402 (the folders are not on the path before)
+from astromesh.durable.failpoints import (  # noqa: E402 (the folders are not on the path before)
+    GRAPH_PLACES,
+    PLACES,
+    TOOL_DONE,
+    TOOL_INTENT,
+    VARIABLE,
+)
 from tests.platform.astromesh import ServerProcess  # noqa: E402
 from tests.platform.model import MockModel  # noqa: E402
 from tests.platform.postgres import PostgresServer, database_url  # noqa: E402
-from tests.reliability.calls import call  # noqa: E402
-from tests.reliability.payment_agent import LEASE, config  # noqa: E402
+from tests.reliability.calls import call, events_of  # noqa: E402
+from tests.reliability.payment_agent import LEASE, config, graph_config  # noqa: E402
 
 RUNS, PATIENCE = 8, 60.0
 
@@ -37,7 +45,7 @@ class Tally:
 
     def __init__(self) -> None:
         self.ended: Counter[str] = Counter()
-        self.kills = self.accepted = self.lost = self.duplicates = 0
+        self.kills = self.accepted = self.lost = self.duplicates = self.divergent = 0
         self.seconds: list[float] = []
 
     def line(self, store: str) -> str:
@@ -45,7 +53,7 @@ class Tally:
         middle = f"{slow[len(slow) // 2]:.1f} s, at most {slow[-1]:.1f} s" if slow else "none"
         return (
             f"| {store} | {self.kills} | {self.accepted} | {self.lost} | {self.duplicates} | "
-            f"{self.ended['waiting']} | {middle} |"
+            f"{self.divergent} | {self.ended['waiting']} | {middle} |"
         )
 
 
@@ -74,11 +82,25 @@ def rest(url: str, accepted: list[str]) -> dict[str, str]:
     return {run_id: ended.get(run_id, "lost") for run_id in accepted}
 
 
-def kill(tally: Tally, chance: Random, folder: Path, database: str, model: str) -> None:
+def places(kind: str) -> list[str]:
+    """The places that a run of this kind passes."""
+    return [
+        p for p in (*PLACES, *GRAPH_PLACES) if p not in (_ONLY_GRAPHS if kind == "agent" else _ONLY_TOOLS)
+    ]
+
+
+_ONLY_GRAPHS, _ONLY_TOOLS = GRAPH_PLACES, (TOOL_INTENT, TOOL_DONE)
+
+
+def kill(tally: Tally, chance: Random, folder: Path, database: str, model: str, kind: str) -> None:
     effects = folder / "effects"
     effects.touch()
-    place = f"{chance.choice(PLACES)}:{chance.randint(1, RUNS)}"
-    made = config(folder / "config", model, "write", database)
+    place = f"{chance.choice(places(kind))}:{chance.randint(1, RUNS)}"
+    made = (
+        config(folder / "config", model, "write", database)
+        if kind == "agent"
+        else graph_config(folder / "config", model, database)
+    )
     env = {"EFFECTS": str(effects), **LEASE}
     servers = [ServerProcess(folder / "dies", made, {**env, VARIABLE: place})]
     if database:
@@ -97,9 +119,18 @@ def kill(tally: Tally, chance: Random, folder: Path, database: str, model: str) 
         ended = rest(servers[-1].url, accepted)
         tally.seconds.append(time.monotonic() - died)
         note(tally, ended, effects.read_text().splitlines())
+        tally.divergent += sum(
+            ways(servers[-1].url, run_id) > 1 for run_id, status in ended.items() if status == "completed"
+        )
     finally:
         for server in servers:
             server.close()
+
+
+def ways(url: str, run_id: str) -> int:
+    """How many of the two ways a run has taken, by its events."""
+    started = {data["node"] for _, name, data in events_of(url, run_id) if name == "node.started"}
+    return len(started & {"pa", "pb"})
 
 
 def note(tally: Tally, ended: dict[str, str], effects: list[str]) -> None:
@@ -119,26 +150,29 @@ def main() -> None:
     )
     parser.add_argument("--kills", type=int, default=20, help="over each store")
     parser.add_argument("--stores", default="sqlite,postgres")
+    parser.add_argument("--kinds", default="agent,graph")
     parser.add_argument("--seed", type=int, default=1)
     args = parser.parse_args()
     chance, postgres = Random(args.seed), PostgresServer()
     failed = False
-    print("| store | kills | runs accepted | lost | duplicates | asked a person | until all rest |")
+    print(
+        "| runs, store | kills | accepted | lost | duplicates | divergent | asked a person | until all rest |"
+    )
     with tempfile.TemporaryDirectory() as home:
         model = MockModel(Path(home))
         model.start()
         postgres.start()
         try:
-            for store in args.stores.split(","):
+            for kind, store in product(args.kinds.split(","), args.stores.split(",")):
                 tally = Tally()
                 for _ in range(args.kills):
                     name = f"kills_{uuid4().hex}"
                     postgres.execute(f"create database {name}")
                     database = database_url(postgres.url, name) if store == "postgres" else ""
                     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
-                        kill(tally, chance, Path(folder), database, model.url)
-                print(tally.line(store), flush=True)
-                failed = failed or bool(tally.lost or tally.duplicates)
+                        kill(tally, chance, Path(folder), database, model.url, kind)
+                print(tally.line(f"{kind}, {store}"), flush=True)
+                failed = failed or bool(tally.lost or tally.duplicates or tally.divergent)
         finally:
             postgres.close()
             model.close()

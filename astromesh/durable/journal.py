@@ -622,12 +622,21 @@ class ToolCallStep:
         return self._step_log.has_next(f"{self.step.path}/{kind}")
 
     async def _ask_whether_again(self) -> None:
-        """Asks a person: the process died during this call, and its outcome is unknown."""
-        self._step_log.add(self.step._replace(state="unknown"))
-        arguments = call_record.arguments_of(self._call)
-        answer = await self.ask(HumanQuestion("unknown_outcome", self._call.name, arguments))
+        """Asks a person: the process died during this call, and its outcome is unknown.
+
+        A decision allows one more call: after another death a person is asked again.
+        """
+        asked = 1 + (((self._found and self._found.output) or {}).get("asked", 0))
+        self._step_log.add(self.step._replace(state="unknown", output={"asked": asked - 1}))
+        question = HumanQuestion(
+            "unknown_outcome", self._call.name, call_record.arguments_of(self._call), agent=self._agent
+        )
+        path = f"{self.step.path}/unknown_outcome"
+        step = JournalStep(path, asked, "wait", self.step.request_hash, "intent")
+        answer = await self._step_log.decision(step, question, self._step_log.peek(path, asked), path)
         if answer["decision"] != "approve":
             raise OutcomeUnknown(_unknown_outcome(f"tool {self._call.name!r} was called"))
+        self.step = self.step._replace(output={"asked": asked})
 
 
 def _unknown_outcome(what: str) -> str:

@@ -1,4 +1,4 @@
-"""The agent of these tests, whose tool notes each time that it is really called."""
+"""The agents and workflow of these tests, whose charges are noted each time that they really happen."""
 
 from __future__ import annotations
 
@@ -9,9 +9,22 @@ import yaml
 
 #: a dead process is found out sooner than in real life; the same for all processes of a test
 LEASE = {"ASTROMESH_LEASE_SECONDS": "3"}
-#: what the tool of these tests does: a line in a file for each time it is really called
+#: what the tool and functions of these tests do: a line in a file for each time it is really called
 EFFECTS = '''
-import os
+import os, random
+
+def pick(state):
+    """Takes one of two ways."""
+    return random.choice(["pa", "pb"])
+
+async def charge0(state):
+    return charge("round 0")
+
+async def charge1(state):
+    return charge("round 1")
+
+async def charge2(state):
+    return charge("round 2")
 
 def charge(query: str) -> str:
     """Charges somebody."""
@@ -35,6 +48,41 @@ def agent(endpoint: str, effect: str, backend: str) -> dict[str, Any]:
             "memory": {"conversational": {"backend": backend}},
         },
     }
+
+
+def graph() -> dict[str, Any]:
+    """A graph that goes one of two ways, charges three times and answers."""
+
+    def function(name: str, **keys: Any) -> dict[str, Any]:
+        return {
+            "name": name,
+            "kind": "function",
+            "function": {"python": f"reliability_effects:{name}"},
+            **keys,
+        }
+
+    nodes = [
+        function("pick", inline=True, transitions={"pa": "pa", "pb": "pb"}),
+        *({"name": name, "kind": "prompt"} for name in ("pa", "pb", "say")),
+        *(function(f"charge{n}", effect="write") for n in range(3)),
+    ]
+    ways = ("pa charge0", "pb charge0", "charge0 charge1", "charge1 charge2", "charge2 say")
+    edges = [dict(zip(("from", "to"), way.split(), strict=True)) for way in ways]
+    head = {"apiVersion": "astromesh/v1", "kind": "Graph", "metadata": {"name": "pay"}}
+    return {**head, "spec": {"nodes": nodes, "edges": edges}}
+
+
+def graph_config(folder: Path, endpoint: str, url: str = "") -> Path:
+    """The configuration of `config`, whose agent runs the graph."""
+    config(folder, endpoint, "write", url)
+    manifest = agent(endpoint, "write", "postgres" if url else "sqlite")
+    spec = manifest["spec"]
+    spec |= {"tools": [], "orchestration": {"pattern": "graph", "graph": "pay"}}
+    spec["model"]["primary"]["model"] = "mock"
+    (folder / "agents" / "teller.agent.yaml").write_text(yaml.safe_dump(manifest))
+    (folder / "graphs").mkdir()
+    (folder / "graphs" / "pay.graph.yaml").write_text(yaml.safe_dump(graph()))
+    return folder
 
 
 def config(folder: Path, endpoint: str, effect: str, url: str = "") -> Path:

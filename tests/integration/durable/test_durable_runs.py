@@ -561,3 +561,31 @@ async def test_a_human_node_of_a_nested_run_pauses_the_whole_tree(tmp_path):
         run = await rests(runtime, row.run_id)
     assert (run["status"], run["result"]["response"]) == ("completed", "all done")
     assert (tool_results(provider.requests[3]), len(provider.requests)) == (["sent"], 4)
+
+
+async def test_each_death_in_a_call_is_a_question_of_its_own(tmp_path):
+    """A decision to repeat a call allows one call, not one for each later death."""
+    folder = write(tmp_path, manifest(tools=[tool(effect="write")], memory=MEMORY))
+    calls, stuck = [], asyncio.Event()
+
+    async def hangs(query: str) -> str:
+        calls.append(query)
+        stuck.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async with working(folder, ScriptedProvider(asks("a")), lookup(hangs)) as one:
+        row = await accepted(one)
+        await asyncio.wait_for(stuck.wait(), PATIENCE)
+    for death in (1, 2):
+        stuck.clear()
+        async with working(folder, ScriptedProvider(), lookup(hangs)) as process:
+            run = await rests(process, row.run_id)
+            assert (run["status"], run["waiting_for"]["kind"], len(calls)) == (
+                "waiting",
+                "unknown_outcome",
+                death,
+            )
+            await process.runs.resume(row.run_id, ME, CallerContext(), Decision("approve"))
+            await asyncio.wait_for(stuck.wait(), PATIENCE)
+    assert calls == ["a"] * 3
