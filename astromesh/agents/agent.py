@@ -507,6 +507,7 @@ class Agent(Generic[DepsT, OutputT]):
         runs: list[Run] = []
 
         def watched(run: Run) -> None:
+            run.scope.keeps_graph_result = True
             runs.append(run)
             watch(run)
 

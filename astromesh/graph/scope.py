@@ -231,6 +231,7 @@ class _RunData:
     journal: Journal | None = None
     accounts: object | None = None
     deps: Any = None
+    keeps_graph_result: bool = False
     graph_result: object | None = None
     max_answer_bytes: int = MAX_ANSWER_BYTES
     #: The number of calls of each tool that has a limit for one run.
@@ -255,6 +256,8 @@ class Scope:
         journal: The record of a durable run. None in every other run.
         accounts: The stored budgets that the run is charged to (`runtime.budgets`), or None.
         deps: What the program has passed to the run for its tools.
+        keeps_graph_result: Whether somebody reads `graph_result`. The errors in it refer to the run, so the
+            runs of a server keep none: a reference cycle would leave them to the garbage collector.
         graph_result: The `GraphResult` of the pattern of the run, also of a failed one. None before.
         max_answer_bytes: The limit of the text of one model call, and of the answer of the run.
         uncancelled: Names of tools that continue although their call was cancelled.
@@ -290,6 +293,7 @@ class Scope:
     journal: _RunAttribute[Journal | None] = _run_attribute("journal")
     accounts: _RunAttribute[object | None] = _run_attribute("accounts")
     deps: _RunAttribute[Any] = _run_attribute("deps")
+    keeps_graph_result: _RunAttribute[bool] = _run_attribute("keeps_graph_result")
     graph_result: _RunAttribute[Any] = _run_attribute("graph_result")
     max_answer_bytes: _RunAttribute[int] = _run_attribute("max_answer_bytes")
 

@@ -110,7 +110,9 @@ class GraphPattern:
             run.settings = replace(run.settings, human_handler=human_handler(scope))
             if self._records_nodes:
                 run.recorder = NodeRecorder(scope.journal)
-        result = scope.graph_result = await run.execute()
+        result = await run.execute()
+        if scope.keeps_graph_result:
+            scope.graph_result = result
         report, text = result.report, result.output
         if scope.journal is not None and report.stop_reason in NOT_APPROVED:
             text = NOT_APPROVED[report.stop_reason]

@@ -266,9 +266,7 @@ def test_the_configuration_sets_room_and_rate(tmp_path: Path) -> None:
 # -- what protects the answer ------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "path", ["/v1/agents", "/health/live", "/nowhere", "/docs", "/openapi.json", "/metrics"]
-)
+@pytest.mark.parametrize("path", ["/v1/agents", "/health/live", "/nowhere", "/openapi.json", "/metrics"])
 def test_every_answer_says_what_browsers_must_not_do_with_it(client: TestClient, path: str) -> None:
     headers = client.get(path).headers
     assert (headers["x-content-type-options"], headers["x-frame-options"]) == ("nosniff", "DENY")

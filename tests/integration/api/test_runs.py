@@ -248,7 +248,7 @@ async def test_cancel_ends_the_run_keeps_its_text_and_tells_the_caller(tmp_path:
     assert last[1] == "run.cancelled"
     assert closed == 1
     assert state["status"] == "cancelled"
-    assert state["result"] == {"response": last[2]["response"]}
+    assert state["result"] == {key: last[2][key] for key in ("response", "metadata")}
     said = state["result"]["response"]
     assert said.startswith("Half of ")
     assert again == state
@@ -265,7 +265,8 @@ async def test_the_caller_of_a_cancelled_run_gets_409(tmp_path: Path) -> None:
         state = (await client.post(f"/v1/runs/{run_id}/cancel")).json()
         answer = await call
         history = await client.get("/v1/agents/helper/sessions/s")
-    assert (state["status"], state["result"]) == ("cancelled", None)
+    assert (state["status"], set(state["result"])) == ("cancelled", {"metadata"})
+    assert [visit["node"] for visit in state["result"]["metadata"]["nodes_visited"]] == ["react"]
     assert (answer.status_code, answer.json()["code"]) == (409, "interrupted")
     assert answer.json()["run_id"] == run_id
     assert gate.cancelled == 1

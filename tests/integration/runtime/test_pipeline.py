@@ -422,6 +422,7 @@ async def test_an_agent_tool_runs_the_whole_pipeline_of_the_other_agent_in_one_t
 
 
 async def test_the_trace_has_the_tree_of_the_document(tmp_path: Path) -> None:
+    """Each visit of a node of the pattern's graph is a level between the pattern and its calls."""
     provider = ScriptedProvider(ToolCall("c1", "lookup", '{"query": "x"}'), "done")
     async with client_of(runtime_of(write(tmp_path, manifest(**EVERYTHING)), provider)) as client:
         answer = (await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})).json()
@@ -434,9 +435,11 @@ async def test_the_trace_has_the_tree_of_the_document(tmp_path: Path) -> None:
         ("agent.run", "memory_build"),
         ("agent.run", "prompt_render"),
         ("agent.run", "orchestration"),
-        ("orchestration", "llm.complete"),
-        ("orchestration", "tool.call"),
-        ("orchestration", "llm.complete"),
+        ("orchestration", "graph.node"),
+        ("graph.node", "llm.complete"),
+        ("graph.node", "tool.call"),
+        ("orchestration", "graph.node"),
+        ("graph.node", "llm.complete"),
         ("agent.run", "guardrails.output"),
         ("agent.run", "memory_persist"),
     ]
