@@ -128,8 +128,27 @@ def _not_blank(query: str) -> str:
     return query
 
 
+#: bytes of the metadata of a run
+_MAX_METADATA = 4096
+
+
+def _small(metadata: dict[str, Any]) -> dict[str, Any]:
+    if len(orjson.dumps(metadata)) > _MAX_METADATA:
+        raise PydanticCustomError("too_long", "it must have at most 4 KiB as JSON")
+    return metadata
+
+
 Query = Annotated[
     str, StringConstraints(min_length=1, max_length=100_000, pattern=r"\S"), AfterValidator(_not_blank)
+]
+
+
+#: what callers say about a run
+RunMetadata = Annotated[dict[str, Any], Field(max_length=32), AfterValidator(_small)]
+Tags = Annotated[
+    list[Annotated[str, StringConstraints(min_length=1, max_length=64)]],
+    Field(max_length=16),
+    AfterValidator(lambda tags: list(dict.fromkeys(tags))),
 ]
 
 
@@ -141,8 +160,12 @@ class RunBody(BaseModel):
     query: Query = Field(description="The user's message.", examples=["How do I reset my password?"])
     session_id: SessionId = Field(description="Names the conversation.", examples=["session-42"])
     context: dict[str, Any] = Field(default_factory=dict, description="Variables for the prompt template.")
-    metadata: dict[str, Any] = Field(
-        default_factory=dict, description="Stored with the run, never shown to the model."
+    metadata: RunMetadata = Field(
+        default_factory=dict,
+        description="Stored with the run, at most 4 KiB of JSON; templates see it as `metadata`.",
+    )
+    tags: Tags = Field(
+        default_factory=list, description="Stored with the run; lists can be filtered by them."
     )
 
 
@@ -181,7 +204,9 @@ async def read_run_request(request: Request) -> RunRequest:
     """Returns the run that the body asks for. Raises: InvalidInput."""
     body = await read_body(request, _RUN, _RUN_EXAMPLE)
     cause = read_traceparent(headers_of(request.scope).get("traceparent"))
-    return RunRequest(body.query, body.session_id, body.context, body.metadata, caused_by=cause)
+    return RunRequest(
+        body.query, body.session_id, body.context, body.metadata, caused_by=cause, tags=tuple(body.tags)
+    )
 
 
 async def idempotency_key(request: Request, *more: str) -> IdempotencyKey | None:

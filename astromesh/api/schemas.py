@@ -132,6 +132,8 @@ class RunStateOut(BaseModel):
     usage: UsageOut
     attempts: list[AttemptOut]
     waiting_for: Any | None
+    metadata: dict[str, Any] = Field({}, description="As the request gave it.")
+    tags: list[str] = []
     decisions: list[DecidedOut] | None = Field(
         None, description="What people decided; only for a single durable run."
     )

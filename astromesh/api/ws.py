@@ -17,7 +17,7 @@ from astromesh.api.auth import Auth
 from astromesh.api.errors import problem, public_failure, validation_detail
 from astromesh.api.middleware.audit import record_act
 from astromesh.api.middleware.body_limit import TOO_DEEP, nests_too_deep
-from astromesh.api.requests import MAX_SEQ, Query, SessionId, viewer_of
+from astromesh.api.requests import MAX_SEQ, Query, RunMetadata, SessionId, Tags, viewer_of
 from astromesh.api.responses import EventBuffer, json_bytes
 from astromesh.durable.base import ENDED_STATUSES
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound, Unavailable
@@ -48,6 +48,8 @@ class RunFrame(BaseModel):
     query: Query
     session_id: SessionId
     context: dict[str, Any] = {}
+    metadata: RunMetadata = {}
+    tags: Tags = []
     #: without it, that of the handshake counts
     traceparent: str = Field("", max_length=_MAX_TRACEPARENT)
 
@@ -184,7 +186,14 @@ class Connection:
             raise Overloaded(f"{MAX_RUNS} runs are active on this socket. Wait for one to end.")
         self.socket.app.state.auth.count(self._caller)
         caused_by = read_traceparent(frame.traceparent or self.socket.headers.get("traceparent"))
-        request = RunRequest(frame.query, frame.session_id, frame.context, caused_by=caused_by)
+        request = RunRequest(
+            frame.query,
+            frame.session_id,
+            frame.context,
+            frame.metadata,
+            caused_by=caused_by,
+            tags=tuple(frame.tags),
+        )
         task = asyncio.create_task(self._guard(self._run, request))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)

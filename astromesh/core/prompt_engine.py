@@ -32,6 +32,8 @@ RESERVED_NAMES = frozenset(
 )
 #: reserved names whose values differ between runs
 _OF_RUNS = frozenset({"conversation_history", "semantic_context", "episodic_events", "context"})
+#: the variable for the metadata of a run
+METADATA = "metadata"
 _DAY = 86_400
 _NO_CONTEXT: Mapping[str, Any] = {}
 
@@ -90,25 +92,32 @@ class PromptTemplate:
         self._plain = ("", "")
 
     def render(
-        self, memory: MemoryContext, context: Mapping[str, Any] = _NO_CONTEXT, now: float = 0.0
+        self,
+        memory: MemoryContext,
+        context: Mapping[str, Any] = _NO_CONTEXT,
+        now: float = 0.0,
+        metadata: Mapping[str, Any] = _NO_CONTEXT,
     ) -> str:
         """The system message of a run.
 
         Args:
             context: the request's own variables.
             now: seconds since the epoch.
+            metadata: of the run, the variable `metadata`, unless another variable has this name.
 
         Raises:
             TemplateFailed: an expression fails on these values.
         """
         date = current_date(now) if self._dated else "-"
-        if self._varies and (varying := self._varying(memory, context)):
+        if self._varies and (varying := self._varying(memory, context, metadata)):
             return self._compiled.render({**self._known, "current_date": date, **varying})
         if self._plain[0] != date:
             self._plain = (date, self._compiled.render({**self._known, "current_date": date}))
         return self._plain[1]
 
-    def _varying(self, memory: MemoryContext, context: Mapping[str, Any]) -> dict[str, Any]:
+    def _varying(
+        self, memory: MemoryContext, context: Mapping[str, Any], metadata: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """The values of this run, without empty ones, which render as missing values do."""
         varying: dict[str, Any] = {}
         needs = self._needs
@@ -124,6 +133,8 @@ class PromptTemplate:
             for name in self._free:
                 if name in context:
                     varying[name] = context[name]
+        if metadata and METADATA in self._free:
+            varying.setdefault(METADATA, metadata)
         return varying
 
 
@@ -135,7 +146,7 @@ def unprovided_names(system: str, variables: Collection[str]) -> list[Unprovided
     Args:
         variables: names of `prompts.variables`.
     """
-    known = {*RESERVED_NAMES, *variables}
+    known = {*RESERVED_NAMES, METADATA, *variables}
     missing = CompiledTemplate(system, "The system prompt").unconditional_names()
     return [
         UnprovidedName(name, line, did_you_mean(name, known))

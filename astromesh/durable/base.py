@@ -9,6 +9,7 @@ worker holds a Task by a lease. Budget amounts are reserved before a call and se
 
 from __future__ import annotations
 
+import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple, Protocol
@@ -178,6 +179,7 @@ class RunRow(Struct, frozen=True):
         worker: the worker that executes it; of a run nested in a durable one, the run at the top of its tree.
         priority: lower comes first.
         waiting_for: the approval that a waiting run needs.
+        metadata, tags: what the caller says about the run.
         ordered: a worker claims the run only while no older ordered run of its session is queued or running.
             An older run before its `wake_at` is queued, so it holds the session; one that waits for a person
             does not. False for plain and nested runs.
@@ -209,6 +211,8 @@ class RunRow(Struct, frozen=True):
     attempts: tuple[JsonObject, ...] = ()
     waiting_for: JsonObject | None = None
     ordered: bool = False
+    metadata: JsonObject = struct_field(default_factory=dict)
+    tags: tuple[str, ...] = ()
 
     @property
     def nested(self) -> bool:
@@ -284,7 +288,12 @@ class CancelRequest(NamedTuple):
 
 
 class RunQuery(NamedTuple):
-    """The filter of a list; empty fields match everything of the tenant. `owner` None: everybody's runs."""
+    """The filter of a list; empty fields match everything of the tenant. `owner` None: everybody's runs.
+
+    Args:
+        tag: one of the tags of the run.
+        key, value: of the run's metadata; a number or boolean as JSON writes it.
+    """
 
     tenant: str
     owner: str | None = None
@@ -292,6 +301,18 @@ class RunQuery(NamedTuple):
     session: str = ""
     status: str = ""
     limit: int = 50
+    tag: str = ""
+    key: str = ""
+    value: str = ""
+
+    def matches(self, metadata: Mapping[str, Any], tags: Collection[str]) -> bool:
+        """Whether what a caller says about a run matches."""
+        if self.tag and self.tag not in tags:
+            return False
+        if not self.key:
+            return True
+        found = metadata.get(self.key)
+        return found == self.value or json.dumps(found) == self.value
 
 
 class RunSample(NamedTuple):

@@ -100,7 +100,7 @@ def run_of(row: Iterable[Any]) -> RunRow:
         values[name] = bool(values[name])
     for name in _JSON:
         values[name] = value_of(values[name])
-    values["attempts"] = tuple(values["attempts"])
+    values["attempts"], values["tags"] = tuple(values["attempts"]), tuple(values["tags"])
     values["waiting_for"] = values["waiting_for"] or None
     return RunRow(**values)
 

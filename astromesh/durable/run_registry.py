@@ -81,6 +81,7 @@ class RunRegistry:
             and query.agent in ("", log.agent)
             and query.session in ("", log.session_id)
             and query.status in ("", log.status)
+            and query.matches(log.metadata, log.tags)
             and not (active and log.ended_at is not None)
         ]
         return [row_of(log) for log in found[: query.limit]], _total_usage(found)
@@ -152,7 +153,7 @@ def row_of(log: RunLog) -> RunRow:
     return RunRow(
         log.run_id, log.tenant, log.owner, log.agent, log.session_id, log.trace_id, status,  # type: ignore[arg-type]
         created_at, log.parent, finished_at=finished_at, result=result, error=error, usage=log.meter.usage,
-        attempts=tuple(log.attempts),
+        attempts=tuple(log.attempts), metadata=dict(log.metadata), tags=log.tags,
     )  # fmt: skip
 
 
@@ -178,4 +179,6 @@ def run_json(row: RunRow) -> JsonObject:
         "usage": row.usage.to_json(),
         "attempts": list(row.attempts),
         "waiting_for": row.waiting_for,
+        "metadata": row.metadata,
+        "tags": list(row.tags),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar, NamedTuple
@@ -104,8 +105,11 @@ class SqlRuns(SqlStore):
         return run_of(rows[0]) if rows else None
 
     async def list(self, filter: RunQuery) -> tuple[tuple[RunRow, ...], Usage]:
-        rows = await self._queries.read("list", *filter)
-        numbers = await self._queries.read("usage", *filter[:5])
+        # a text, and a number or boolean, as JSON writes them
+        said = (filter.tag, filter.key, json.dumps(filter.value, ensure_ascii=False), filter.value)
+        where = (*filter[:5], *said)
+        rows = await self._queries.read("list", *where, filter.limit)
+        numbers = await self._queries.read("usage", *where)
         return tuple(map(run_of, rows)), usage_of(numbers[0])
 
     async def samples(self, tenant: str, owner: str | None, since: str, limit: int) -> tuple[RunSample, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
@@ -230,6 +230,8 @@ class _RunData:
     visible_name: Callable[[str], str] | None = None
     journal: Journal | None = None
     accounts: object | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
     deps: Any = None
     keeps_graph_result: bool = False
     graph_result: object | None = None
@@ -260,6 +262,7 @@ class Scope:
             runs of a server keep none: a reference cycle would leave them to the garbage collector.
         graph_result: The `GraphResult` of the pattern of the run, also of a failed one. None before.
         max_answer_bytes: The limit of the text of one model call, and of the answer of the run.
+        metadata, tags: What the caller says about the run.
         uncancelled: Names of tools that continue although their call was cancelled.
         untrusted: Names of tools whose untrusted text the model has read. This list, `uncancelled` and
             `retries` belong to the whole tree of runs.
@@ -292,6 +295,8 @@ class Scope:
     visible_name: _RunAttribute[Callable[[str], str] | None] = _run_attribute("visible_name")
     journal: _RunAttribute[Journal | None] = _run_attribute("journal")
     accounts: _RunAttribute[object | None] = _run_attribute("accounts")
+    metadata: _RunAttribute[Mapping[str, Any]] = _run_attribute("metadata")
+    tags: _RunAttribute[tuple[str, ...]] = _run_attribute("tags")
     deps: _RunAttribute[Any] = _run_attribute("deps")
     keeps_graph_result: _RunAttribute[bool] = _run_attribute("keeps_graph_result")
     graph_result: _RunAttribute[Any] = _run_attribute("graph_result")

@@ -103,7 +103,7 @@ class IdempotentRuns:
     def _row(self, run: RunLog) -> RunRow:
         return RunRow(
             run.run_id, run.tenant, run.owner, run.agent, run.session_id, run.trace_id, "running",
-            self._clock.now(), worker=self._durable.worker,
+            self._clock.now(), worker=self._durable.worker, metadata=dict(run.metadata), tags=run.tags,
         )  # fmt: skip
 
     async def _perform(self, row: RunRow, run: RunLog, work: Work) -> RunAnswer:

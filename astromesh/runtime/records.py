@@ -18,7 +18,7 @@ class RunRequest(Struct, frozen=True):
 
     Args:
         context: Variables for the prompt template.
-        metadata: Stored with the run; the model does not see it.
+        metadata, tags: Stored with the run. Templates see the metadata, models see neither.
         images: Pictures that belong to the query.
         history: Messages that replace the stored session, or None.
         preface: Untrusted context of the client, between history and query.
@@ -39,6 +39,7 @@ class RunRequest(Struct, frozen=True):
     terms: NestedRunOptions = DEFAULT_NESTED_RUN_OPTIONS
     caused_by: TraceParent = NO_TRACE_PARENT
     deps: Any = None
+    tags: tuple[str, ...] = ()
 
 
 class RunAnswer(Struct, frozen=True):
@@ -126,6 +127,8 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
         "metadata": dict(request.metadata),
         "journal": SCHEMA,
     }
+    if request.tags:
+        data["tags"] = list(request.tags)
     if not request.persist:
         data["persist"] = False
     if request.caused_by.trace_id:
@@ -157,6 +160,7 @@ def request_of(data: JsonObject) -> RunRequest:
         preface=_messages_of(data.get("preface")) or (),
         persist=data.get("persist", True),
         caused_by=read_traceparent(data.get("traceparent")),
+        tags=tuple(data.get("tags", ())),
     )
 
 

@@ -346,9 +346,10 @@ class RunFactory:
         else:
             model = RunModel(agent.router, scope, schema)
         log = RunLog(
-            run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts
-        )
-        log.remote_span, scope.deps = caused.span_id, _deps_of(agent, request, outer)
+            run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts,
+            metadata=request.metadata, tags=request.tags, remote_span=caused.span_id,
+        )  # fmt: skip
+        scope.deps, scope.metadata, scope.tags = _deps_of(agent, request, outer), log.metadata, log.tags
         scope.max_answer_bytes = self.max_answer_bytes
         if (sampled := caused.sampled if outer is None else outer.sampled) is not None:
             log.sampled = scope.sampled = sampled

@@ -443,6 +443,7 @@ def reported(handler: Handler) -> Handler:
             session_id=request.session_id,
             trace_id=run.trace_id,
             parent=run.parent,
+            **_said(run),
         )
         try:
             answer = await handler(agent, request, run)
@@ -625,6 +626,12 @@ def _partial_result(agent: Agent, run: Run) -> JsonObject:
     return {**result, "uncancellable": list(run.scope.uncancelled)} if run.scope.uncancelled else result
 
 
+def _said(run: Run) -> JsonObject:
+    """Returns what the caller says about a run, without what is empty."""
+    said: JsonObject = {"metadata": dict(run.log.metadata), "tags": list(run.log.tags)}
+    return {key: value for key, value in said.items() if value}
+
+
 def _log_run(agent: Agent, run: Run, status: str, reason: str) -> None:
     log.info(
         "run",
@@ -637,6 +644,7 @@ def _log_run(agent: Agent, run: Run, status: str, reason: str) -> None:
         duration_ms=run.elapsed_ms(),
         tokens=run.scope.ledger.usage.total_tokens,
         tools=len(run.scope.tools_called),
+        **_said(run),
     )
 
 

@@ -237,6 +237,7 @@ class Runs:
 
     async def _rows(self, query: RunQuery) -> tuple[Sequence[RunRow], Usage]:
         await self.archive.flush()
+        await self._durable.open_if_used()  # a list may be the first that asks after a restart
         rows, used = await self._local.list(query, active=self._durable.is_open)
         stored, more = await self._stored.list(query)
         local_ids = {row.run_id for row in rows}  # a run with an idempotency key has a row from its start
@@ -462,6 +463,7 @@ class _StoredTrace:
     def __init__(self, row: RunRow, events: Sequence[Event]) -> None:
         self.run_id, self.trace_id, self.session_id = row.run_id, row.trace_id, row.session_id
         self.parent, self.agent, self.status, self.events = row.parent, row.agent, row.status, events
+        self.metadata, self.tags = row.metadata, row.tags
 
 
 def _trace_summary(row: RunRow, until: float) -> JsonObject:

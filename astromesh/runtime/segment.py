@@ -332,6 +332,8 @@ def accepted_row(
         created_at=now,
         durable=True,
         request=new_request_to_json(request),
+        metadata=dict(request.metadata),
+        tags=request.tags,
         manifest=agent.snapshot,
         caller=caller_to_json(caller),
         priority=spec.queue.priority,

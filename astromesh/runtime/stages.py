@@ -252,7 +252,7 @@ async def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQue
     admitted, memory = recalled.admitted, recalled.memory
     request = admitted.request
     if agent.live.system is None:
-        system = agent.prompt.render(memory, request.context, run.prompt_time)
+        system = agent.prompt.render(memory, request.context, run.prompt_time, request.metadata)
     else:
         system = await _made_prompt(agent.live.system, run)
     if request.terms.instructions:

@@ -118,6 +118,7 @@ class RunLog(Struct, eq=False):
         task: that a cancel request cancels while the run is active.
         cancel_requested: a caller cancelled the run.
         durable: part of a run that is stored and listed on disk.
+        metadata, tags: what the caller says about the run.
         remote_span: the caller's span above the run: 16 hex digits, or empty.
         sampled: whether the caller samples the trace; None: not decided.
         ended_at: `clock.monotonic()` of its end.
@@ -138,6 +139,8 @@ class RunLog(Struct, eq=False):
     stream: ListenableStream | None = None
     task: asyncio.Task[Any] | None = None
     cancel_requested: bool = False
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+    tags: tuple[str, ...] = ()
     durable: bool = False
     remote_span: str = ""
     sampled: bool | None = None

@@ -148,7 +148,7 @@ def build_spans(run: TracedRun) -> list[JsonObject]:
     name = "workflow.run" if first.type == "task.started" else "agent.run"
     root = _span(run, run.run_id, run.parent, name, first.ts, (last.ts - first.ts) * 1000)
     root["status"] = "error" if run.status in _FAILED else "ok"
-    root["attributes"] = {"agent": run.agent, "run_id": run.run_id, "status": run.status}
+    root["attributes"] = {"agent": run.agent, "run_id": run.run_id, "status": run.status, **_said(run)}
     found = [root]
     orchestration = _orchestration(run)
     calls: dict[Any, JsonObject] = {}
@@ -235,6 +235,12 @@ def _step(run: TracedRun, event: Event, calls_parent: str) -> JsonObject:
     span["attributes"] = {k: data[k] for k in attributes if k in data}
     span["status"] = "error" if data.get("ok") is False or event.type == "model.failed" else "ok"
     return span
+
+
+def _said(run: TracedRun) -> JsonObject:
+    """Returns what the caller says about a run, without what is empty. A Task has neither."""
+    said = {"metadata": getattr(run, "metadata", None), "tags": getattr(run, "tags", None)}
+    return {key: list(value) if key == "tags" else dict(value) for key, value in said.items() if value}
 
 
 def _span(run: TracedRun, span_id: str, parent: str, name: str, start: float, duration: float) -> JsonObject:

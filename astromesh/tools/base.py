@@ -109,6 +109,16 @@ class ToolContext(Generic[DepsT]):
         """Sources of untrusted text that the turn has read: names of tools, and semantic memory."""
         return self.run.untrusted if self.run is not None else ()
 
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The metadata of the run, as the caller gave it."""
+        return self.run.metadata if self.run is not None else {}
+
+    @property
+    def tags(self) -> tuple[str, ...]:
+        """The tags of the run."""
+        return self.run.tags if self.run is not None else ()
+
     def report_uncancellable(self) -> None:
         """Reports that the tool still runs although its call was cancelled; a thread cannot be stopped."""
         if self.events is not None:

@@ -21,6 +21,7 @@ from astromesh.access.scopes import permits
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import openai_error, public_failure
 from astromesh.api.requests import (
+    RunMetadata,
     SessionId,
     caller_of,
     cancel_on_disconnect,
@@ -87,6 +88,7 @@ class ChatBody(BaseModel):
     tools: list[Any] | None = None
     functions: list[Any] | None = None
     response_format: dict[str, Any] | None = None
+    metadata: RunMetadata | None = None
 
 
 _BODY: TypeAdapter[ChatBody] = TypeAdapter(ChatBody)
@@ -175,6 +177,7 @@ def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
         preface=context,
         history=history if not session else None,
         persist=bool(session),
+        metadata=body.metadata or {},
         caused_by=read_traceparent(headers.get("traceparent")),
     )
 

@@ -23,7 +23,7 @@ from astromesh.api.requests import (
 from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
 from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, RunsOut, RunStateOut, problems, request_body
 from astromesh.durable.base import RunQuery, RunStatus
-from astromesh.errors import EventsGone
+from astromesh.errors import EventsGone, InvalidInput
 from astromesh.runtime.runs import Decision
 from astromesh.tools.long_results import LongResults
 from astromesh.types import JsonObject, SessionKey
@@ -124,9 +124,13 @@ async def runs(
     session: Name = "",
     status: Literal["", RunStatus] = "",
     limit: Limit = 50,
+    tag: Name = "",
 ) -> JsonObject:
-    """Lists the caller's runs, newest first, and their total usage."""
-    query = RunQuery(*viewer_of(request), agent, session, status, limit)
+    """Lists the caller's runs, newest first, and their total usage.
+
+    `metadata.KEY=VALUE` lists those whose metadata has this value; one key at a time.
+    """
+    query = RunQuery(*viewer_of(request), agent, session, status, limit, tag, *_metadata_filter(request))
     rows, usage = await runtime_of(request).runs.list(query)
     return {"runs": [_public_run(run) for run in rows], "usage": usage.to_json()}
 
@@ -231,6 +235,15 @@ async def result(run_id: str, result_id: str, request: Request) -> Response:
     if found is None:
         raise EventsGone(f"This run has no stored result {result_id!r}, or it has expired.")
     return Response(found.text, media_type="text/plain; charset=utf-8")
+
+
+def _metadata_filter(request: Request) -> tuple[str, str]:
+    """Returns key and value of `metadata.KEY=VALUE`. Raises: InvalidInput: there are several."""
+    prefix = "metadata."
+    found = [(k[len(prefix) :], v) for k, v in request.query_params.multi_items() if k.startswith(prefix)]
+    if len(found) > 1:
+        raise InvalidInput("The list can be filtered by one key of the metadata at a time.")
+    return found[0] if found else ("", "")
 
 
 def _public_run(run: JsonObject) -> JsonObject:

@@ -315,8 +315,9 @@ class _ServerRuns:
             self._headers["authorization"] = f"Bearer {place.key}"
 
     async def list(self, query: RunQuery) -> list[JsonObject]:
-        _, _, agent, session, status, limit = query  # the key names the tenant and the owner
-        wanted = urlencode({"agent": agent, "session": session, "status": status, "limit": limit})
+        # the key names the tenant and the owner
+        names = ("agent", "session", "status", "limit")
+        wanted = urlencode({name: getattr(query, name) for name in names})
         found: list[JsonObject] = (await self._request("GET", f"?{wanted}"))["runs"]
         return found
 

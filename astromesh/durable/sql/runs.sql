@@ -30,8 +30,8 @@ SELECT {columns} FROM astromesh.runs WHERE run_id = $1
 -- name: list
 SELECT {columns} FROM astromesh.runs
 WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
-    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5)
-ORDER BY id DESC LIMIT $6
+    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
+ORDER BY id DESC LIMIT $10
 
 -- name: next_of_agent
 SELECT run_id, segment FROM astromesh.runs
@@ -195,7 +195,7 @@ SELECT coalesce(sum(input_tokens), 0)::bigint, coalesce(sum(output_tokens), 0)::
     coalesce(sum(reasoning_tokens), 0)::bigint, coalesce(sum(cache_write_tokens), 0)::bigint
 FROM astromesh.runs r
 WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
-    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5)
+    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
     AND (parent = '' OR NOT EXISTS (
         SELECT 1 FROM astromesh.runs a WHERE a.run_id = split_part(r.parent, '.', 1)
             AND a.tenant = $1 AND ($2::text IS NULL OR a.owner = $2) AND ($3 = '' OR a.agent = $3)

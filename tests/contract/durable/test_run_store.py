@@ -513,6 +513,33 @@ async def test_lists_are_by_tenant_owner_and_filter_newest_first(store):
     assert await listed(RunQuery("acme", limit=2)) == (["3", "2"], 1111)
 
 
+async def test_a_list_is_filtered_by_tags_and_metadata(store) -> None:
+    said: list[tuple[dict[str, Any], tuple[str, ...]]] = [
+        ({"plan": "gold", "seats": 5, "trial": False}, ("beta", 'a"b')),
+        ({"plan": "silver", "o": {"plan": "gold"}}, ("beta,old",)),
+        ({"plan": ["gold"], "a.b": "é"}, ()),
+        ({}, ()),
+    ]
+    for number, (metadata, tags) in enumerate(said):
+        await store.accept(run(str(number), metadata=metadata, tags=tags, usage=Usage(10**number)))
+
+    async def listed(**query: Any) -> tuple[list[str], int]:
+        rows, usage = await store.list(RunQuery("acme", **query))
+        return [row.run_id for row in rows], usage.input_tokens
+
+    assert await listed(tag="beta") == (["0"], 1)
+    assert await listed(tag='a"b') == (["0"], 1)
+    assert await listed(tag="bet") == ([], 0)
+    assert await listed(key="plan", value="gold") == (["0"], 1)
+    assert await listed(key="seats", value="5") == (["0"], 1)
+    assert await listed(key="trial", value="false") == (["0"], 1)
+    assert await listed(key="a.b", value="é") == (["2"], 100)
+    assert await listed(key="o", value="gold") == ([], 0)
+    assert await listed(tag="beta", key="plan", value="silver") == ([], 0)
+    (row,), _ = await store.list(RunQuery("acme", tag="beta"))
+    assert (row.metadata, row.tags) == said[0]
+
+
 async def test_samples_and_totals_are_of_top_runs_since_an_id(store):
     early, late = (ids.first_id("run_", NOW + at) for at in (0, 60))
     await store.accept(run(f"{early}0", created_at=NOW, usage=Usage(10, 1, cost_usd=0.5)))

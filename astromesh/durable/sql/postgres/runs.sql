@@ -90,3 +90,7 @@ SELECT EXISTS (
         SELECT 1 FROM astromesh.runs
         WHERE durable = FALSE AND status = 'running' AND parent = ''
             AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8))
+
+-- fragment: said
+-- Whether the tag and a value of the metadata match; 8 and 9 are the value as a JSON text and as it is.
+($6 = '' OR tags::jsonb ? $6) AND ($7 = '' OR (metadata::jsonb -> $7::text)::text IN ($8, $9))

@@ -23,3 +23,8 @@ SELECT 1 FROM runs WHERE run_id = ?1 AND segment = ?2 AND worker = ?3 AND status
 
 -- name: add_event
 INSERT INTO run_events VALUES (?, ?, ?, ?, ?) ON CONFLICT (run_id, seq) DO NOTHING
+
+-- fragment: said
+-- Whether the tag and a value of the metadata match; 8 and 9 are the value as a JSON text and as it is.
+(?6 = '' OR EXISTS (SELECT 1 FROM json_each(tags) WHERE json_each.value = ?6))
+    AND (?7 = '' OR metadata -> ('$.' || json_quote(?7)) IN (?8, ?9))
