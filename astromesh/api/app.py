@@ -99,11 +99,10 @@ class Server:
         if scope["type"] == "lifespan":
             await self.router.lifespan(scope, receive, send)
             return
-        trace = None
-        if is_http := scope["type"] == "http":
-            send = wrap_send(scope, send)
-            if (trace := request_trace(scope, self.state.runtime.runner.exporter)) is not None:
-                send = trace.watch(send)
+        send, is_http = wrap_send(scope, send), scope["type"] == "http"
+        trace = request_trace(scope, self.state.runtime.runner.exporter) if is_http else None
+        if trace is not None:
+            send = trace.watch(send)
         try:
             await self._middleware(scope, receive, send)
         except asyncio.CancelledError:

@@ -17,6 +17,7 @@ from typing import Self
 
 from astromesh.errors import AstromeshError, StoreUnavailable
 from astromesh.logs import get_logger
+from astromesh.storage.lock_holders import how_to_continue, is_stopped
 
 if sys.platform != "win32":
     import fcntl
@@ -30,16 +31,6 @@ JOIN_SECONDS = 5.0
 _MAX_DIGITS = 20
 
 log = get_logger("astromesh.storage")
-
-
-def is_stopped(pid: int) -> bool:
-    """Whether a process is stopped by a signal or a debugger; False where the system does not say."""
-    try:
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except OSError:
-        return False
-    # pid, (name), state: the name may contain anything
-    return stat.rpartition(") ")[2][:1] in ("T", "t")
 
 
 class SingleProcessLock:
@@ -104,7 +95,7 @@ class SingleProcessLock:
         if not written.isdigit():  # of an earlier version
             return f"Another process uses {name} and does not share it; stop that process, or try again."
         if is_stopped(int(written)):
-            way = f"It is stopped (SIGSTOP): continue it with `kill -CONT {written}`, or end it."
+            way = how_to_continue(int(written))
         else:
             way = "It does not answer: end it, or try again."
         return f"The process {written} uses {name} and does not share it. {way}"

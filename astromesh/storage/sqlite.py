@@ -71,13 +71,13 @@ class Database:
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
 
     async def __aenter__(self) -> Self:
-        writer = ConnectionThread(self.path.name, self._open_writer, "BEGIN IMMEDIATE", self._deadline)
+        writer = ConnectionThread(self.path, self._open_writer, "BEGIN IMMEDIATE", self._deadline)
         try:
             await writer.submit(_read_schema, None)  # creates the file and its WAL before the first read
         except BaseException:
             await writer.stop()
             raise
-        self._threads = writer, ConnectionThread(self.path.name, self._open_reader, "BEGIN", self._deadline)
+        self._threads = writer, ConnectionThread(self.path, self._open_reader, "BEGIN", self._deadline)
         return self
 
     async def __aexit__(

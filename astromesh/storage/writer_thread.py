@@ -24,15 +24,19 @@ import sqlite3
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from astromesh.errors import NOT_DONE, InvalidInput, StoreError, StoreUnavailable
+from astromesh.storage.lock_holders import how_to_continue, stopped_holder
 from astromesh.storage.retry import NOT_TEXT
 
 #: the settings of a connection whose commits survive a loss of power, and of one whose last ones may not
 SYNCED, UNSYNCED = "synchronous = FULL", "synchronous = NORMAL"
 
+#: what is behind the name of a database in the names of the files that SQLite locks
+_LOCKED_FILES = ("", "-shm", "-wal")
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 
 #: errors of the whole store, which fail every job; any other error fails one job
@@ -66,8 +70,11 @@ def is_store_unavailable(error: BaseException) -> bool:
     return result_code(error) in _UNAVAILABLE
 
 
-def translate_sqlite_error(error: BaseException, name: str) -> BaseException:
-    """Args: name: the name of the database in messages, e.g. its file name."""
+def translate_sqlite_error(error: BaseException, file: Path) -> BaseException:
+    """Args: file: of the database; messages have its name."""
+    name = file.name
+    if is_busy(error) and (pid := stopped_holder(file.with_name(name + end) for end in _LOCKED_FILES)):
+        return StoreUnavailable(f"The process {pid} has locked the database {name}. {how_to_continue(pid)}")
     if (reason := _UNAVAILABLE.get(result_code(error))) is not None:
         return StoreUnavailable(f"The database {name} {reason}.")
     if isinstance(error, OSError):
@@ -144,7 +151,7 @@ class ConnectionThread:
     """A thread with one connection and a queue of jobs.
 
     Args:
-        name: the name of the database in messages.
+        file: of the database.
         connect: opens the connection; called in the thread, again after a fault.
         begin: the statement that starts its transactions.
         deadline: seconds that a caller waits for a locked database.
@@ -154,9 +161,9 @@ class ConnectionThread:
     """
 
     def __init__(
-        self, name: str, connect: Callable[[], sqlite3.Connection], begin: str, deadline: float
+        self, file: Path, connect: Callable[[], sqlite3.Connection], begin: str, deadline: float
     ) -> None:
-        self._name, self._connect, self._begin, self._deadline = name, connect, begin, deadline
+        self._file, self._connect, self._begin, self._deadline = file, connect, begin, deadline
         self._queue: SimpleQueue[Job[Any, Any] | None] = SimpleQueue()
         self._loop = asyncio.get_running_loop()
         self._connection: sqlite3.Connection | None = None
@@ -164,7 +171,7 @@ class ConnectionThread:
         self.unavailable = False
         self._open = True
         self._stopped = self._loop.create_future()
-        self._thread = threading.Thread(target=self._serve, name=f"astromesh-{name}", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name=f"astromesh-{file.name}", daemon=True)
         self._thread.start()
 
     # -- the event loop's side -----------------------------------------------------------------------------
@@ -218,10 +225,10 @@ class ConnectionThread:
         self, work: Work[Item, Result], item: Item, outside: bool = False, synced: bool = False
     ) -> Job[Item, Result]:
         if not self._open:
-            raise StoreUnavailable(f"The database {self._name} is closed.")
+            raise StoreUnavailable(f"The database {self._file.name} is closed.")
         if self._queue.qsize() >= MAX_QUEUED:
             raise StoreUnavailable(
-                f"The database {self._name} is overloaded: {MAX_QUEUED} calls wait for it; try again."
+                f"The database {self._file.name} is overloaded: {MAX_QUEUED} calls wait for it; try again."
             )
         expires = time.monotonic() + self._deadline
         return Job(work, item, self._loop.create_future(), expires, outside, synced)
@@ -305,7 +312,7 @@ class ConnectionThread:
             if is_store_unavailable(error):
                 raise
             connection.execute("ROLLBACK TO job")
-            job.error = translate_sqlite_error(error, self._name)
+            job.error = translate_sqlite_error(error, self._file)
         connection.execute("RELEASE job")
 
     def _fail_expired(self, jobs: list[Job[Any, Any]], error: BaseException) -> list[Job[Any, Any]]:
@@ -318,7 +325,7 @@ class ConnectionThread:
 
     def _fail(self, jobs: list[Job[Any, Any]], error: BaseException) -> None:
         for job in jobs:
-            job.error = translate_sqlite_error(error, self._name)
+            job.error = translate_sqlite_error(error, self._file)
         if is_store_unavailable(error) and not is_busy(error):
             self.unavailable = True
             self._disconnect()

@@ -56,20 +56,24 @@ def complete_headers(headers: list[tuple[bytes, bytes]], request_id: bytes) -> l
     return headers
 
 
+#: messages that start a response; the second one refuses a WebSocket
+_STARTS = ("http.response.start", "websocket.http.response.start")
+
+
 def wrap_send(scope: Scope, send: Send) -> Send:
-    """Returns a `send` that completes a response.
+    """Returns a `send` that completes a response, also the refusal of a WebSocket.
 
     An audited request is on disk in the audit log before its response starts.
     """
     state = scope.setdefault("state", {})
 
     async def wrapped(message: Message) -> None:
-        if message["type"] == "http.response.start":
+        if message["type"] in _STARTS:
             state[RESPONSE_STARTED] = True
             if "audit" in state:
                 await record_response(state, message["status"])
             message["headers"] = complete_headers(message.get("headers", ()), request_id_of(scope))
-        elif len(message.get("body", b"")) > CHUNK_BYTES:
+        elif len(message.get("body", b"")) > CHUNK_BYTES and message["type"] == "http.response.body":
             await _send_in_chunks(message, send)
             return
         await send(message)

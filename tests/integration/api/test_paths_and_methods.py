@@ -7,7 +7,7 @@ from typing import Any
 
 import httpx
 import pytest
-from starlette.testclient import TestClient
+from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from astromesh.api.app import create_app
 from astromesh.api.middleware.limits import MAX_TARGET_BYTES
@@ -152,6 +152,13 @@ def test_every_answer_has_the_id_of_its_request(client: TestClient, path: str) -
     first, second = client.get(path), client.get(path)
     assert first.headers["x-request-id"].startswith("req_")
     assert first.headers["x-request-id"] != second.headers["x-request-id"]
+
+
+def test_the_refusal_of_a_websocket_has_an_id_too(locked: TestClient) -> None:
+    with pytest.raises(WebSocketDenialResponse) as denied:
+        locked.websocket_connect("/v1/ws/agent/helper", headers={"x-request-id": "mine"}).__enter__()
+    assert (denied.value.status_code, denied.value.headers["x-request-id"]) == (401, "mine")
+    assert denied.value.headers["x-content-type-options"] == "nosniff"
 
 
 def test_a_client_may_choose_the_id_but_nothing_that_is_none(client: TestClient) -> None:

@@ -492,3 +492,31 @@ async def test_nobody_else_can_read_the_file_its_log_or_the_folders_that_were_ma
         "new": 0o700, "data": 0o700, "a.db": 0o600, "a.db-wal": 0o600, "a.db-shm": 0o600,
         "old": 0o755, "shared.db": 0o640, "shared.db-wal": 0o640, "shared.db-shm": 0o640,
     }  # fmt: skip
+
+
+# -- a process that is stopped while it writes ---------------------------------------------------------------
+
+HOLDER = """
+import sqlite3, sys, time
+connection = sqlite3.connect(sys.argv[1], isolation_level=None)
+connection.execute("BEGIN IMMEDIATE")
+connection.execute("CREATE TABLE held (x)")
+print("held", flush=True)
+time.sleep(600)
+"""
+
+
+async def test_a_stopped_process_that_holds_the_file_is_named(database: Database, path: Path) -> None:
+    words = [sys.executable, "-c", HOLDER, str(path)]
+    with subprocess.Popen(words, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        try:
+            assert await asyncio.to_thread(process.stdout.readline) == "held\n"
+            with pytest.raises(StoreUnavailable, match="locked by another process"):
+                await database.write(create, None)
+            process.send_signal(signal.SIGSTOP)
+            with pytest.raises(StoreUnavailable, match=f"process {process.pid} .* -CONT {process.pid}"):
+                await database.write(create, None)
+        finally:
+            process.kill()
+    await database.write(create, None)
