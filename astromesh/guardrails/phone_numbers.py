@@ -16,6 +16,7 @@ from astromesh.guardrails.pii_formats import (
     MAX_DATE_LENGTH,
     OPEN,
     PLUS,
+    WIDEST_GAP,
     Span,
     date_at,
     fraction_before,
@@ -112,9 +113,28 @@ class PhoneNumbers:
             if first < at or not (plus or self._may_begin(text, first, stop)):
                 continue
             if found := self._at(search, index, plus, at):
+                found = self._split(search, index, plus, at, found)
                 findings.append(found)
                 at = found.end
         return findings
+
+    def _split(
+        self, search: _PhoneRows, index: int, plus: re.Match[str] | None, at: int, found: Finding
+    ) -> Finding:
+        """The first of two numbers with a space between them, if the longest row ends within the second."""
+        text, groups = search.text, search.groups
+        behind = bisect_left(groups, (found.end, 0), index)
+        if behind >= len(groups) or groups[behind][0] - found.end > WIDEST_GAP:
+            return found
+        for second in range(index + 1, behind):
+            end, start = groups[second - 1][1], groups[second][0]
+            if not text[end:start].isspace() or not self._may_begin(text, *groups[second]):
+                continue
+            first = self._at(search, index, plus, at, end)
+            other = self._at(search, second, None, end) if first else None
+            if first and first.end == end and other and other.end > found.end:
+                return first
+        return found
 
     def _may_begin(self, text: str, first: int, stop: int) -> bool:
         """Whether a number without a plus may begin with a group, by its size and its first digits."""
@@ -124,13 +144,17 @@ class PhoneNumbers:
             return text.startswith(self._abroad, first, stop)
         return stop - first in _AMERICAN_SIZES and (stop - first > 1 or text[first] == "1")
 
-    def _at(self, search: _PhoneRows, index: int, plus: re.Match[str] | None, at: int) -> Finding | None:
-        """The longest phone number that begins with this group."""
+    def _at(
+        self, search: _PhoneRows, index: int, plus: re.Match[str] | None, at: int, limit: int | None = None
+    ) -> Finding | None:
+        """The longest phone number that begins with this group, and ends at `limit` at the latest."""
         text, (first, stop) = search.text, search.groups[index]
         free = not plus and text[first] != "0"
         if free and not self._american and search.is_dated(first, stop):
             return None
         rows = search.rows(index, free and self._american)
+        if limit is not None:
+            rows = [row for row in rows if row.end <= limit]
         for row in reversed(rows) if rows and _begins(text, first) else ():
             if plus and _is_international(row.digits):
                 return Finding(plus.start(), row.end, PHONE)

@@ -13,7 +13,7 @@ from functools import cache, lru_cache
 from typing import NamedTuple
 from unicodedata import normalize
 
-from astromesh.guardrails.spans import Finding
+from astromesh.guardrails.spans import CONTEXT, Finding
 from astromesh.text import LINE_ENDS, SPACES
 
 DASH = "\\-\u2010-\u2015\u2212\ufe63\uff0d"
@@ -165,6 +165,12 @@ _SPELT_CARD = re.compile(
 _CARD_WORD_BEFORE = re.compile(r"(?:(?<![A-Za-z0-9_])[A-Za-z]{2,8}|[A-Za-z]{9})\Z")
 _CARD_WORD_BEHIND = re.compile(r"[A-Za-z]{2,8}(?![A-Za-z0-9_])|[A-Za-z]{9}")
 _LETTERS_BEHIND = re.compile(r"[A-Za-z]{2}")
+#: the words before a social security number without separators, as in `ssn:123456789` or `"ssn": "123456789"`
+_SSN_LABEL = re.compile(
+    "(?<![A-Za-z0-9])(?:ssn|social security(?: (?:number|no\\.?))?)[\"'`*_)]{0,2}\\s{0,2}(?:[:=#]|is)?"
+    "\\s{0,2}[\"'`*_(]{0,2}\\Z",
+    re.IGNORECASE,
+)
 
 
 def card_at(text: str, groups: Sequence[Span], index: int) -> Finding | None:
@@ -235,8 +241,10 @@ def luhn(digits: str) -> bool:
 
 
 def ssn_at(text: str, groups: Sequence[Span], index: int) -> Finding | None:
-    """A social security number of the form 123-45-6789 that begins with this group."""
+    """A social security number that begins with this group: 123-45-6789, or 123456789 behind its name."""
     start, area_end = groups[index]
+    if area_end - start == 9:
+        return _labelled_ssn(text, start, area_end)
     if area_end - start != 3 or index + 2 >= len(groups):
         return None
     (pair, pair_end), (serial, end) = groups[index + 1 : index + 3]
@@ -252,6 +260,13 @@ def ssn_at(text: str, groups: Sequence[Span], index: int) -> Finding | None:
     if not (_may_open(text, start) and (text[end : end + 1] not in GLUE or _LETTERS_BEHIND.match(text, end))):
         return None
     parts = text[start:area_end], text[pair:pair_end], text[serial:end]
+    return Finding(start, end, SSN) if is_ssn(*parts) else None
+
+
+def _labelled_ssn(text: str, start: int, end: int) -> Finding | None:
+    if text[end : end + 1] in GLUE or not _SSN_LABEL.search(text, max(start - CONTEXT, 0), start):
+        return None
+    parts = text[start : start + 3], text[start + 3 : start + 5], text[start + 5 : end]
     return Finding(start, end, SSN) if is_ssn(*parts) else None
 
 
@@ -284,7 +299,8 @@ _DOMAIN_LABEL = (
     f"[{_EMAIL_LETTERS}{_DIGIT}](?:[{_EMAIL_LETTERS}{_DIGIT}-]{{0,61}}[{_EMAIL_LETTERS}{_DIGIT}])?"
 )
 _WIDE_LABEL = f"[{_SPACELESS}][{_SPACELESS}{_EMAIL_LETTERS}{_DIGIT}-]{{0,62}}"
-_AT = "[@\uff20\ufe6b]"
+#: a sign, or its form in a URL
+_AT = "(?:[@\uff20\ufe6b]|%40)"
 #: characters with which an address does not begin
 _LOCAL_LEADING = re.compile(f"[{_DOT}{_LOCAL_SIGNS}]*")
 #: longest local part, and longest domain of five labels and a top level
@@ -295,17 +311,22 @@ _LOCAL_BEFORE = re.compile(f"(?:{_LOCAL}|\\}}{_LOCAL}++\\{{(?!\\{{))*+")
 _WIDE_LOCAL_BEFORE = re.compile(f"[{_SPACELESS}]{{1,{_SPACELESS_LENGTH}}}")
 _TOP_LEVEL = f"xn--[a-z0-9-]{{1,20}}|[{_EMAIL_LETTERS}]{{2,24}}"
 _DOMAIN = re.compile(
-    f"(?:(?:{_DOMAIN_LABEL}|{_WIDE_LABEL})[{_DOT}]){{1,5}}(?:{_TOP_LEVEL}|[{_SPACELESS}]{{1,24}})"
+    f"(?:(?:{_DOMAIN_LABEL}|{_WIDE_LABEL})(?:[{_DOT}]|%2[Ee])){{1,5}}(?:{_TOP_LEVEL}|[{_SPACELESS}]{{1,24}})"
 )
 #: a domain with ideographic full stops (UTS 46), which otherwise end a sentence
 _STOPPED_DOMAIN = re.compile(f"(?:{_DOMAIN_LABEL}[{_IDEOGRAPHIC_STOP}]){{1,5}}(?:{_TOP_LEVEL})")
 _BRACED_LOCAL = f"(?:{_LOCAL}|[{{}}])"
-#: the beginning of an address at the end of a text
+#: a quoted local part (RFC 5321, 4.1.2), without the second quote, and reversed
+_QUOTED_LENGTH = LOCAL_LENGTH - 2
+_QUOTED = f'"(?:\\\\"|[^"\r\n]){{0,{_QUOTED_LENGTH}}}'
+_QUOTED_BEFORE = re.compile(f'"(?:"\\\\|[^"\r\n]){{1,{_QUOTED_LENGTH}}}"')
+#: the beginning of an address at the end of a text, its sign in a URL too
 UNFINISHED_EMAIL = (
-    f"{_BRACED_LOCAL}{{1,{LOCAL_LENGTH}}}\\Z"
+    f"{_BRACED_LOCAL}{{1,{LOCAL_LENGTH + 2}}}\\Z"
+    f'|{_QUOTED}(?:"(?:%4?|{_AT}[{_SPACELESS}{_EMAIL_LETTERS}{_DIGIT}{_DOT}%-]{{0,{DOMAIN_LENGTH}}})?)?\\Z'
     f"|[{_SPACELESS}]{{1,{_SPACELESS_LENGTH}}}\\Z"
     f"|(?:[{_SPACELESS}]{{1,{_SPACELESS_LENGTH}}}|{_BRACED_LOCAL}{{0,{LOCAL_LENGTH}}}){_AT}"
-    f"[{_SPACELESS}{_EMAIL_LETTERS}{_DIGIT}{_DOT}{_IDEOGRAPHIC_STOP}-]{{0,{DOMAIN_LENGTH}}}\\Z"
+    f"[{_SPACELESS}{_EMAIL_LETTERS}{_DIGIT}{_DOT}{_IDEOGRAPHIC_STOP}%-]{{0,{DOMAIN_LENGTH}}}\\Z"
 )
 
 
@@ -313,6 +334,10 @@ def next_email(text: str, start: int) -> Finding | None:
     """The first address that begins at `start` or later."""
     for sign in _AT_SIGN.finditer(text, start):
         at = sign.start()
+        if quoted := _QUOTED_BEFORE.match(text[max(start, at - LOCAL_LENGTH) : at][::-1]):
+            if domain := _domain(text, sign.end(), None):
+                return Finding(at - quoted.end(), domain.end(), EMAIL)
+            continue
         local = _local_before(text, max(start, at - LOCAL_LENGTH), at)
         stopped = _STOPPED_DOMAIN if local else None
         if not local and (

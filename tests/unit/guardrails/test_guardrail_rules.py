@@ -533,6 +533,49 @@ def test_an_address_has_the_signs_that_it_may_have_and_none_of_what_is_around(te
     assert output(rule(PiiDetection, kinds=["email"]), text) == redacted
 
 
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ('"john doe"@example.com', "[EMAIL]"),
+        ('Mail "ann.b"@example.org now', "Mail [EMAIL] now"),
+        ('"a \\"b\\" c"@example.com', "[EMAIL]"),
+        ("to=ann%40example.com&x=1", "to=[EMAIL]&x=1"),
+        ("ann%2Eb%2Bnews%40mail%2eexample%2Ecom", "[EMAIL]"),
+        ("ssn:123456789, SSN 123456789.", "ssn:[SSN], SSN [SSN]."),
+        ('{"ssn": "123456789"}', '{"ssn": "[SSN]"}'),
+        ("My social security number is 123456789", "My social security number is [SSN]"),
+    ],
+)
+def test_quoted_and_encoded_addresses_and_numbers_behind_their_name_are_found(text, redacted):
+    assert output(PII, text) == redacted
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "100%40 off", "50%4000", "a%40b", "%40example", "x%40 example.com", '"x"@y', '"a" @example.com',
+        'He said "hi" @ 5 p.m.', 'the "best"@home', "order 123456789", "ref:123456789", "assn:123456789",
+        "ssn:1234567890", "ssn:000456789", "ssn: 12345678", "ssn:123456789a", "ssn count 123456789",
+        "session 123456789",
+    ],
+)  # fmt: skip
+def test_what_only_resembles_these_spellings_stays(text):
+    assert PII.check(text, CheckContext("output")) is None
+
+
+@pytest.mark.parametrize(
+    ("text", "redacted"),
+    [
+        ("212-555-0187 030 901820", "[PHONE] [PHONE]"),
+        ("030 901820 212-555-0187", "[PHONE] [PHONE]"),
+        ("030 901820 030 901820 030 901820", "[PHONE] [PHONE] [PHONE]"),
+        ("030 90 18 20", "[PHONE]"),
+    ],
+)
+def test_two_phone_numbers_beside_each_other_are_two(text, redacted):
+    assert output(rule(PiiDetection, default_region="DE"), text) == redacted
+
+
 def test_pii_may_refuse_a_query():
     engine = GuardrailsEngine([rule(PiiDetection, action="block", message="No personal data, please.")])
     with pytest.raises(GuardrailBlocked, match=r"No personal data, please\.") as blocked:
