@@ -30,13 +30,14 @@ def principal_of(caller: CallerContext | None) -> tuple[str, str]:
 
 RUN = "agents:run"
 ADMIN = "admin"
-#: scope → what it allows. `FAMILY:*` is every scope of a family, `agents:run:NAME` runs of one agent.
+#: scope → what it allows. `FAMILY:*` is every scope of a family, `agents:run:NAME` runs of one agent,
+#: `runs:decide:GROUP` answers to questions with this assignee.
 SCOPES: Mapping[str, str] = {
     RUN: "run agents",
     "agents:read": "list and describe agents, models and providers",
     "runs:read": "list and follow one's own runs",
     "runs:write": "cancel one's own runs, rate them",
-    "runs:decide": "decide for one's own runs that wait for a person",
+    "runs:decide": "decide for one's own runs and Tasks that wait for a person",
     "sessions:read": "list one's own sessions and read their history",
     "sessions:write": "erase one's own sessions",
     "sessions:any": "all of that for the sessions and runs of others in the same tenant",
@@ -51,6 +52,8 @@ SCOPES: Mapping[str, str] = {
     "audit:read": "read the audit log of one's tenant",
     ADMIN: "everything",
 }
+#: scopes with a name of one's own: runs of one agent, questions to one group
+_NAMED = (RUN + ":", "runs:decide:")
 #: the scopes of a key that names none: all that an application needs for its own users
 DEFAULT_SCOPES = (
     RUN, "agents:read", "runs:read", "runs:write", "runs:decide", "sessions:read", "sessions:write",
@@ -90,7 +93,7 @@ def limit_to_agents(scopes: Iterable[str], agents: Collection[str]) -> frozenset
 
 def _check_scope(scope: str) -> None:
     family, _, rest = scope.partition(":")
-    if scope in SCOPES or (scope.startswith(RUN + ":") and scope != RUN + ":"):
+    if scope in SCOPES or any(scope.startswith(one) and scope != one for one in _NAMED):
         return
     if rest == "*" and any(known.startswith(family + ":") for known in SCOPES):
         return

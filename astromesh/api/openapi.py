@@ -58,6 +58,7 @@ OPERATION_IDS: Mapping[str, str] = {
     "POST /v1/tasks/{task_id}/pause": "pause_task",
     "POST /v1/tasks/{task_id}/step": "step_task",
     "POST /v1/tasks/{task_id}/resume": "resume_task",
+    "POST /v1/tasks/{task_id}/decide": "answer_task",
     "POST /v1/tasks/{task_id}/replay": "replay_task",
     "GET /v1/audit": "list_acts",
     "GET /v1/statistics": "get_statistics",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,12 +10,14 @@ from typing import Annotated, Any, Literal, Self, TypeVar, cast, get_args
 
 from pydantic import (
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     GetCoreSchemaHandler,
     PrivateAttr,
     SecretStr,
     SerializerFunctionWrapHandler,
+    WithJsonSchema,
     model_serializer,
 )
 from pydantic_core import CoreSchema, core_schema
@@ -27,6 +30,25 @@ Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
 ToolName = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
 #: at most ten years: longer times are mistakes, and timers count whole nanoseconds
 Seconds = Annotated[float, Field(gt=0, le=315_360_000)]
+_UNITS = {"s": 1, "m": 60, "h": 3600, "d": 86_400, "w": 604_800}
+_DURATION = re.compile(r"([0-9]+(?:\.[0-9]+)?)([smhdw])")
+
+
+def _seconds_of(value: object) -> object:
+    found = _DURATION.fullmatch(value) if isinstance(value, str) else None
+    return float(found[1]) * _UNITS[found[2]] if found else value
+
+
+#: seconds, or a number with a unit: `30s`, `15m`, `12h`, `7d`, `2w`
+Duration = Annotated[
+    float,
+    Field(gt=0, le=315_360_000),
+    BeforeValidator(_seconds_of),
+    WithJsonSchema(
+        {"anyOf": [{"type": "number", "exclusiveMinimum": 0, "maximum": 315_360_000},
+                   {"type": "string", "pattern": f"^{_DURATION.pattern}$"}]}
+    ),
+]  # fmt: skip
 Count = Annotated[int, Field(ge=1)]
 Ratio = Annotated[float, Field(ge=0, le=1)]
 Amount = Annotated[float, Field(ge=0)]

@@ -591,6 +591,8 @@ class TaskRow:
         worker, lease_until: the worker that executes it, and the end of its lease.
         result: after its end: `{output, error, metadata, tasks}`.
         snapshot: id of the manifests that it began with; empty in rows of earlier versions.
+        inspection: where the inspector pauses it: `{all_stages, before}`; None: where its manifest says.
+        control: grows with each action of the inspector and each decision of a person.
     """
 
     task_id: str
@@ -611,6 +613,57 @@ class TaskRow:
     finished_at: float = 0.0
     result: JsonObject | None = None
     snapshot: str = ""
+    inspection: JsonObject | None = None
+    control: int = 0
+
+
+class TaskWait(NamedTuple):
+    """A stage of a Task that waits for a person or for the inspector.
+
+    Args:
+        path, stage: who waits.
+        ticket: identity of the question within the stage; empty for a pause.
+        kind: `pause`, `human`, `approval` or `unknown_outcome`.
+        asked_at, expires_at: seconds since the epoch; 0: it does not expire.
+        question: what is asked, or the input and context of a paused stage.
+        answer: None while it waits; the decision; for a pause an empty object.
+    """
+
+    task_id: str
+    path: str
+    stage: str
+    ticket: str
+    kind: str
+    asked_at: float
+    expires_at: float
+    question: JsonObject
+    answer: JsonObject | None = None
+
+    @property
+    def key(self) -> tuple[str, str, str, str]:
+        return self[:4]
+
+
+class OpenQuestion(NamedTuple):
+    """A question to people, with the workflow and the owner of its Task."""
+
+    wait: TaskWait
+    workflow: str
+    owner: str
+
+
+class TaskControl(NamedTuple):
+    """What others want of a Task.
+
+    Args:
+        control: grows with each action on the Task.
+        inspection: where it pauses, or None.
+    """
+
+    task_id: str
+    control: int
+    cancelling: bool
+    inspection: JsonObject | None
 
 
 class Artifact(NamedTuple):
@@ -679,12 +732,40 @@ class TaskStore(Protocol):
     async def snapshot(self, id: str) -> JsonObject | None:
         """Returns manifests that a stored Task refers to."""
 
-    async def commit(self, change: TaskChange) -> None:
+    async def commit(self, change: TaskChange) -> TaskControl:
         """Writes a change in one transaction. A commit whose answer was lost may be repeated, except the end.
+
+        Returns:
+            What others want of the Task at that moment.
 
         Raises:
             LeaseLost: another worker has the Task, or it has ended; nothing is written.
         """
+
+    async def wait(self, worker: str, wait: TaskWait) -> tuple[TaskWait, TaskControl]:
+        """Stores that a stage waits, unless it is stored. Returns it as it is stored.
+
+        Raises:
+            LeaseLost: as `commit`.
+        """
+
+    async def waits(self, task_id: str) -> tuple[TaskWait, ...]:
+        """Returns everything that a Task waits or has waited for, in order."""
+
+    async def open_questions(self, tenant: str, limit: int) -> tuple[OpenQuestion, ...]:
+        """Returns the unanswered questions of a tenant's Tasks, the oldest first."""
+
+    async def answer(self, wait: TaskWait, answer: JsonObject) -> bool:
+        """Answers what a stage waits for. Returns False if it is answered, or the Task has ended."""
+
+    async def pause(self, task_id: str, before: Sequence[str]) -> bool:
+        """Pauses a Task before these stages too; without any, before every one. False: it has ended."""
+
+    async def step(self, task_id: str) -> bool:
+        """Answers the oldest pause, and pauses before every stage. Returns False if no stage is paused."""
+
+    async def release(self, task_id: str) -> bool:
+        """Answers every pause, and ends those to come. Returns False if there were none."""
 
     async def get(self, task_id: str) -> TaskRow | None: ...
 
@@ -715,8 +796,8 @@ class TaskStore(Protocol):
             tasks: renews these alone; None: all.
         """
 
-    async def cancelling(self, worker: str) -> tuple[str, ...]:
-        """Returns the Tasks of this worker whose end was requested."""
+    async def controls(self, worker: str) -> tuple[TaskControl, ...]:
+        """Returns the Tasks of this worker that others have acted on."""
 
     async def cancel(self, task_id: str) -> bool:
         """Requests the end of a Task. Returns False if it has ended."""

@@ -8,7 +8,15 @@ from typing import Any, ClassVar, NamedTuple
 
 import orjson
 
-from astromesh.durable.base import Artifact, ArtifactFilter, TaskChange, TaskRow
+from astromesh.durable.base import (
+    Artifact,
+    ArtifactFilter,
+    OpenQuestion,
+    TaskChange,
+    TaskControl,
+    TaskRow,
+    TaskWait,
+)
 from astromesh.durable.payloads import Joiner, Splitter, needs_split, references, to_json, unpack
 from astromesh.durable.rows import Column, columns_of
 from astromesh.errors import LeaseLost
@@ -86,22 +94,21 @@ class SqlTasks(SqlStore):
         rows = await self._queries.read("snapshot", id)
         return orjson.loads(rows[0][0]) if rows else None
 
-    async def commit(self, change: TaskChange) -> None:
+    async def commit(self, change: TaskChange) -> TaskControl:
         result = change.end[1] if change.end is not None else None
         encoded = await self._encode(change.task_id, change.records, change.artifacts, result)
 
-        async def commit(tx: Transaction) -> bool:
-            if not await tx.execute("hold", change.task_id, change.worker):
-                return False
+        async def commit(tx: Transaction) -> TaskControl:
+            control = await _hold(tx, change.task_id, change.worker)
             await _add(change.task_id, change.first, change.artifacts, encoded, tx)
             if change.end is not None:
                 status, _, at = change.end
                 await tx.execute("end", change.task_id, change.worker, status, encoded.result, at)
-            return True
+            return control
 
-        if not await self._queries.transact(commit, synced=change.end is not None):
-            raise LeaseLost(f"The Task {change.task_id!r} is no longer this worker's, or it has ended.")
+        control = await self._queries.transact(commit, synced=change.end is not None)
         self._remember(change.task_id, encoded, ended=change.end is not None)
+        return control
 
     async def _encode(
         self,
@@ -180,8 +187,84 @@ class SqlTasks(SqlStore):
     async def heartbeat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> None:
         await self._queries.write("heartbeat", worker, until, None if tasks is None else list(tasks))
 
-    async def cancelling(self, worker: str) -> tuple[str, ...]:
-        return tuple(row[0] for row in await self._queries.read("cancelling", worker))
+    # -- waits and the inspector ---------------------------------------------------------------------------
+
+    async def wait(self, worker: str, wait: TaskWait) -> tuple[TaskWait, TaskControl]:
+        splitter = Splitter()
+        question = to_json(splitter.split_fields(wait.question)).decode()
+        payloads = [(wait.task_id, name, content) for name, content in splitter.found.items()]
+
+        async def add(tx: Transaction) -> TaskControl:
+            control = await _hold(tx, wait.task_id, worker)
+            await tx.execute_many("add_payload", payloads)
+            values = (*wait.key, wait.kind, wait.asked_at, wait.expires_at, question)
+            await tx.execute("add_wait", *values)
+            return control
+
+        control = await self._queries.transact(add, synced=True)
+        return next(one for one in await self.waits(wait.task_id) if one.key == wait.key), control
+
+    async def waits(self, task_id: str) -> tuple[TaskWait, ...]:
+        return await self._waits(await self._queries.read("waits", task_id))
+
+    async def open_questions(self, tenant: str, limit: int) -> tuple[OpenQuestion, ...]:
+        rows = await self._queries.read("open_waits", tenant, limit)
+        waits = await self._waits(rows)
+        return tuple(OpenQuestion(wait, row[9], row[10]) for wait, row in zip(waits, rows, strict=True))
+
+    async def _waits(self, rows: Sequence[Row]) -> tuple[TaskWait, ...]:
+        questions = await self._joined((row[0], row[7]) for row in rows)
+        return tuple(
+            TaskWait._make((*tuple(row)[:7], question, None if row[8] is None else orjson.loads(row[8])))
+            for row, question in zip(rows, questions, strict=True)
+        )
+
+    async def answer(self, wait: TaskWait, answer: JsonObject) -> bool:
+        async def decide(tx: Transaction) -> bool:
+            if not await tx.fetch("act", wait.task_id):
+                return False
+            return bool(await tx.execute("answer", *wait.key, _json_text(answer)))
+
+        return await self._queries.transact(decide, synced=True)
+
+    async def pause(self, task_id: str, before: Sequence[str]) -> bool:
+        async def pause(tx: Transaction) -> bool:
+            rows = await tx.fetch("act", task_id)
+            if rows:
+                earlier = _inspection(rows[0][1]) or {"all_stages": False, "before": []}
+                named = {*earlier["before"], *before}
+                wanted = {"all_stages": earlier["all_stages"] or not before, "before": sorted(named)}
+                await tx.execute("inspect", task_id, _json_text(wanted))
+            return bool(rows)
+
+        return await self._queries.transact(pause, synced=True)
+
+    async def step(self, task_id: str) -> bool:
+        async def step(tx: Transaction) -> bool:
+            rows = await tx.fetch("act", task_id)
+            found = await tx.fetch("waits", task_id) if rows else ()
+            paused = next((row for row in found if row[4] == "pause" and row[8] is None), None)
+            if paused is not None:
+                wanted = {"before": [], **(_inspection(rows[0][1]) or {}), "all_stages": True}
+                await tx.execute("inspect", task_id, _json_text(wanted))
+                await tx.execute("answer", *tuple(paused)[:4], "{}")
+            return paused is not None
+
+        return await self._queries.transact(step, synced=True)
+
+    async def release(self, task_id: str) -> bool:
+        async def release(tx: Transaction) -> bool:
+            rows = await tx.fetch("act", task_id)
+            if not rows:
+                return False
+            await tx.execute("inspect", task_id, None)
+            return bool(await tx.execute("answer_pauses", task_id)) or rows[0][1] is not None
+
+        return await self._queries.transact(release, synced=True)
+
+    async def controls(self, worker: str) -> tuple[TaskControl, ...]:
+        rows = await self._queries.read("controls", worker)
+        return tuple(TaskControl(row[0], row[1], bool(row[2]), _inspection(row[3])) for row in rows)
 
     async def cancel(self, task_id: str) -> bool:
         return bool(await self._queries.write("cancel", task_id, synced=True))
@@ -218,9 +301,21 @@ async def _add(
     await tx.execute_many("add_artifact", [(*one[:-1], text) for one, text in texts])
 
 
+async def _hold(tx: Transaction, task_id: str, worker: str) -> TaskControl:
+    """Makes sure that a worker has a Task. Raises: LeaseLost."""
+    rows = await tx.fetch("hold", task_id, worker)
+    if not rows:
+        raise LeaseLost(f"The Task {task_id!r} is no longer this worker's, or it has ended.")
+    return TaskControl(task_id, rows[0][0], False, _inspection(rows[0][1]))
+
+
+def _inspection(text: str | None) -> JsonObject | None:
+    return None if text is None else orjson.loads(text)
+
+
 async def _delete(tx: Transaction, query: str, *values: object) -> int:
     tasks = [row[0] for row in await tx.fetch(query, *values)]
-    for name in ("delete_records", "delete_artifacts", "delete_payloads", "delete"):
+    for name in ("delete_records", "delete_artifacts", "delete_payloads", "delete_waits", "delete"):
         await tx.execute(name, tasks)
     return len(tasks)
 

@@ -60,12 +60,23 @@ def wrapped(call: Call[S, C, R], wrappers: Sequence[Wrapper[S, C, R]]) -> Call[S
     return call
 
 
-def bounded(body: Callable[..., Awaitable[V]], seconds: float, name: str) -> Callable[..., Awaitable[V]]:
-    """Returns a body that is cancelled after some seconds. It then raises a TimeoutError with its name."""
+def bounded(
+    body: Callable[..., Awaitable[V]],
+    seconds: float,
+    name: str,
+    begun: Callable[..., None] | None = None,
+) -> Callable[..., Awaitable[V]]:
+    """Returns a body that is cancelled after some seconds. It then raises a TimeoutError with its name.
+
+    Args:
+        begun: Receives the time limit and the arguments when the body begins.
+    """
 
     async def run(*arguments: Any) -> V:
         try:
             async with asyncio.timeout(seconds) as limit:
+                if begun is not None:
+                    begun(limit, *arguments)
                 return await body(*arguments)
         except TimeoutError as error:
             if not limit.expired():  # the unit's own

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from astromesh.config.workflow.operations import METRICS
-from astromesh.durable.base import Artifact, TaskChange, TaskRow, TaskStore
+from astromesh.durable.base import Artifact, TaskChange, TaskControl, TaskRow, TaskStore
 from astromesh.durable.failpoints import parse_failpoint
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.telemetry.clock import Clock
@@ -64,6 +64,9 @@ class LiveTask:
         #: how many of them are on disk
         self.stored = len(self.records) if row.durable else 0
         self.changed = asyncio.Event()
+        #: set when somebody has acted on the Task: decided, paused, released
+        self.controlled = asyncio.Event()
+        self._control, self._inspection = row.control, row.inspection
         self.cancelled = False
         #: whether a commit has begun whose outcome is not known
         self.committing = False
@@ -81,9 +84,26 @@ class LiveTask:
         return self.engine is not None and self.engine.is_running(self.id)
 
     @property
+    def is_idle(self) -> bool:
+        """Whether all of the Task waits for a person or the inspector."""
+        return self.engine is not None and self.engine.is_idle(self.id)
+
+    @property
     def caused_by(self) -> TraceParent:
         """The trace context of the caller."""
         return read_traceparent(self.records[0].get("traceparent"))
+
+    def pauses(self, stage: str) -> bool:
+        """Whether an operator wants the Task to pause before a stage."""
+        wanted = self._inspection
+        return wanted is not None and (wanted["all_stages"] or stage in wanted["before"])
+
+    def apply(self, control: TaskControl) -> None:
+        """Takes over what others want of the Task, unless it is known."""
+        if control.control > self._control:
+            self._control, self._inspection = control.control, control.inspection
+            news, self.controlled = self.controlled, asyncio.Event()
+            news.set()
 
     def notify(self) -> None:
         """Wakes the followers."""
@@ -110,7 +130,7 @@ class TaskRecords:
             made = [one for n, r in enumerate(fresh, first) for one in artifacts_of(live.row, n, r)]
             change = TaskChange(task_id, self._worker, first, fresh, made)
             live.committing = True
-            await retry_while_unavailable(partial(self.store.commit, change))
+            live.apply(await retry_while_unavailable(partial(self.store.commit, change)))
             live.committing = False
             _reach_each(STAGE_KEPT, fresh)
             live.stored += len(fresh)

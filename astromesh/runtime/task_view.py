@@ -10,13 +10,15 @@ from typing import Any
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import ENDED_TASK_STATUSES, Artifact, ArtifactFilter, TaskRow, TaskStore
 from astromesh.durable.run_registry import event_not_reached
-from astromesh.errors import Conflict, InvalidInput, NotDurable, NotWaiting, StoreError, TaskNotFound
+from astromesh.errors import Conflict, InvalidInput, NotWaiting, StoreError, TaskNotFound
 from astromesh.plugins import Resources
 from astromesh.runtime.agent_directory import AgentDirectory
+from astromesh.runtime.runs import Decision
 from astromesh.runtime.task_log import LiveTask
+from astromesh.runtime.task_waits import PAUSE, TaskWaits, paused_json, question_json
 from astromesh.runtime.workflows import WorkflowRegistry, open_workflow
 from astromesh.telemetry.events import EventSink
-from astromesh.types import Event, JsonObject
+from astromesh.types import CallerContext, Event, JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.execution import TaskProjection
@@ -27,6 +29,8 @@ from astromesh.workflow.recording import Recording
 
 #: seconds between two polls for the events of a Task that another process executes, and for its end
 _EVENTS_POLL_SECONDS, _POLL_SECONDS = 0.2, 0.25
+#: seconds between two looks for paused stages
+_PAUSE_POLL_SECONDS = 0.05
 #: seconds that a cancel waits for the end of a Task
 _CANCEL_SECONDS = 10.0
 
@@ -38,6 +42,7 @@ class TaskView:
         live: The Tasks that this process executes.
         store: Returns the open store.
         stop: Starts to cancel a Task of this process.
+        waits: What stages wait for.
     """
 
     def __init__(
@@ -46,8 +51,10 @@ class TaskView:
         live: Mapping[str, LiveTask],
         store: Callable[[], Awaitable[TaskStore]],
         stop: Callable[[str], bool],
+        waits: TaskWaits,
     ) -> None:
         self._workflows, self._live, self._store, self._stop = workflows, live, store, stop
+        self._waits = waits
 
     def in_progress(self) -> Mapping[tuple[str, ...], float]:
         """Counts queued and running Tasks by workflow and state."""
@@ -73,8 +80,17 @@ class TaskView:
     async def state(self, task_id: str, viewer: Viewer) -> JsonObject:
         """Returns a Task as callers see it: with its current stages and those that are paused."""
         row = await self.task(task_id, viewer)
-        paused = self._workflows.paused_stages(row)
-        return {**self._row_json(row), **await self._progress(row), "paused": paused}
+        waits = await self._waits.of_task(task_id) if row.durable else ()
+        active = row.status not in ENDED_TASK_STATUSES
+        paused = [paused_json(one) for one in waits if active and one.kind == PAUSE and one.answer is None]
+        questions = [question_json(one) for one in waits if one.kind != PAUSE]
+        return {
+            **self._row_json(row),
+            **await self._progress(row),
+            "paused": paused if row.durable else self._workflows.paused_stages(row),
+            "waiting_for": [one for one in questions if active and "decision" not in one],
+            "decisions": [one for one in questions if "decision" in one],
+        }
 
     def _row_json(self, row: TaskRow) -> JsonObject:
         live = self._live.get(row.task_id)
@@ -243,28 +259,59 @@ class TaskView:
                     await asyncio.sleep(_POLL_SECONDS)
 
     async def pause(self, task_id: str, viewer: Viewer, before: Iterable[str] = ()) -> JsonObject:
-        inspector = await self._require_inspector(task_id, viewer)
-        inspector.pause(task_id, before)
+        """Pauses a Task before its next stages, wherever it runs: on disk when this returns."""
+        stages = tuple(before)
+        if (inspector := await self._inspector(task_id, viewer)) is not None:
+            inspector.pause(task_id, stages)
+        elif not await self._waits.act(task_id, lambda store: store.pause(task_id, stages)):
+            raise Conflict(f"The Task {task_id!r} has ended.")
         return await self.state(task_id, viewer)
 
     async def step(self, task_id: str, viewer: Viewer) -> JsonObject:
         """Raises: NotWaiting: no stage of the Task waits."""
-        if not (await self._require_inspector(task_id, viewer)).step(task_id):
+        inspector = await self._inspector(task_id, viewer)
+        if not (
+            inspector.step(task_id)
+            if inspector is not None
+            else await self._waits.act(task_id, lambda store: store.step(task_id))
+        ):
             raise NotWaiting(f"No stage of the Task {task_id!r} waits; pause it first.")
         return await self.state(task_id, viewer)
 
     async def resume(self, task_id: str, viewer: Viewer) -> JsonObject:
-        if not (await self._require_inspector(task_id, viewer)).resume(task_id):
+        """Raises: NotWaiting: the Task is not paused."""
+        inspector = await self._inspector(task_id, viewer)
+        if not (
+            inspector.resume(task_id)
+            if inspector is not None
+            else await self._waits.act(task_id, lambda store: store.release(task_id))
+        ):
             raise NotWaiting(f"The Task {task_id!r} is not paused.")
         return await self.state(task_id, viewer)
 
-    async def _require_inspector(self, task_id: str, viewer: Viewer) -> Inspector:
+    async def _inspector(self, task_id: str, viewer: Viewer) -> Inspector | None:
+        """Returns the inspector of a Task without a row; None for a durable Task."""
         row = await self.task(task_id, viewer)
-        if task_id not in self._live:
-            if row.status in ENDED_TASK_STATUSES:
-                raise Conflict(f"The Task {task_id!r} has ended.")
-            raise NotDurable(f"Another process executes the Task {task_id!r}; send the request there.")
-        return self._workflows.get(row.workflow).inspector
+        if row.status in ENDED_TASK_STATUSES:
+            raise Conflict(f"The Task {task_id!r} has ended.")
+        return None if row.durable else self._workflows.get(row.workflow).inspector
+
+    async def until_paused(self, task_id: str, viewer: Viewer) -> Sequence[JsonObject]:
+        """Waits until stages of a Task are paused, and returns them."""
+        while True:
+            paused: Sequence[JsonObject] = (await self.state(task_id, viewer))["paused"]
+            if paused:
+                return paused
+            await asyncio.sleep(_PAUSE_POLL_SECONDS)
+
+    async def decide(
+        self, task_id: str, viewer: Viewer, caller: CallerContext, question: str, decision: Decision
+    ) -> JsonObject:
+        """Answers what a stage of a Task asks. See `TaskWaits.decide`."""
+        await self._waits.decide(task_id, viewer, caller, question, decision)
+        row = await (await self._store()).get(task_id)
+        assert row is not None
+        return await self.state(task_id, Viewer(row.tenant, None))
 
 
 def _send_after(after: int, events: Iterable[Event], sink: EventSink) -> None:
@@ -370,6 +417,7 @@ class TaskReplays:
             resources=resources,
             log=replay,
             journal=replay,
+            people=replay,
             layers=recording.memory_layers(),
             stages_at_once=max(len(recording.stages), 1) + _EXTRA_STAGES,
             snapshot=snapshot,

@@ -41,6 +41,7 @@ from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.runner import AgentRunner
 from astromesh.runtime.task_log import LiveTask, TaskMetrics, TaskRecords, TaskTraces
 from astromesh.runtime.task_view import TaskReplays, TaskView, task_json
+from astromesh.runtime.task_waits import TaskWaits
 from astromesh.runtime.workflows import WorkflowRegistry
 from astromesh.telemetry import ids
 from astromesh.telemetry.events import EventSink
@@ -88,6 +89,7 @@ class WorkflowTasks:
 
     Attributes:
         loaded: The workflows.
+        waits: Stages that wait for a person or for the inspector.
         tasks: Queries and actions on Tasks.
         replays: Runs ended Tasks again.
     """
@@ -97,8 +99,11 @@ class WorkflowTasks:
         self._worker = Worker(self, heartbeat, outages, sleep=runner.clock.sleep)
         self.worker = self._worker.name
         self.records = TaskRecords(self.worker, runner.clock)
-        self.loaded = WorkflowRegistry(runner.directory, self.records)
-        self.tasks = TaskView(self.loaded, self.records.live, self.store, self.stop)
+        self.waits = TaskWaits(
+            self.worker, self.records.live, self.store, runner.clock, self._worker.stop_requested
+        )
+        self.loaded = WorkflowRegistry(runner.directory, self.records, self.waits)
+        self.tasks = TaskView(self.loaded, self.records.live, self.store, self.stop, self.waits)
         self.replays = TaskReplays(runner.directory, self.loaded, self.tasks)
         self.records.listeners += [
             TaskMetrics(runner.metrics.tally, self.loaded.metrics_of),
@@ -235,11 +240,13 @@ class WorkflowTasks:
         *,
         caller: CallerContext | None = None,
         key: IdempotencyKey | None = None,
+        pause_before: Collection[str] | None = None,
     ) -> TaskRow:
         """Accepts a durable Task: on disk when this returns, and executed from then.
 
         Args:
             key: The caller's `Idempotency-Key`. The Task that has the key already is returned.
+            pause_before: Stages that it pauses before; empty: every one; None: those of its manifest.
 
         Raises:
             StoreUnavailable, and as `run`: it was not accepted.
@@ -258,6 +265,9 @@ class WorkflowTasks:
         self._worker.start()
         self._require_room(engine, name)
         row = self._row(engine, request, begin, caller, durable=True)
+        if pause_before is not None:
+            inspection = {"all_stages": not pause_before, "before": sorted(pause_before)}
+            row = replace(row, inspection=inspection)
         # it counts in `_require_room` at once
         live = self.records.live[row.task_id] = LiveTask(row, [begin], engine)
         try:
@@ -270,7 +280,9 @@ class WorkflowTasks:
 
     def _require_room(self, engine: Engine, name: str) -> None:
         rules = engine.project.scheduler
-        active = sum(1 for live in self.records.live.values() if live.row.workflow == name)
+        active = sum(
+            1 for live in self.records.live.values() if live.row.workflow == name and not live.is_idle
+        )
         if active >= rules.max_concurrency + rules.max_queue_size:
             raise QueueFull(
                 f"{rules.max_queue_size} Tasks of {name!r} wait already (scheduler.max_queue_size)."
@@ -432,7 +444,9 @@ class WorkflowTasks:
         return ()
 
     async def cancel_requested(self, worker: str) -> Collection[str]:
-        return await (await self.store()).cancelling(worker) if self.records.live else ()
+        controls = await (await self.store()).controls(worker) if self.records.live else ()
+        self.waits.apply(controls)
+        return [one.task_id for one in controls if one.cancelling]
 
     async def sweep(self, worker: str) -> float:
         await self._take(worker)

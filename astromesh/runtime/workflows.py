@@ -25,6 +25,7 @@ from astromesh.runtime.bootstrap import RuntimeState
 from astromesh.runtime.config_loader import workflow_folder, workflow_names, workflow_not_found
 from astromesh.runtime.task_journal import open_task_journal
 from astromesh.runtime.task_log import LiveTask
+from astromesh.runtime.task_waits import TaskGate, TaskWaits
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Gate, OpenJournal, TaskLog
 from astromesh.workflow.engine import Engine
@@ -34,6 +35,7 @@ from astromesh.workflow.memory import LayerStore
 from astromesh.workflow.observers import Observers
 from astromesh.workflow.plan import Plan
 from astromesh.workflow.project import Project, enabled_metrics, restore_project
+from astromesh.workflow.questions import People
 
 
 async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
@@ -43,6 +45,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     log: TaskLog | None = None,
     observe: Callable[[str, JsonObject], None] | None = None,
     gate: Gate | None = None,
+    people: People | None = None,
     journal: StageJournal | None = None,
     journals: OpenJournal | None = None,
     layers: Mapping[str, LayerStore] | None = None,
@@ -86,6 +89,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         log=log,
         observe=observe,
         gate=gate,
+        people=people,
         journal=journal,
         journals=journals,
         layers=layers,
@@ -146,10 +150,11 @@ class WorkflowRegistry:
 
     Args:
         log: Stores the Tasks of all engines.
+        waits: What their stages wait for.
     """
 
-    def __init__(self, directory: AgentDirectory, log: TaskLog) -> None:
-        self._directory, self._log = directory, log
+    def __init__(self, directory: AgentDirectory, log: TaskLog, waits: TaskWaits) -> None:
+        self._directory, self._log, self._waits = directory, log, waits
         self._loaded: dict[str, Workflow] = {}
         self._opening = asyncio.Lock()
         self._restored: OrderedDict[str, Project] = OrderedDict()
@@ -208,7 +213,8 @@ class WorkflowRegistry:
             workflow.place,
             log=self._log,
             observe=workflow.observe,
-            gate=workflow.inspector,
+            gate=TaskGate(workflow.inspector, self._waits),
+            people=self._waits,
             journal=Recorder(),
             journals=open_task_journal,
             overrides=overrides,

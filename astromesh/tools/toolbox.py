@@ -13,7 +13,7 @@ from typing import Any, TypeAlias, cast
 from astromesh.errors import ConfigError, InvalidToolCall
 from astromesh.tools.arguments import arguments
 from astromesh.tools.base import DeclaredTool, Invoke, Tool, ToolContext, ToolPolicy, ToolPort
-from astromesh.tools.policies import apply_layers, time_limit
+from astromesh.tools.policies import apply_layers, approval, time_limit
 from astromesh.tools.results import failed_result, result_of, unknown_tool
 from astromesh.types import ToolCall, ToolResult, ToolSpec
 
@@ -21,6 +21,7 @@ from astromesh.types import ToolCall, ToolResult, ToolSpec
 ToolLike: TypeAlias = "Tool | Callable[..., Any]"
 
 TIMEOUT = 30.0
+_LAYERS = (arguments, approval(if_tainted=False), time_limit)
 
 
 class ToolBox:
@@ -30,6 +31,7 @@ class ToolBox:
         tools: tools and Python functions; names must differ.
         timeout: seconds of one call; None: limited by the run.
         timeouts: seconds by tool name, instead of `timeout`.
+        policies: by tool name, instead of a time limit alone: their approvals count too.
 
     Raises:
         ConfigError: two tools of one name, or a function that cannot be a tool.
@@ -41,8 +43,10 @@ class ToolBox:
         *,
         timeout: float | None = TIMEOUT,
         timeouts: Mapping[str, float] | None = None,
+        policies: Mapping[str, ToolPolicy] | None = None,
     ) -> None:
         self._timeout, self._timeouts = timeout, dict(timeouts or {})
+        self._policies = dict(policies or {})
         self._tools: dict[str, Tool] = {}
         self._calls: dict[str, Invoke] = {}
         for tool in map(as_tool, tools):
@@ -68,8 +72,8 @@ class ToolBox:
         tool = self._tools.get(name)
         if tool is None:
             raise InvalidToolCall(unknown_tool(name, tuple(self._tools)))
-        policy = ToolPolicy(timeout_seconds=self._timeouts.get(name, self._timeout))
-        return apply_layers(DeclaredTool(tool.spec, tool, policy), (arguments, time_limit))
+        limit = ToolPolicy(timeout_seconds=self._timeouts.get(name, self._timeout))
+        return apply_layers(DeclaredTool(tool.spec, tool, self._policies.get(name, limit)), _LAYERS)
 
 
 class JoinedTools:

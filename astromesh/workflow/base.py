@@ -235,6 +235,9 @@ class TaskLog(Protocol):
 
 
 class Gate(Protocol):
-    """Awaited before each stage, which begins when it returns. The inspector is one."""
+    """Awaited before a stage that it applies to, which begins when it returns. The inspector is one."""
+
+    def applies(self, task: str, stage: str) -> bool:
+        """Returns whether a stage of a Task has to wait now."""
 
     async def __call__(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None: ...

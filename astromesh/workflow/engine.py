@@ -34,12 +34,14 @@ from astromesh.workflow.base import (
     result_metadata,
 )
 from astromesh.workflow.credentials import masked_secrets
-from astromesh.workflow.execution import Execution, ExecutionSetup, StageSlots, rerun_stage
+from astromesh.workflow.execution import Execution, ExecutionSetup, rerun_stage
 from astromesh.workflow.journal import JournaledModel, JournaledTool, StageJournal, journaled_agents
 from astromesh.workflow.memory import LayerStore, RunMemory, open_layers
 from astromesh.workflow.observers import Observers
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.project import Project, load_project, restore_project, with_settings
+from astromesh.workflow.questions import People
+from astromesh.workflow.slots import StageSlots, TaskSlot
 from astromesh.workflow.stages import StageCall, StageResources, compile_stage
 from astromesh.workflow.tools import open_tools
 from astromesh.workflow.validation import NO_CONTEXT, KnownNames
@@ -78,7 +80,8 @@ class Engine:
             providers.yaml.
         log: stores the records of Tasks, which makes them durable.
         observe: receives each record of a Task, by its id, once it counts.
-        gate: awaited before each stage.
+        gate: awaited before each stage that it applies to.
+        people: asks people; None: no stage can wait for one.
         journal: records the calls of stages, or answers them from a recording.
         journals: opens the journal of a Task with a log: its interrupted stages repeat no finished call.
         layers: stores that replace those of memory.yaml, by layer.
@@ -99,6 +102,7 @@ class Engine:
         log: TaskLog | None = None,
         observe: Callable[[str, JsonObject], None] | None = None,
         gate: Gate | None = None,
+        people: People | None = None,
         journal: StageJournal | None = None,
         journals: OpenJournal | None = None,
         layers: Mapping[str, LayerStore] | None = None,
@@ -112,7 +116,7 @@ class Engine:
         self._env = os.environ if env is None else env
         self._clock: Clock = clock or SystemClock()
         self._log, self._gate, self._journal, self._new_id = log, gate, journal, new_id
-        self._observe, self._journals = observe, journals
+        self._observe, self._people, self._journals = observe, people, journals
         scheduler = project.scheduler
         self._stage_slots = StageSlots(stages_at_once or scheduler.max_stage_concurrency)
         self._task_slots = asyncio.Semaphore(scheduler.max_concurrency if scheduler.enabled else _UNLIMITED)
@@ -192,8 +196,8 @@ class Engine:
         """
         plan, value = self.project.plan(start), _canonical_input(input)
         scope = self._scope(task_id or self._new_id(), caller, sinks, events)
-        async with self._task_slot():
-            return await self._execute(plan, scope, lambda execution: execution.begin(value))
+        async with self._task_slot() as slot:
+            return await self._execute(plan, scope, slot, lambda execution: execution.begin(value))
 
     def submit(
         self, input: Any = None, start: str | None = None, *, task_id: str = "", **options: Any
@@ -221,12 +225,10 @@ class Engine:
             first["task_id"], options.get("caller"), options.get("sinks", ()), options.get("events")
         )
         scope.trace_id, scope.sampled = options.get("trace_id", ""), options.get("sampled")
-        async with self._task_slot():
+        plan, starts = self.project.plan(first["start"]), options.get("records_starts", True)
+        async with self._task_slot() as slot:
             return await self._execute(
-                self.project.plan(first["start"]),
-                scope,
-                lambda execution: execution.resume(recorded),
-                records_starts=options.get("records_starts", True),
+                plan, scope, slot, lambda execution: execution.resume(recorded), records_starts=starts
             )
 
     async def rerun_stage(
@@ -260,6 +262,10 @@ class Engine:
     def is_running(self, task_id: str) -> bool:
         """Returns whether a Task has left the queue and has not ended."""
         return task_id in self._active
+
+    def is_idle(self, task_id: str) -> bool:
+        """Returns whether all of a Task waits for a person or the inspector."""
+        return task_id in self._active and self._active[task_id].is_idle
 
     @property
     def stages_in_progress(self) -> int:
@@ -316,10 +322,18 @@ class Engine:
         self._layers = dict(self._replacement_layers or open_layers(self.project.folder, self.project.memory))
         credentials = self.project.credentials.provider_credentials
         secrets = masked_secrets(credentials, self.project.folder, self._env)
-        return StageResources(self.project, tools, agents, run_agent, self._gate, journal, secrets)
+        return StageResources(
+            self.project, tools, agents, run_agent, self._gate, journal, secrets, self._people
+        )
 
     async def _execute(
-        self, plan: Plan, scope: Scope, work: Callable[[Execution], Any], *, records_starts: bool = True
+        self,
+        plan: Plan,
+        scope: Scope,
+        slot: TaskSlot,
+        work: Callable[[Execution], Any],
+        *,
+        records_starts: bool = True,
     ) -> TaskResult:
         await self.open()
         setup = ExecutionSetup(
@@ -334,7 +348,7 @@ class Engine:
             journals=self._journals,
             observe=self._observe,
         )
-        execution = Execution(setup, scope, self._memory(), records_starts=records_starts)
+        execution = Execution(setup, scope, self._memory(), slot, records_starts=records_starts)
         self._active[scope.run_id] = execution
         try:
             with calling_as(scope.caller), in_trace(scope.trace_id, scope.run_id, scope.sampled):
@@ -399,18 +413,19 @@ class Engine:
             )
 
     @asynccontextmanager
-    async def _task_slot(self) -> AsyncGenerator[None, None]:
+    async def _task_slot(self) -> AsyncGenerator[TaskSlot, None]:
         """Waits for a place among the Tasks that run at once; first come, first served."""
         self.require_capacity()
         self._queued += 1
+        slot = TaskSlot(self._task_slots)
         try:
-            await self._task_slots.acquire()
+            await slot.take()
         finally:
             self._queued -= 1
         try:
-            yield
+            yield slot
         finally:
-            self._task_slots.release()
+            slot.give_back()
 
 
 def known_names(

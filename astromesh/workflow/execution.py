@@ -1,15 +1,17 @@
 """One run of a workflow: carries out the commands of the state machine, stage by stage.
 
-Stages run within the slots that all runs of an engine share. Each is committed to the Task log and reported
-to the listeners. `TaskProjection` computes the same events from the records alone.
+Stages run within the slots that all runs of an engine share, and hold none while they wait for somebody. Each
+is committed to the Task log and reported to the listeners. `TaskProjection` computes the same events from the
+records alone.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter, deque
+from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -24,6 +26,7 @@ from astromesh.workflow.attempts import StageAttempts
 from astromesh.workflow.base import STEP, Entry, OpenJournal, TaskLog, TaskResult
 from astromesh.workflow.memory import ContextPackage, RunMemory, package_from_json
 from astromesh.workflow.plan import Plan, Stage
+from astromesh.workflow.slots import StageSlots, Stopwatch, TaskSlot
 from astromesh.workflow.snapshot import CODE_CHANGED
 from astromesh.workflow.stages import StageCall, StageExecution, complete_entry, route
 from astromesh.workflow.state_machine import (
@@ -36,50 +39,6 @@ from astromesh.workflow.state_machine import (
     StateMachine,
 )
 from astromesh.workflow.task import Task
-
-
-class StageSlots:
-    """The stages that may run at once, over all Tasks of an engine; first come, first served.
-
-    One request is for one stage. A waiting Task holds no slot.
-
-    Args:
-        limit: stages that run at once.
-    """
-
-    def __init__(self, limit: int) -> None:
-        self._limit = self._free = limit
-        self._waiting: deque[Execution] = deque()
-
-    @property
-    def in_use(self) -> int:
-        """Stages that run now."""
-        return self._limit - self._free
-
-    @property
-    def has_waiters(self) -> bool:
-        """Whether a run waits for a slot."""
-        return bool(self._waiting)
-
-    def request(self, execution: Execution) -> None:
-        """Starts one stage of a run as soon as a slot is free."""
-        if self._free:
-            self._free -= 1
-            execution.begin_stage()
-        else:
-            self._waiting.append(execution)
-
-    def release(self) -> None:
-        """Passes the slot of a stage that has ended to the run that waits longest."""
-        if self._waiting:
-            self._waiting.popleft().begin_stage()
-        else:
-            self._free += 1
-
-    def withdraw(self, execution: Execution) -> None:
-        """Removes every request of a run that has ended."""
-        self._waiting = deque(one for one in self._waiting if one is not execution)
-
 
 #: stages that one worker runs before it yields to the event loop, if none of them waits for anything
 _STAGES_PER_YIELD = 32
@@ -180,11 +139,18 @@ class Execution:
     Args:
         scope: id, events, caller, deadline and ledger of the run.
         memory: what its stages remember; None where it is neither read nor stored.
+        slot: its place among the Tasks of the engine, which it holds.
         records_starts: whether the log holds the starts of stages, too, as a run that may be resumed needs.
     """
 
     def __init__(
-        self, setup: ExecutionSetup, scope: Scope, memory: RunMemory | None, *, records_starts: bool = True
+        self,
+        setup: ExecutionSetup,
+        scope: Scope,
+        memory: RunMemory | None,
+        slot: TaskSlot,
+        *,
+        records_starts: bool = True,
     ) -> None:
         self._setup, self._scope, self._memory = setup, scope, memory
         self._records_starts = records_starts
@@ -205,6 +171,14 @@ class Execution:
         self._events: Emitter = scope.events
         self._group: asyncio.TaskGroup | None = None
         self._done = False
+        self._slot, self._stopwatch = slot, Stopwatch(setup.clock)
+        #: workers of stages; how often each of them waits now; those that have given their slot back
+        self._stage_workers: set[asyncio.Task[None]] = set()
+        self._suspended: Counter[asyncio.Task[None]] = Counter()
+        self._slotless: set[asyncio.Task[None]] = set()
+        self._notes: set[tuple[str, ...]] = set()
+        #: whether everything that could run waits for a person or the inspector
+        self.is_idle = False
 
     # -- lifecycle -------------------------------------------------------------------------------------------
 
@@ -285,7 +259,7 @@ class Execution:
         return await self._result()
 
     async def _enforce_timeout(self) -> None:
-        await self._setup.clock.sleep(self._setup.timeout)
+        await self._stopwatch.reach(self._setup.timeout)
         self.cancel("timeout")
 
     async def _result(self) -> TaskResult:
@@ -313,7 +287,7 @@ class Execution:
             match command:
                 case StartStage():
                     self._ready.append(command)
-                    self._setup.slots.request(self)
+                    self._setup.slots.request(self, self.begin_stage)
                 case CancelStage():
                     self._cancel_stage(command.task)
                 case EmitEvent():
@@ -336,11 +310,68 @@ class Execution:
             self._setup.slots.release()
             return
         worker = self._group.create_task(self._run_stages())
+        self._stage_workers.add(worker)
         # not in a `finally`: a worker that is cancelled before its first step never reaches it
         worker.add_done_callback(self._release_slot)
 
     def _release_slot(self, worker: asyncio.Task[None]) -> None:
-        self._setup.slots.release()
+        self._stage_workers.discard(worker)
+        self._suspended.pop(worker, None)
+        if worker in self._slotless:
+            self._slotless.discard(worker)
+        else:
+            self._setup.slots.release()
+        self._note_idleness()
+
+    # -- waits -----------------------------------------------------------------------------------------------
+
+    @asynccontextmanager
+    async def _suspend(self, worker: asyncio.Task[None]) -> AsyncGenerator[None, None]:
+        """Gives the slot of a stage back while it waits; the clock of the Task stands if all of it waits."""
+        if worker not in self._slotless:
+            self._slotless.add(worker)
+            self._setup.slots.release()
+        self._suspended[worker] += 1
+        self._note_idleness()
+        resumes = True
+        try:
+            yield
+        except asyncio.CancelledError:  # the stage ends, or one of its calls: there is nothing to wait for
+            resumes = False
+            self._resumed(worker)
+            raise
+        finally:
+            if resumes:
+                await self._resume_stage(worker)
+
+    async def _resume_stage(self, worker: asyncio.Task[None]) -> None:
+        await self._slot.take()
+        if self._suspended[worker] == 1:
+            await self._setup.slots.acquire(self)
+            self._slotless.discard(worker)
+        self._resumed(worker)
+
+    def _resumed(self, worker: asyncio.Task[None]) -> None:
+        self._suspended[worker] -= 1
+        if self._suspended[worker] <= 0:
+            del self._suspended[worker]
+        self._note_idleness()
+
+    def _note_idleness(self) -> None:
+        """Gives the place of the Task back once all of it waits; `_resume_stage` takes one again."""
+        due = self._ready or self._uncommitted or self._committing
+        self.is_idle = not due and 0 < len(self._suspended) == len(self._stage_workers)
+        if self.is_idle:
+            self._stopwatch.stop()
+            self._slot.give_back()
+        else:
+            self._stopwatch.start()
+
+    def _tell(self, record: JsonObject) -> None:
+        """Commits a record that changes no state, once, whatever part of the Task is run again."""
+        if self._setup.log is not None and (key := _note_key(record)) not in self._notes:
+            self._notes.add(key)
+            self._commit(record, _nothing)
 
     async def _run_stages(self) -> None:
         """Runs one stage, and each single successor of it, until another run waits for the slot."""
@@ -387,6 +418,7 @@ class Execution:
         entry = Entry(task.path, stage.id, task.input, now())
         job = StageExecution(task, entry, self.machine, self._memory or self._empty, self._scope)
         job.attempts, job.is_suspect = self._attempts, (task.path, stage.id) in self._suspects
+        job.suspended, job.tell = partial(self._suspend, me), self._tell
         if self._setup.log is not None and self._records_starts:
             job.write = self._write
             job.journal = self._journal
@@ -476,12 +508,15 @@ class Execution:
                     on_disk()
         finally:
             self._committing = False
+            self._note_idleness()
 
     def _replay(self, records: Iterable[Mapping[str, Any]]) -> list[Command]:
         due: dict[str, StartStage] = {}
         ended: list[Command] = []
         for record in records:
             self._attempts.apply(record)
+            if record["type"] in NOTES:
+                self._notes.add(_note_key(record))
             entry, commands = self._state.apply(record)
             if entry is not None:
                 del due[entry.task]
@@ -496,9 +531,21 @@ class Execution:
         return [*due.values(), *ended]
 
 
+def _nothing() -> None:
+    """Follows a record that changes no state."""
+
+
 def _set_written(written: asyncio.Future[None]) -> None:
     if not written.done():
         written.set_result(None)
+
+
+#: type of a record that changes no state → its event
+NOTES: Mapping[str, str] = {"asked": "stage.waiting", "decided": "stage.decided"}
+
+
+def _note_key(record: Mapping[str, Any]) -> tuple[str, ...]:
+    return (record["type"], record["task"], record["stage"], record["ticket"])
 
 
 def _recorded_decision(stage: Stage, outcome: Outcome) -> Any:
@@ -591,6 +638,11 @@ class TaskProjection:
             self.trace.append({**record["entry"], "seq": entry.seq})
             self.records.append(record)
             yield self._event("stage.finished", finished_data(self._task_id + entry.task, entry), at)
+        elif record["type"] in NOTES:
+            at = record["at"]
+            hidden = ("type", "task", "ticket")
+            data = {key: value for key, value in record.items() if key not in hidden}
+            yield self._event(NOTES[record["type"]], {"task": self._task_id + record["task"], **data}, at)
         elif record["type"] == CODE_CHANGED:
             at = record["at"]
             data = {"task": self._task_id, "modules": record["changed"]}

@@ -48,12 +48,15 @@ class Inspector:
         self.pause_before = frozenset(pause_before)
         self._watches: dict[str, _TaskWatch] = {}
 
-    async def __call__(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None:
+    def applies(self, task: str, stage: str) -> bool:
+        """See `Gate`."""
         watched = self._watches.get(task.partition("/")[0])
-        if stage in self.pause_before:
-            watched = watched or self._watch(task.partition("/")[0])
-        elif watched is None or not (watched.all_stages or stage in watched.before):
-            return
+        paused = watched is not None and (watched.all_stages or stage in watched.before)
+        return paused or stage in self.pause_before
+
+    async def __call__(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None:
+        """See `Gate`."""
+        watched = self._watch(task.partition("/")[0])
         one = _PausedStage(task, stage, input, context)
         watched.waiting.append(one)
         watched.changed.set()

@@ -43,6 +43,7 @@ from astromesh.tools.results import describe
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject
 from astromesh.workflow.base import StageFault, TaskResult, stage_path
 from astromesh.workflow.divergence import ABSENT, Difference, first_difference
+from astromesh.workflow.questions import Question
 
 #: asks a person about the current stage, and returns the decision in the form of `RecordedToolCall.ask`
 Ask: TypeAlias = Callable[[str, HumanQuestion], Awaitable[JsonObject]]
@@ -195,6 +196,20 @@ class JournaledTool:
 def _call(kind: str, name: str, request: Any) -> JsonObject:
     call = {"kind": kind, "name": name, "request_hash": request_hash(request)}
     return {**call, "request": request_to_json(request)}
+
+
+async def recorded_question(
+    journal: StageJournal | None,
+    calls: StageCalls | None,
+    question: Question,
+    work: Callable[[], Awaitable[JsonObject]],
+) -> JsonObject:
+    """Puts a question to a person behind a journal."""
+    if journal is None or calls is None:
+        return await work()
+    asked = {"kind": question.kind, "arguments": question.arguments}
+    decision: JsonObject = await journal.answer(calls, _call("person", question.name, asked), work)
+    return decision
 
 
 def journaled_agents(run_agent: RunAgent, journal: StageJournal) -> RunAgent:
@@ -350,6 +365,14 @@ class Replay:
         if "error" in known:
             raise recorded_error(known)
         return known["answer"]
+
+    def can_wait(self, task: str) -> bool:
+        """Returns True: people of a replay have answered. See `People`."""
+        return True
+
+    async def ask(self, task: str, stage: str, ticket: str, question: Question) -> JsonObject:
+        """Is never called: `answer` returns the recorded decision, or there is a divergence."""
+        raise self._diverged("", stage, "call", "the question is not in the recording")
 
     async def commit(self, task_id: str, records: Sequence[JsonObject]) -> None:
         """Compares the records of stages with the recording. See `TaskLog`."""

@@ -56,7 +56,7 @@ class Stage:
     @property
     def passes_on(self) -> bool:
         """Whether its output is its input."""
-        return not (self.node.op or self.node.agent or self.role == "merge")
+        return not (self.node.op or self.node.agent or self.node.human or self.role == "merge")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,8 +5,10 @@ Chosen when a plan is compiled: a stage without a schema or a context has no wra
 
 from __future__ import annotations
 
+import asyncio
 import inspect
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -14,7 +16,7 @@ from uuid import UUID, uuid5
 
 import orjson
 
-from astromesh.config.workflow.manifest import ContextProfile, MergeSpec
+from astromesh.config.workflow.manifest import ContextProfile, HumanSpec, MergeSpec
 from astromesh.core.answer_schema import AnswerSchema
 from astromesh.errors import (
     AllProvidersFailed,
@@ -32,7 +34,7 @@ from astromesh.graph.runner import Call, bounded, unit
 from astromesh.graph.scope import Journal, Scope
 from astromesh.graph.structured_output import OutputSchema
 from astromesh.logs import get_logger
-from astromesh.tools.base import RunAgent, Tool
+from astromesh.tools.base import HumanQuestion, RunAgent, Tool
 from astromesh.tools.process_pool import ISOLATED
 from astromesh.tools.results import describe
 from astromesh.tools.toolbox import ToolBox
@@ -42,15 +44,16 @@ from astromesh.workflow.attempts import DEATH, START, StageAttempts
 from astromesh.workflow.base import Entry, Gate, NotJson, StageFault, canonical, private_copy, stage_path
 from astromesh.workflow.credentials import mask_secrets
 from astromesh.workflow.isolation import call_operation
-from astromesh.workflow.journal import StageCalls, StageJournal, begin_stage
+from astromesh.workflow.journal import StageCalls, StageJournal, begin_stage, recorded_question
 from astromesh.workflow.memory import GLOBAL_PROFILE, ContextPackage, OperationContext, RunMemory
 from astromesh.workflow.merge import STRATEGIES, without_run_fields
 from astromesh.workflow.operations import call_function, load_operation
 from astromesh.workflow.plan import FORKS, Stage, decide, fork_children
 from astromesh.workflow.project import Project
+from astromesh.workflow.questions import People, Question, node_question, output_of, question_about
 from astromesh.workflow.state_machine import Outcome, StateMachine
 from astromesh.workflow.task import Task
-from astromesh.workflow.tools import PolicyRequest, StagePort, StageTools, denial_reason
+from astromesh.workflow.tools import PolicyRequest, StagePort, StageTools, denial_reason, tool_policy
 from astromesh.workflow.validation import GLOBAL_CONTEXT, NO_CONTEXT
 
 #: exception → code of the stage's error, the most specific first
@@ -88,8 +91,8 @@ class StageExecution:
     """One execution of a stage, which its wrappers and its body share."""
 
     __slots__ = (
-        "attempts", "calls", "entry", "is_suspect", "journal", "machine", "memory", "port", "scope", "task",
-        "write",
+        "_waits", "attempts", "calls", "entry", "is_suspect", "journal", "limit", "machine", "memory", "port",
+        "scope", "suspended", "task", "tell", "write",
     )  # fmt: skip
 
     def __init__(
@@ -106,6 +109,13 @@ class StageExecution:
         self.journal: Journal | None = None
         #: whether the process died while this stage ran
         self.is_suspect = False
+
+        #: gives the slot of the stage back while it waits; commits a record that changes no state
+        self.suspended: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
+        self.tell: Callable[[JsonObject], None] = _ignore
+        #: the time limit of the body, while it runs
+        self.limit: asyncio.Timeout | None = None
+        self._waits = 0
 
     @property
     def place(self) -> str:
@@ -132,6 +142,48 @@ class StageExecution:
         await self.note(DEATH)
         return self.attempts.deaths(self.entry.task, self.entry.stage)
 
+    @asynccontextmanager
+    async def waiting(self) -> AsyncGenerator[None, None]:
+        """Holds no slot, and stops the time limit of the stage, while it waits."""
+        limit, now = self.limit, asyncio.get_running_loop().time
+        left = limit.when() if limit is not None and not self._waits else None
+        if limit is not None and left is not None:
+            left -= now()
+            limit.reschedule(None)
+        self._waits += 1
+        try:
+            async with self.suspended():
+                yield
+        finally:
+            self._waits -= 1
+            if limit is not None and left is not None and not limit.expired():
+                limit.reschedule(now() + left)
+
+    async def ask_now(self, people: People, ticket: str, question: Question) -> JsonObject:
+        """Returns a person's decision."""
+        about = {"task": self.task.path, "stage": self.entry.stage, "ticket": ticket, "kind": question.kind,
+                 "name": question.name}  # fmt: skip
+        self.tell({"type": "asked", **about, "at": self.scope.clock.now()})
+        async with self.waiting():
+            decision = await people.ask(self.task.id, self.entry.stage, ticket, question)
+        told = {"decision": decision["decision"], "by": decision.get("by", "")}
+        self.tell({"type": "decided", **about, **told, "at": self.scope.clock.now()})
+        return decision
+
+    async def ask(self, resources: StageResources, ticket: str, question: Question) -> JsonObject:
+        """Returns a person's decision, in a replay that of the recording."""
+        assert resources.people is not None
+        work = partial(self.ask_now, resources.people, ticket, question)
+        return await recorded_question(resources.journal, self.calls, question, work)
+
+    async def ask_about_call(self, people: People, ticket: str, question: HumanQuestion) -> JsonObject:
+        """Returns a person's decision about a call in a run of an agent, or about an interrupted call."""
+        return await self.ask_now(people, ticket, question_about(question))
+
+
+def _ignore(record: JsonObject) -> None:
+    """Commits nothing: the stage runs outside of a Task."""
+
 
 @dataclass(frozen=True, slots=True)
 class StageResources:
@@ -140,6 +192,7 @@ class StageResources:
     Args:
         agents: of agents.yaml, opened; other names are the runtime's.
         secrets: masked in outputs, errors and tool calls.
+        people: asks people; None: no stage can wait for one.
     """
 
     project: Project
@@ -149,17 +202,22 @@ class StageResources:
     gate: Gate | None = None
     journal: StageJournal | None = None
     secrets: tuple[str, ...] = ()
+    people: People | None = None
 
 
 def compile_stage(stage: Stage, resources: StageResources) -> StageCall:
     """Compiles a stage into a call that never raises: it returns an outcome, successful or not."""
     body, plain = _body(stage, resources)
     if not plain:
-        body = bounded(body, stage.node.timeout_s, stage.id)
+        body = bounded(body, stage.node.timeout_s, stage.id, begun=_limited)
     call: StageCall = unit(body, _succeeded, _failed)
     for middleware in reversed(list(_middleware(stage, resources))):
         call = partial(middleware, call)
     return call
+
+
+def _limited(limit: asyncio.Timeout, job: StageExecution, package: ContextPackage | None) -> None:
+    job.limit = limit
 
 
 def _succeeded(value: Any, job: StageExecution, package: ContextPackage | None, ms: float) -> Outcome:
@@ -186,7 +244,7 @@ def _middleware(stage: Stage, resources: StageResources) -> Iterator[_Middleware
     if node.context != NO_CONTEXT:
         yield partial(_assemble_context, _context_profile(stage, resources), stage)
     if resources.journal is not None:
-        yield partial(_begin_in_journal, resources.journal)
+        yield partial(_begin_in_journal, resources.journal, resources.people)
     if resources.gate is not None:
         yield partial(_wait_at_gate, resources.gate)
     if node.op or node.agent:
@@ -297,9 +355,15 @@ async def _assemble_context(
 
 
 async def _begin_in_journal(
-    journal: StageJournal, call: StageCall, job: StageExecution, package: ContextPackage | None
+    journal: StageJournal,
+    people: People | None,
+    call: StageCall,
+    job: StageExecution,
+    package: ContextPackage | None,
 ) -> Outcome:
     calls = StageCalls(job.task.path, job.entry.stage, package.to_json() if package else None, job.journal)
+    if people is not None and people.can_wait(job.task.id):
+        calls.ask = partial(job.ask_about_call, people)
     try:
         await begin_stage(journal, calls)
         job.calls = calls
@@ -311,8 +375,10 @@ async def _begin_in_journal(
 async def _wait_at_gate(
     gate: Gate, call: StageCall, job: StageExecution, package: ContextPackage | None
 ) -> Outcome:
-    context = package.to_json() if package else None
-    await gate(job.task.id, job.entry.stage, private_copy(job.entry.input), context)
+    if gate.applies(job.task.id, job.entry.stage):
+        context = package.to_json() if package else None
+        async with job.waiting():
+            await gate(job.task.id, job.entry.stage, private_copy(job.entry.input), context)
     return await call(job, package)
 
 
@@ -364,6 +430,8 @@ def _body(stage: Stage, resources: StageResources) -> tuple[_StageBody, bool]:
     node = stage.node
     if missing := _missing(stage, resources):
         return partial(_fail_as_missing, ", ".join(missing)), True
+    if node.human is not None:
+        return _human_body(stage, node.human, resources), True
     if node.kind == "agent":
         return _agent_body(stage, resources), False
     if node.op:
@@ -399,9 +467,31 @@ async def _fail_as_missing(missing: str, job: StageExecution, package: ContextPa
     )
 
 
+def _human_body(stage: Stage, human: HumanSpec, resources: StageResources) -> _StageBody:
+    schema = resources.project.schema(human.answer_schema)
+
+    async def answered(job: StageExecution, package: ContextPackage | None) -> Any:
+        if resources.people is None or not resources.people.can_wait(job.task.id):
+            raise StageFault(
+                "not_durable", f"The stage {stage.id!r} asks a person, which only durable Tasks can wait for."
+            )
+        question = node_question(stage, human, schema, private_copy(job.entry.input))
+        return output_of(stage, human, await job.ask(resources, "human", question), job.entry.input)
+
+    return answered
+
+
 def _toolbox(names: Sequence[str], resources: StageResources) -> ToolBox:
-    timeouts = {tool.id: tool.timeout_s for tool in resources.project.tools.tools}
-    return ToolBox([resources.tools[name] for name in names], timeouts=timeouts)
+    policies = {tool.id: tool_policy(tool) for tool in resources.project.tools.tools if tool.id in names}
+    return ToolBox([resources.tools[name] for name in names], policies=policies)
+
+
+def _port(job: StageExecution, box: ToolBox, stage: Stage, resources: StageResources) -> StagePort:
+    """Returns the tools of one execution of a stage."""
+    people = resources.people
+    ask = partial(job.ask, resources) if people is not None and people.can_wait(job.task.id) else None
+    node = stage.node
+    return StagePort(box, node.id, resources.project.policies, node.tool_on_error, ask)
 
 
 def _operation_body(stage: Stage, resources: StageResources) -> _StageBody:
@@ -413,10 +503,9 @@ def _operation_body(stage: Stage, resources: StageResources) -> _StageBody:
     function = load_operation(resources.project.folder, node.op or "")
     box = _toolbox(node.tools, resources)
     is_async = inspect.iscoroutinefunction(function)
-    policies, on_error = resources.project.policies, node.tool_on_error
 
     async def operation(job: StageExecution, package: ContextPackage | None) -> Any:
-        port = job.port = StagePort(box, node.id, policies, on_error)
+        port = job.port = _port(job, box, stage, resources)
         tools = StageTools(port, job.scope)
         if node.isolation or job.is_suspect:
             result = await _in_process(stage, resources.project, job, package, tools)
@@ -483,7 +572,6 @@ def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:
     box = _toolbox([tool for tool in node.tools if agent_spec is None or tool in agent_spec.tools], resources)
     schema = resources.project.schema(_schema_out(stage, resources))
     answer_schema = AnswerSchema(schema) if schema else None
-    policies, on_error = resources.project.policies, node.tool_on_error
 
     async def respond(job: StageExecution, package: ContextPackage | None) -> Any:
         token = ISOLATED.set(job.is_suspect or ISOLATED.get())
@@ -501,7 +589,7 @@ def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:
                     f"The agent {name!r} is not in agents.yaml, and this engine has no run_agent to run it.",
                 )
             agent = RuntimeAgent(name, resources.run_agent)
-        port = job.port = StagePort(box, node.id, policies, on_error)
+        port = job.port = _port(job, box, stage, resources)
         scope = job.scope.child(f"{job.task.path}@{stage.id}".lstrip("/"))
         answer = await agent.ask(
             AgentRequest(

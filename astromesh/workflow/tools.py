@@ -5,6 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 from uuid import UUID, uuid5
@@ -13,12 +14,13 @@ import orjson
 
 from astromesh.config.workflow.agents import BuiltinTool, PythonTool
 from astromesh.config.workflow.operations import PolicySpec
+from astromesh.core.tools import approval_predicate
 from astromesh.errors import ForeignError, ToolFailed
 from astromesh.graph.call_record import to_lenient_json
 from astromesh.graph.scope import Scope
 from astromesh.graph.structured_output import OutputSchema
 from astromesh.plugins import Deps, Plugins
-from astromesh.tools.base import Tool, ToolContext
+from astromesh.tools.base import Tool, ToolContext, ToolPolicy
 from astromesh.tools.process_pool import ISOLATED, call_in_process
 from astromesh.tools.toolbox import ToolBox
 from astromesh.tools.worker_process import Port
@@ -26,6 +28,7 @@ from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 from astromesh.workflow.base import StageFault
 from astromesh.workflow.operations import call_function, load_operation
 from astromesh.workflow.project import Project
+from astromesh.workflow.questions import Ask, ToolQuestions
 
 
 class PolicyRequest(NamedTuple):
@@ -97,6 +100,15 @@ async def run_tool(payload: JsonObject, port: Port) -> Any:
     return to_lenient_json(await result if inspect.isawaitable(result) else result)
 
 
+def tool_policy(spec: PythonTool | BuiltinTool) -> ToolPolicy:
+    """Returns how a tool may be used, as tools.yaml declares it."""
+    rule = spec.approval
+    if isinstance(rule, str):
+        return ToolPolicy(timeout_seconds=spec.timeout_s, approval=rule)
+    condition = approval_predicate(spec.id, rule)
+    return ToolPolicy(timeout_seconds=spec.timeout_s, approval="required", approve_if=condition)
+
+
 async def open_tools(project: Project, plugins: Plugins, deps: Deps) -> dict[str, Tool]:
     """Opens every tool of tools.yaml, by id, except those whose function is gone."""
     opened: dict[str, Tool] = {}
@@ -141,10 +153,14 @@ class StagePort:
         box: the tools that the node names.
         node: id of the node, for the policies.
         on_error: `continue` or `fail`.
+        ask: asks a person; None: the Task cannot wait for one.
     """
 
-    def __init__(self, box: ToolBox, node: str, policies: Sequence[PolicySpec], on_error: str) -> None:
+    def __init__(
+        self, box: ToolBox, node: str, policies: Sequence[PolicySpec], on_error: str, ask: Ask | None = None
+    ) -> None:
         self._box, self._node, self._policies, self._fail = box, node, policies, on_error == "fail"
+        self._ask, self._begun = ask, 0
         self.calls: list[JsonObject] = []
         self.fault: StageFault | None = None
 
@@ -155,6 +171,9 @@ class StagePort:
         if why := denial_reason(self._policies, PolicyRequest("tool", call.name, self._node)):
             result = ToolResult(call.id, call.name, why, False, "policy_denied")
         else:
+            self._begun += 1
+            if self._ask is not None:
+                context = replace(context, step=ToolQuestions(call, self._begun, self._ask))
             result = await self._box.execute(call, context)
         self.calls.append(_call_record(call, result))
         code = "" if result.ok else result.error

@@ -270,6 +270,7 @@ ONLY_ON: Mapping[str, tuple[tuple[str, ...], object]] = {
     "split": (("split",), None),
     "default_edge": (("decision",), None),
     "selection_key": (("decision",), None),
+    "human": (("linear", "decision"), None),
     "on_failure": (("start", "linear", "decision", "branch", "split", "merge"), None),
 }
 #: roles without a model
@@ -347,8 +348,22 @@ def kinds(workflow: WorkflowFile) -> Iterator[Finding]:
         if node.max_memory_mb and not node.isolation:
             yield Finding("unkeepable", "max_memory_mb needs isolation: process", (*at, "max_memory_mb"),
                           "Add isolation: process.")  # fmt: skip
+        yield from _human_faults(node, at)
         if node.role == "exit" and node.tools:
             yield Finding("exit_with_tools", "an exit cannot have tools", (*at, "tools"), "Remove them.")
+
+
+def _human_faults(node: NodeSpec, at: Steps) -> Iterator[Finding]:
+    """A person is the whole body of a stage."""
+    if node.human is None:
+        return
+    for key, wrong in (("kind", node.kind == "agent"), ("op", node.op), ("tools", node.tools)):
+        if wrong:
+            message = f"human and {key} cannot stand together"
+            yield Finding("human_and_more", message, (*at, key), "Put a node of its own before this one.")
+    if node.role == "decision" and node.human.on_expiry == "continue" and not node.default_edge:
+        message = "on_expiry: continue of a decision needs a default_edge"
+        yield Finding("cannot_continue", message, (*at, "human", "on_expiry"), "Add default_edge.")
 
 
 def merges(workflow: WorkflowFile) -> Iterator[Finding]:

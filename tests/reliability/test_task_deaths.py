@@ -231,3 +231,40 @@ def test_argparse_in_an_operation_and_a_stray_task_that_exits_leave_the_server_a
     assert task["error"]["message"] == "SystemExit: 2"
     assert fatal.server.running and fatal.server.pid == server
     assert "task_exited" in fatal.server.log()
+
+
+def _paused(url: str, stage: str) -> list[dict[str, object]]:
+    """The paused stages of a Task, as soon as this one is among them."""
+    for _ in range(600):
+        found: list[dict[str, object]] = httpx.get(url, timeout=30).json()["paused"]
+        if any(one["stage"] == stage for one in found):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"{stage} never paused")
+
+
+def test_a_pause_and_a_question_survive_kill_9(tmp_path: Path, forked_server: ServerFactory) -> None:
+    """The stage is paused in the next process, then a person answers there what was asked before."""
+    config = small(tmp_path / "config", extra="task: {pause_before: [e]}\n")
+    file = config / "workflows" / "small" / "workflow.yaml"
+    file.write_text(file.read_text().replace("op: 'ops:double'", "human: {instructions: Double it.}"))
+    server = forked_server(config)
+    task_id = httpx.post(f"{server.url}/v1/workflows/small/runs", json={"input": 21}, timeout=30).json()[
+        "task_id"
+    ]
+    url, approvals = f"{server.url}/v1/tasks/{task_id}", f"{server.url}/v1/approvals"
+    while not (asked := httpx.get(approvals, timeout=30).json()["approvals"]):
+        time.sleep(0.05)
+    server.kill()
+    server.start()
+    assert httpx.get(approvals, timeout=30).json()["approvals"] == asked
+    httpx.post(f"{url}/decide", json={"decision": "answer", "answer": 42}, timeout=30).raise_for_status()
+    before = _paused(url, "e")
+    server.kill()
+    server.start()
+    assert _paused(url, "e") == before
+    httpx.post(f"{url}/resume", timeout=30).raise_for_status()
+    with httpx.stream("GET", f"{url}/events", timeout=60) as events:
+        events.read()
+    task = httpx.get(url, timeout=30).json()
+    assert (task["status"], task["output"], task["metadata"]["path"]) == ("success", 42, ["s", "x", "e"])

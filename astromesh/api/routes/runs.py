@@ -79,8 +79,26 @@ class ApprovalOut(BaseModel):
     expires_at: float
 
 
+class TaskApprovalOut(BaseModel):
+    """A question of a stage of a workflow."""
+
+    model_config = ConfigDict(extra="allow")
+
+    task_id: str
+    workflow: str
+    id: str = Field(description="Names the question in `POST /v1/tasks/{task_id}/decide`.")
+    task: str = Field(description="Path of the descendant that asks; empty: the Task itself.")
+    stage: str
+    kind: Literal["approval", "unknown_outcome", "human"]
+    name: str = Field(description="Name of the tool or node.")
+    arguments: Any
+    question: str = Field(description="What the person has to do.")
+    asked_at: float
+    expires_at: float
+
+
 class ApprovalsOut(BaseModel):
-    approvals: list[ApprovalOut]
+    approvals: list[ApprovalOut | TaskApprovalOut]
 
 
 class FeedbackBody(BaseModel):
@@ -186,8 +204,12 @@ async def cancel(run_id: str, request: Request) -> JsonObject:
     dependencies=[scope("runs:read")],
 )
 async def approvals(request: Request, limit: Limit = 100) -> JsonObject:
-    """Lists the open questions of the caller's runs, oldest first."""
-    return {"approvals": await runtime_of(request).runs.approvals(viewer_of(request), limit)}
+    """Lists the open questions of the caller's runs and Tasks, and those for its scopes, oldest first."""
+    runtime, viewer = runtime_of(request), viewer_of(request)
+    found = await runtime.runs.approvals(viewer, limit)
+    if runtime.has_workflows:
+        found += await runtime.workflows.waits.open(viewer, caller_of(request), limit)
+    return {"approvals": sorted(found, key=lambda one: one["asked_at"])[:limit]}
 
 
 @router.post(

@@ -11,6 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from astromesh.api.dependencies import LastEventId, Limit, audited, scope
 from astromesh.api.fast_routes import json_response, links_of
+from astromesh.api.middleware.audit import add_detail
 from astromesh.api.requests import (
     caller_of,
     cancel_on_disconnect,
@@ -20,9 +21,11 @@ from astromesh.api.requests import (
     viewer_of,
 )
 from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
+from astromesh.api.routes.runs import DecisionBody
 from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, problems, request_body
 from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
 from astromesh.runtime.records import TaskRequest
+from astromesh.runtime.runs import Decision
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import JsonObject
 
@@ -66,6 +69,12 @@ class ReplayBody(BaseModel):
     task: str = Field("", description="Path of the descendant that ran the stage; empty: the Task itself.")
 
 
+class TaskDecisionBody(DecisionBody):
+    """A person's decision about a stage that waits."""
+
+    question: str = Field("", description="`id` of the question; needed if several wait.")
+
+
 class TaskOut(BaseModel):
     """A Task. A failed one is 200 as well, with the status `failure`."""
 
@@ -87,6 +96,7 @@ class TaskAcceptedOut(BaseModel):
 
 _TASK: TypeAdapter[TaskBody] = TypeAdapter(TaskBody)
 _PAUSE: TypeAdapter[PauseBody] = TypeAdapter(PauseBody)
+_DECISION: TypeAdapter[TaskDecisionBody] = TypeAdapter(TaskDecisionBody)
 _REPLAY: TypeAdapter[ReplayBody] = TypeAdapter(ReplayBody)
 
 
@@ -240,6 +250,24 @@ async def step(task_id: str, request: Request) -> JsonObject:
 async def resume(task_id: str, request: Request) -> JsonObject:
     """Runs all stages that wait."""
     return await _tasks(request).resume(task_id, viewer_of(request))
+
+
+@router.post(
+    "/v1/tasks/{task_id}/decide",
+    summary="Answer a question of a Task",
+    openapi_extra=request_body(TaskDecisionBody),
+    response_model=TaskOut,
+    responses={**_PROBLEMS, **problems(422, 503)},
+    dependencies=[audited("task.decide", "task_id"), scope("runs:decide", any_resource=True)],
+)
+async def decide(task_id: str, request: Request) -> JsonObject:
+    """Continues a stage that waits for a person. The Task's record holds who decided."""
+    body = await read_body(request, _DECISION)
+    add_detail(request, body.decision)
+    decision = Decision(body.decision, body.arguments, body.answer)
+    return await _tasks(request).decide(
+        task_id, viewer_of(request), caller_of(request), body.question, decision
+    )
 
 
 @_act_route(

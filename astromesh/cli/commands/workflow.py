@@ -343,31 +343,32 @@ def step_through(folders: tuple[Path, Path], name: str, input: str, start: str, 
     async def work(workflows: WorkflowTasks, workflow: Workflow) -> JsonObject:
         assert workflow.engine is not None
         workflow.engine.project.require_stages(before)
-        row = await workflows.accept(workflow.name, TaskRequest(parse_input(input), start or None))
-        workflow.inspector.pause(row.task_id, before)  # before the next await, which starts the first stage
-        return await _run_stepwise(workflows, workflow, row.task_id)
+        request = TaskRequest(parse_input(input), start or None)
+        row = await workflows.accept(workflow.name, request, pause_before=before)
+        return await _run_stepwise(workflows, row.task_id)
 
     print_json(in_runtime(folders, name, work))
 
 
-async def _run_stepwise(workflows: WorkflowTasks, workflow: Workflow, task_id: str) -> JsonObject:
+async def _run_stepwise(workflows: WorkflowTasks, task_id: str) -> JsonObject:
+    tasks = workflows.tasks
     lines = LineReader("step> ")
     if lines.interactive:
         note(STEP_HELP)
-    ended = asyncio.ensure_future(workflows.tasks.ended(task_id, OPERATOR))
+    ended = asyncio.ensure_future(tasks.ended(task_id, OPERATOR))
     while True:
-        paused = asyncio.ensure_future(workflow.inspector.wait_until_paused(task_id))
+        paused = asyncio.ensure_future(tasks.until_paused(task_id, OPERATOR))
         await asyncio.wait([ended, paused], return_when=asyncio.FIRST_COMPLETED)
         if ended.done():
             paused.cancel()
             return await ended
-        print_json({"waiting": workflow.inspector.waiting(task_id)})
+        print_json({"waiting": await paused})
         match await lines.next():
             case "" | "step":
-                workflow.inspector.step(task_id)
+                await tasks.step(task_id, OPERATOR)
             case "resume" | None:
-                workflow.inspector.resume(task_id)
+                await tasks.resume(task_id, OPERATOR)
             case "cancel":
-                await workflows.tasks.cancel(task_id, OPERATOR)
+                await tasks.cancel(task_id, OPERATOR)
             case _:
                 note(STEP_HELP)

@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
 
+from astromesh.config.agent import ApprovalRule
 from astromesh.config.environment import VariableName
 from astromesh.config.records import Count, JsonMap, Seconds
 from astromesh.config.workflow.manifest import (
@@ -65,6 +66,9 @@ class ToolHead(Section):
     schema_out: SchemaRef = Field(None, description="Schema of the result.")
     timeout_s: Seconds = Field(30.0, description="Seconds that one call may take.")
     effect: Effect = Field("external", description="Effect on the world.")
+    approval: Literal["none", "required"] | ApprovalRule = Field(
+        "none", description="Whether a person must approve calls: all, or those that a rule selects."
+    )
 
 
 class PythonTool(ToolHead):

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from astromesh.config.records import Count, JsonMap, Record, Seconds
+from astromesh.config.records import Count, Duration, JsonMap, Record, Seconds
 
 #: id of a node, agent, tool or profile; `#`, `/` and `:` separate ids from suffixes
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -88,6 +88,24 @@ class SplitSpec(Section):
     max_subtasks: Count = Field(1000, description="More items fail the stage with limit_exceeded.")
 
 
+class HumanSpec(Section):
+    """A question to a person, whose answer is the output of the stage."""
+
+    instructions: str = Field(min_length=1, description="What the person has to do, beside the input.")
+    answer_schema: SchemaRef = Field(
+        None, alias="schema", description="Schema of the answer: an id or an inline JSON Schema."
+    )
+    assignees: tuple[str, ...] = Field(
+        (), description="Scopes of which the person needs one; absent: as for runs that wait."
+    )
+    expires_after: Duration = Field(
+        604_800.0, description="Seconds, or a number with a unit (s, m, h, d, w), until nobody may answer."
+    )
+    on_expiry: Literal["failure", "continue"] = Field(
+        "failure", description="continue: go on with the input, or a decision's default_edge."
+    )
+
+
 class NodeSpec(Section):
     """A node; its occurrences in the edges (`id`, `id#tag`) are the stages."""
 
@@ -131,6 +149,9 @@ class NodeSpec(Section):
     )
     isolation: IsolationField = None
     max_memory_mb: MemoryField = None
+    human: HumanSpec | None = Field(
+        None, description="Asks a person; linear and decision nodes of kind: deterministic without an op."
+    )
     timeout_s: Seconds = Field(300.0, description="Seconds that one execution may take.")
     metadata: JsonMap = Field(
         default_factory=dict, description="Free key-value pairs; a list `tags` tags its memory."

@@ -47,8 +47,39 @@ WHERE t.tenant = $1 AND ($2::text IS NULL OR t.owner = $2) AND ($3 = '' OR a.tas
   AND ($4 = '' OR a.node = $4) AND ($5 = '' OR a.type = $5) AND a.created_at >= $6
 ORDER BY a.created_at, a.task_id, a.n LIMIT $7
 
--- name: cancelling
-SELECT task_id FROM astromesh.tasks WHERE worker = $1 AND finished_at = 0 AND cancelling = 1
+-- name: controls
+SELECT task_id, control, cancelling, inspection FROM astromesh.tasks
+WHERE worker = $1 AND finished_at = 0 AND (cancelling = 1 OR control > 0)
+
+-- name: act
+UPDATE astromesh.tasks SET control = control + 1 WHERE task_id = $1 AND finished_at = 0
+RETURNING tenant, inspection
+
+-- name: inspect
+UPDATE astromesh.tasks SET inspection = $2 WHERE task_id = $1
+
+-- name: add_wait
+INSERT INTO astromesh.task_waits (task_id, path, stage, ticket, tenant, kind, asked_at, expires_at, question)
+SELECT $1, $2, $3, $4, t.tenant, $5, $6::float8, $7::float8, $8 FROM astromesh.tasks t WHERE t.task_id = $1
+ON CONFLICT (task_id, path, stage, ticket) DO NOTHING
+
+-- name: waits
+SELECT task_id, path, stage, ticket, kind, asked_at, expires_at, question, answer FROM astromesh.task_waits
+WHERE task_id = $1 ORDER BY asked_at, path, stage, ticket
+
+-- name: open_waits
+SELECT w.task_id, w.path, w.stage, w.ticket, w.kind, w.asked_at, w.expires_at, w.question, w.answer,
+  t.workflow, t.owner
+FROM astromesh.task_waits w JOIN astromesh.tasks t ON t.task_id = w.task_id
+WHERE w.tenant = $1 AND w.answer IS NULL AND w.kind <> 'pause' AND t.finished_at = 0
+ORDER BY w.asked_at, w.task_id, w.ticket LIMIT $2
+
+-- name: answer
+UPDATE astromesh.task_waits SET answer = $5
+WHERE task_id = $1 AND path = $2 AND stage = $3 AND ticket = $4 AND answer IS NULL
+
+-- name: answer_pauses
+UPDATE astromesh.task_waits SET answer = '{}' WHERE task_id = $1 AND kind = 'pause' AND answer IS NULL
 
 -- name: expired
 SELECT task_id FROM astromesh.tasks WHERE finished_at > 0 AND finished_at < $1 LIMIT 500
@@ -59,6 +90,7 @@ SELECT task_id FROM astromesh.tasks WHERE tenant = $1 AND owner = $2 AND finishe
 -- name: hold
 UPDATE astromesh.tasks SET status = CASE status WHEN 'queued' THEN 'running' ELSE status END
 WHERE task_id = $1 AND worker = $2 AND finished_at = 0
+RETURNING control, inspection
 
 -- name: end
 UPDATE astromesh.tasks SET status = $3, result = $4, finished_at = $5, worker = '', lease_until = 0
@@ -90,6 +122,9 @@ DELETE FROM astromesh.task_records WHERE task_id = ANY($1::text[])
 -- name: delete_snapshots
 DELETE FROM astromesh.task_snapshots AS s
 WHERE s.used_at < $1 AND NOT EXISTS (SELECT 1 FROM astromesh.tasks t WHERE t.snapshot = s.id)
+
+-- name: delete_waits
+DELETE FROM astromesh.task_waits WHERE task_id = ANY($1::text[])
 
 -- name: delete_payloads
 DELETE FROM astromesh.task_payloads WHERE task_id = ANY($1::text[])

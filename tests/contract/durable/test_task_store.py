@@ -16,8 +16,10 @@ from astromesh.durable.base import (
     Artifact,
     ArtifactFilter,
     TaskChange,
+    TaskControl,
     TaskRow,
     TaskStore,
+    TaskWait,
 )
 from astromesh.errors import LeaseLost
 from astromesh.plugins import Plugins
@@ -109,7 +111,7 @@ async def test_a_sign_of_life_is_for_the_tasks_that_are_worked_on_and_others_are
         await store.accept(task(name), [BEGIN])
     await store.cancel("t2")
     await store.heartbeat("w1", NOW + 60, ["t1"])
-    assert await store.cancelling("w1") == ("t2",)
+    assert await store.controls("w1") == (TaskControl("t2", 0, True, None),)
     clock.advance(16)
     assert [row.task_id for row in await store.take("w1", [], NOW + 60, 10)] == ["t2"]
     await store.heartbeat("w1", 0.0)
@@ -128,7 +130,7 @@ async def test_what_is_committed_again_because_its_answer_was_lost_is_there_once
 async def test_a_cancel_reaches_the_holder(store):
     await store.accept(task(), [BEGIN])
     assert await store.cancel("t1")
-    assert await store.cancelling("w1") == ("t1",)
+    assert await store.controls("w1") == (TaskControl("t1", 0, True, None),)
     assert not await store.cancel("t2")
 
 
@@ -256,3 +258,84 @@ async def test_a_value_with_the_key_of_our_references_is_a_value(store):
     value = {"$payload": "a" * 64}
     await store.accept(task(), [{**BEGIN, "input": value}])
     assert (await store.records("t1"))[0]["input"] == value
+
+
+# -- waits ---------------------------------------------------------------------------------------------------
+
+
+def wait(
+    task_id: str = "t1", stage: str = "a", kind: str = "human", ticket: str = "q", **more: Any
+) -> TaskWait:
+    question = {"name": stage, "arguments": LARGE}
+    return TaskWait(task_id, "/b:a", stage, ticket, kind, NOW, NOW + 60, question)._replace(**more)
+
+
+async def test_a_wait_is_stored_once_and_comes_back_with_its_answer(store):
+    """Who asks again, after a restart, finds the first question and its answer."""
+    await store.accept(task(), [BEGIN])
+    stored, control = await store.wait("w1", wait())
+    assert stored == wait() and control == TaskControl("t1", 0, False, None)
+    assert await store.answer(stored, {"decision": "approve"})
+    assert not await store.answer(stored, {"decision": "deny"})
+    again, control = await store.wait("w1", wait(asked_at=NOW + 5))
+    assert again == wait(answer={"decision": "approve"}) and control.control > 0
+    assert await store.waits("t1") == (again,)
+    assert await store.waits("t2") == ()
+
+
+async def test_only_the_holder_of_a_task_adds_waits_and_none_is_answered_after_its_end(store):
+    await store.accept(task(), [BEGIN])
+    with pytest.raises(LeaseLost):
+        await store.wait("w2", wait())
+    await store.wait("w1", wait())
+    await store.commit(TaskChange("t1", "w1", 2, [], end=("failure", RESULT, NOW + 1)))
+    assert not await store.answer(wait(), {"decision": "approve"})
+    assert await store.open_questions("acme", 10) == ()
+
+
+async def test_open_questions_are_those_of_the_tenant_that_people_answer(store):
+    for name, tenant in (("t1", "acme"), ("t2", "acme"), ("t3", "other")):
+        await store.accept(task(name, tenant=tenant), [BEGIN])
+        await store.wait("w1", wait(name, asked_at=NOW - int(name[1])))
+    await store.wait("w1", wait("t1", "p", "pause", ""))
+    found = await store.open_questions("acme", 10)
+    assert [(one.wait.task_id, one.workflow, one.owner) for one in found] == [
+        ("t2", "w", "ann"), ("t1", "w", "ann"),
+    ]  # fmt: skip
+    assert found[0].wait.question["arguments"] == LARGE
+    assert len(await store.open_questions("acme", 1)) == 1
+
+
+async def test_pauses_add_up_and_a_release_ends_all_of_them(store):
+    await store.accept(task(), [BEGIN])
+    assert not await store.release("t1") and not await store.step("t1")
+    assert await store.pause("t1", ["b"]) and await store.pause("t1", ["a"])
+    (control,) = await store.controls("w1")
+    assert control.inspection == {"all_stages": False, "before": ["a", "b"]}
+    assert (await store.get("t1")).inspection == control.inspection
+    for stage in ("a", "b"):
+        await store.wait("w1", wait(stage=stage, kind="pause", ticket="", asked_at=NOW + ord(stage)))
+    assert await store.step("t1")
+    assert [one.answer for one in await store.waits("t1")] == [{}, None]
+    (stepped,) = await store.controls("w1")
+    assert stepped.inspection["all_stages"] and stepped.control > control.control
+    assert await store.release("t1")
+    assert [one.answer for one in await store.waits("t1")] == [{}, {}]
+    assert (await store.controls("w1"))[0].inspection is None
+    assert not await store.pause("t2", [])
+
+
+async def test_a_commit_brings_what_others_want_of_the_task(store):
+    await store.accept(task(), [BEGIN])
+    await store.pause("t1", [])
+    control = await store.commit(TaskChange("t1", "w1", 2, [{"type": "stage"}]))
+    assert control.inspection == {"all_stages": True, "before": []}
+
+
+async def test_waits_are_erased_with_their_task(store):
+    await filled(store, "t1")
+    await store.accept(task("t2"), [BEGIN])
+    await store.wait("w1", wait("t2"))
+    await store.commit(TaskChange("t2", "w1", 2, [], end=("failure", RESULT, NOW + 1)))
+    assert await store.erase_owner("acme", "ann") == 2
+    assert await store.waits("t2") == ()

@@ -13,7 +13,8 @@ from astromesh.access.scopes import Viewer
 from astromesh.durable.base import RunQuery
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest
-from astromesh.types import CompletionRequest, ToolCall
+from astromesh.runtime.runs import Decision
+from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import manifest, write
 from tests.integration.workflow.folders import runtime_with
 
@@ -95,16 +96,35 @@ async def accepted(runtime: AgentRuntime, file: Path) -> str:
     return (await runtime.workflows.accept("pay", TaskRequest({"file": str(file)}))).task_id
 
 
-async def taken_up(config: Path, model: Any, *, replays: bool = False) -> dict[str, Any]:
-    """The Task when the next process has ended it."""
+PERSON = CallerContext("pat", scopes=frozenset({"admin"}))
+
+
+async def decide(runtime: AgentRuntime, task_id: str, decision: Decision) -> dict[str, Any]:
+    """Answers the question of a Task as soon as there is one. Returns the question."""
+    waits = runtime.workflows.waits
+    while not (found := await waits.open(ANYBODY, PERSON, 10)):
+        await asyncio.sleep(0.01)
+    await waits.decide(task_id, ANYBODY, PERSON, "", decision)
+    return found[0]
+
+
+async def taken_up(
+    config: Path, model: Any, *, replays: bool = False, decision: Decision | None = None
+) -> dict[str, Any]:
+    """The Task when the next process has ended it.
+
+    Args:
+        decision: of a person whom it asks.
+    """
     async with runtime_with(config, model) as runtime:
         runtime.workflows.resume_left()
         async with asyncio.timeout(PATIENCE):
             [task] = await runtime.workflows.tasks.list(ANYBODY)
+            asked = await decide(runtime, task["task_id"], decision) if decision is not None else None
             ended = await runtime.workflows.tasks.ended(task["task_id"], ANYBODY)
         trace = await runtime.workflows.tasks.trace(task["task_id"], ANYBODY)
         replay = await runtime.workflows.replays.replay(task["task_id"], ANYBODY) if replays else {}
-    return {**ended, "entries": trace["trace"], "replay": replay}
+    return {**ended, "entries": trace["trace"], "replay": replay, "asked": asked}
 
 
 async def until(file: Path, lines: int) -> None:
@@ -128,16 +148,27 @@ async def test_calls_of_an_interrupted_agent_stage_are_not_made_again(tmp_path: 
     assert task["replay"]["same"], task["replay"]["divergence"]
 
 
-async def test_an_interrupted_call_with_effects_is_not_repeated(tmp_path: Path) -> None:
-    """Nobody has decided to repeat it: the model is told that its outcome is unknown."""
+@pytest.mark.parametrize(
+    ("decision", "effects", "errors"),
+    [
+        ("deny", ["0", "1"], ["", "unknown_outcome"]),
+        ("approve", ["0", "1", "1"], ["", ""]),
+    ],
+)
+async def test_an_interrupted_call_with_effects_is_put_to_a_person(
+    tmp_path: Path, decision: Any, effects: list[str], errors: list[str]
+) -> None:
+    """Who denies it does not repeat it: the model is told that its outcome is unknown."""
     config, file = workflow(tmp_path / "config"), tmp_path / "effects"
     async with runtime_with(config, Payer(file, tool_waits_at=2)) as runtime:
         await accepted(runtime, file)
         await until(file, 2)
-    task = await taken_up(config, Payer(file))
-    assert (task["status"], file.read_text().split()) == ("success", ["0", "1"])
+    (tmp_path / "effects.go").touch()
+    task = await taken_up(config, Payer(file, tool_waits_at=2), decision=Decision(decision))
+    assert (task["asked"]["kind"], task["asked"]["name"]) == ("unknown_outcome", "charge")
+    assert (task["status"], file.read_text().split()) == ("success", effects)
     [entry] = [one for one in task["entries"] if one["stage_id"] == "x"]
-    assert [call["error"] for call in entry["tool_calls"]] == ["", "unknown_outcome"]
+    assert [call["error"] for call in entry["tool_calls"]] == errors
 
 
 async def test_an_interrupted_call_that_reads_is_made_again(tmp_path: Path) -> None:
@@ -167,15 +198,48 @@ async def test_an_interrupted_operation_runs_again_with_its_key_and_answered_cal
     assert (file.read_text().split(), own.read_text().split()) == (["1"], ["1", "2"])
 
 
-async def test_an_interrupted_stage_that_is_not_idempotent_is_not_repeated(tmp_path: Path) -> None:
+@pytest.mark.parametrize("decision", ["deny", "approve"])
+async def test_an_interrupted_stage_that_is_not_idempotent_is_put_to_a_person(
+    tmp_path: Path, decision: Any
+) -> None:
     config, file = workflow(tmp_path / "config", op="ops:pay", idempotent=False), tmp_path / "effects"
     own = tmp_path / "effects.own"
     async with runtime_with(config) as runtime:
         await accepted(runtime, file)
         await until(own, 1)
-    task = await taken_up(config, Payer(file))
-    assert (task["status"], task["error"]["code"]) == ("failure", "unknown_outcome")
-    assert own.read_text().split() == ["1"]
+    (tmp_path / "effects.own.go").touch()
+    task = await taken_up(config, Payer(file), decision=Decision(decision))
+    assert (task["asked"]["kind"], task["asked"]["name"]) == ("unknown_outcome", "x")
+    if decision == "deny":
+        assert (task["status"], task["error"]["code"]) == ("failure", "unknown_outcome")
+        assert own.read_text().split() == ["1"]
+    else:
+        assert (task["status"], own.read_text().split()) == ("success", ["1", "2"])
+
+
+async def test_a_tool_of_an_agent_of_the_runtime_waits_for_its_approval(tmp_path: Path) -> None:
+    """Its run in the stage waits as a durable run does, over a restart too."""
+    config, file = workflow(tmp_path / "config", agent="helper", tools=[]), tmp_path / "effects"
+    nested = {
+        "name": "charge",
+        "type": "internal",
+        "function": "effects_of_test:charge",
+        "approval": "required",
+    }
+    (config / "effects_of_test.py").write_text(OPS)
+    write(config, manifest(tools=[{**nested, "effect": "external"}]))
+    async with runtime_with(config, Payer(file)) as runtime, asyncio.timeout(PATIENCE):
+        task_id = await accepted(runtime, file)
+        asked = await decide(runtime, task_id, Decision("approve"))
+        await until(file, 1)
+        while not await runtime.workflows.waits.open(ANYBODY, PERSON, 10):
+            await asyncio.sleep(0.01)
+    second = Payer(file)
+    task = await taken_up(config, second, decision=Decision("approve"), replays=True)
+    assert (asked["kind"], asked["name"], asked["arguments"]["n"]) == ("approval", "charge", 0)
+    assert (task["status"], task["output"], second.calls) == ("success", "paid", 1)
+    assert file.read_text().split() == ["0", "1"]
+    assert task["replay"]["same"], task["replay"]["divergence"]
 
 
 async def test_calls_in_the_run_of_an_agent_of_the_runtime_are_not_made_again(tmp_path: Path) -> None:

@@ -94,6 +94,20 @@ async def count_inputs(input: Any, context: Any, tools: Any) -> Any:
     return {"inputs": len(input["inputs"]), "failures": len(input["failures"])}
 
 
+#: stages that run `crowd` now
+RUNNING = [0]
+
+
+async def crowd(input: Any, context: Any, tools: Any) -> Any:
+    """Returns how many of its kind run, itself included."""
+    RUNNING[0] += 1
+    for _ in range(20):
+        await asyncio.sleep(0)
+    seen = RUNNING[0]
+    RUNNING[0] -= 1
+    return seen
+
+
 async def hold_a(input: Any, context: Any, tools: Any) -> Any:
     return await _hold("a", input)
 

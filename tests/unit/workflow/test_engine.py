@@ -68,20 +68,88 @@ async def test_e55_a_forked_task_holds_no_slot() -> None:
 
 
 async def test_no_more_stages_run_at_once_than_there_are_slots() -> None:
-    seen: list[int] = []
-    running = 0
+    limits = {"scheduler": {"max_stage_concurrency": 3}}
+    result = await run(SPLIT, {"x": {"op": "crowd"}}, list(range(20)), scheduler=limits)
+    assert result.status == "success" and max(result.output) == 3
 
-    async def gate(task: str, stage: str, input: Any, context: Any) -> None:
-        nonlocal running
-        running += 1
-        seen.append(running)
+
+class Doors:
+    """A gate that holds some stages of every Task until it is opened."""
+
+    def __init__(self, *stages: str) -> None:
+        self._stages, self.opened, self.held = stages, asyncio.Event(), list[str]()
+
+    def applies(self, task: str, stage: str) -> bool:
+        return stage in self._stages
+
+    async def __call__(self, task: str, stage: str, input: Any, context: Any) -> None:
+        self.held.append(task)
+        await self.opened.wait()
+
+
+async def held_at(doors: Doors, count: int) -> None:
+    async with asyncio.timeout(30):
+        while len(doors.held) < count:
+            await asyncio.sleep(0)
         for _ in range(20):
             await asyncio.sleep(0)
-        running -= 1
 
-    limits = {"scheduler": {"max_stage_concurrency": 3}}
-    result = await run(SPLIT, {}, list(range(20)), scheduler=limits, gate=gate)
-    assert result.status == "success" and max(seen) == 3
+
+async def test_what_waits_holds_no_slot_and_no_place() -> None:
+    """Of Tasks that wait there are more than may run, and another one runs beside them."""
+    doors = Doors("x")
+    limits = {"scheduler": {"max_stage_concurrency": 1, "max_concurrency": 1}}
+    edges, nodes = "s>d d>x:wait d>y:go x>m y>m m>e", {"x": A, "y": B}
+    async with Engine(project(edges, nodes, scheduler=limits), gate=doors) as engine:
+        waiting = [engine.submit("wait") for _ in range(3)]
+        await held_at(doors, 3)
+        beside = await engine.run("go")
+        assert all(engine.is_idle(task.task_id) for task in waiting) and engine.stages_in_progress == 0
+        doors.opened.set()
+        results = [await task.result() for task in waiting]
+        assert engine.stages_in_progress == 0
+    assert beside.output == ["gob"] and [result.output for result in results] == [["waita"]] * 3
+
+
+async def test_the_clock_of_a_task_stands_while_all_of_it_waits() -> None:
+    """While another of its stages runs, it goes on."""
+    clock, limits = ManualClock(), {"scheduler": {"task_timeout_s": 60.0}}
+    doors = Doors("x")
+    async with Engine(
+        project("s>x x>y y>e", {"x": A, "y": B}, scheduler=limits), gate=doors, clock=clock
+    ) as engine:
+        task = engine.submit("")
+        await held_at(doors, 1)
+        for _ in range(10):
+            clock.advance(3600.0)
+            await asyncio.sleep(0)
+        assert not task.done
+        doors.opened.set()
+        assert (await task.result()).output == "ab"
+    doors = Doors("x")
+    nodes = {"x": A, "y": {"op": "hold_a"}}
+    async with Engine(project(FORK, nodes, scheduler=limits), gate=doors, clock=clock) as engine:
+        task = engine.submit("")
+        await held_at(doors, 1)
+        await arrived("a")
+        for _ in range(10):
+            clock.advance(3600.0)
+            await asyncio.sleep(0)
+        result = await task.result()
+    assert result.error and result.error["code"] == "timeout"
+
+
+async def test_a_task_that_waits_is_cancelled_and_leaves_its_slots_free() -> None:
+    doors = Doors("x")
+    limits = {"scheduler": {"max_stage_concurrency": 1, "max_concurrency": 1}}
+    async with Engine(project("s>x x>e", {"x": A}, scheduler=limits), gate=doors) as engine:
+        task = engine.submit("")
+        await held_at(doors, 1)
+        task.cancel()
+        assert (await task.result()).error == {"code": "cancelled", "message": "The Task was cancelled."}
+        doors.opened.set()
+        results = await asyncio.gather(*(engine.run("-") for _ in range(3)))
+    assert [result.output for result in results] == ["-a"] * 3
 
 
 async def test_at_one_slot_the_whole_trace_is_the_same_every_time() -> None:
