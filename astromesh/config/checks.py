@@ -73,6 +73,7 @@ def check_agent(
     yield from _permissions(manifest, written)
     yield from _orchestration(manifest, root, known)
     yield from _stream(manifest)
+    yield from _guardrails(manifest)
     yield from _schemas(manifest)
     yield from _prices(manifest)
     yield from _cuts(manifest)
@@ -207,6 +208,13 @@ def check_graph_length(manifest: AgentManifest, graph: str, least: int) -> Itera
     if limit is not None and limit < least:
         message = f"is {limit}, but the graph `{graph}` needs at least {least} node executions"
         yield Finding(("spec", "orchestration", "max_iterations"), message, f"Write at least {least}.")
+
+
+def _guardrails(manifest: AgentManifest) -> Iterator[Finding]:
+    for i, rule in enumerate(manifest.spec.guardrails.output):
+        if getattr(rule.options, "apply_to", None) is not None:
+            at = ("spec", "guardrails", "output", i, "apply_to")
+            yield Finding(at, "names parts of a request, which output rules do not check", "Remove it.")
 
 
 def _stream(manifest: AgentManifest) -> Iterator[Finding]:

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import orjson
 from msgspec import Struct
 from msgspec.structs import replace
 
-from astromesh.errors import AstromeshError, GuardrailBlocked, InvalidOutput, ProviderError
-from astromesh.guardrails.base import CheckContext, Guardrail, Place, RuleStream, Stage
+from astromesh.errors import AstromeshError, GuardrailBlocked, InvalidInput, InvalidOutput, ProviderError
+from astromesh.guardrails.base import CheckContext, Guardrail, Part, Place, RuleStream, Stage, parts_of
 from astromesh.text import TextBuffer
 from astromesh.types import JsonObject
 
@@ -51,6 +51,10 @@ class GuardrailsEngine:
 
     def __init__(self, input_rules: Sequence[Guardrail] = (), output_rules: Sequence[Guardrail] = ()) -> None:
         self.input_rules = tuple(input_rules)
+        self._rules_of: dict[Part, tuple[Guardrail, ...]] = {
+            part: tuple(rule for rule in self.input_rules if part in parts_of(rule))
+            for part in get_args(Part)
+        }
         self.output_rules = tuple(output_rules)
 
     def check_input(self, text: str) -> CheckedText:
@@ -59,10 +63,46 @@ class GuardrailsEngine:
         Raises:
             GuardrailBlocked: a rule refuses it; `actions` of the error lists the actions of the rules.
         """
-        result = _check(self.input_rules, text, _INPUT, "input")
+        result = _check(self._rules_of["query"], text, _INPUT, "input")
         if result.blocked:
             raise GuardrailBlocked(result.actions[-1]["type"], result.text, result.actions)
         return result
+
+    def check_part(self, value: Mapping[str, Any], part: Part) -> CheckedValue:
+        """The context or the metadata of a request as the agent receives it: its texts change, no names.
+
+        Raises:
+            GuardrailBlocked: as of `check_input`.
+        """
+        rules = self._rules_of[part]
+        if not (rules and value):
+            return CheckedValue(value)
+        actions: list[JsonObject] = []
+
+        def checked(inner: Any, depth: int) -> Any:
+            if isinstance(inner, str):
+                result = _check(rules, inner, _INPUT, "input")
+                actions.extend(result.actions)
+                if result.blocked:
+                    raise GuardrailBlocked(result.actions[-1]["type"], result.text, tuple(actions))
+                return result.text
+            if not isinstance(inner, dict | list):
+                return inner
+            if not depth:
+                raise InvalidInput(f"The {part} is nested more than {_MAX_DEPTH} levels deep.")
+            if isinstance(inner, list):
+                return [checked(one, depth - 1) for one in inner]
+            return {key: checked(one, depth - 1) for key, one in inner.items()}
+
+        return CheckedValue(checked(dict(value), _MAX_DEPTH), tuple(actions))
+
+    def visible_metadata(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+        """The metadata of a request as it may be shown and stored; none of it if a rule blocks it."""
+        try:
+            found: Mapping[str, Any] = self.check_part(metadata, "metadata").value
+        except (GuardrailBlocked, InvalidInput):
+            return {}
+        return found
 
     def check_output(
         self, text: str, *, place: Place = "output", tokens_used: int = 0, output_tokens: int = 0

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
 #: the step of a rule: input rules check queries, output rules answers and what is sent or stored with them
 Stage = Literal["input", "output"]
 #: the kind of a text; output rules check arguments and results of tools before they are shown or stored
 Place = Literal["input", "output", "tool_argument", "tool_result"]
 Action = Literal["redact", "block", "truncate"]
+#: the parts of a request that input rules check
+Part = Literal["query", "context", "metadata"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,13 @@ class Guardrail(Protocol):
         """A new stream; called only if the rule does not need the whole text."""
 
 
+def parts_of(rule: Guardrail) -> tuple[Part, ...]:
+    """Returns what an input rule checks; a rule of another class than `Rule` checks the query."""
+    if isinstance(rule, Rule):
+        return rule.apply_to or rule.default_parts
+    return ("query",)
+
+
 class Rule(BaseModel):
     """A rule that is its own plugin: its fields are the options in YAML. Define `type` and `check`.
 
@@ -99,6 +108,15 @@ class Rule(BaseModel):
 
     type: ClassVar[str]
     Options: ClassVar[Any]
+    #: what an input rule checks without `apply_to`
+    default_parts: ClassVar[tuple[Part, ...]] = ("query",)
+
+    apply_to: tuple[Part, ...] | None = Field(
+        None,
+        min_length=1,
+        description="Of an input rule: the parts of a request that it checks. Of context and metadata it "
+        "checks the texts, and never the names.",
+    )
 
     @classmethod
     def __pydantic_init_subclass__(cls, **_: Any) -> None:

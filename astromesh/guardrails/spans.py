@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from typing import Literal, NamedTuple, Protocol
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
 from pydantic import Field
 
-from astromesh.guardrails.base import Action, CheckContext, Rule, RuleStream, Verdict
+from astromesh.guardrails.base import Action, CheckContext, Part, Rule, RuleStream, Verdict
 from astromesh.text import LONGEST_INVISIBLE_RUN, has_invisible, visible_text
 
 #: characters before a position that a scanner may look at
@@ -153,6 +153,8 @@ class SpanRule(Rule):
 
     Define `scanners`, and `refusal`, the text that replaces a blocked one.
     """
+
+    default_parts: ClassVar[tuple[Part, ...]] = ("query", "context", "metadata")
 
     action: Literal["redact", "block"] = Field(
         "redact", description="Replace the places that were found, or refuse the whole text."

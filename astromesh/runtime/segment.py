@@ -332,7 +332,7 @@ def accepted_row(
         created_at=now,
         durable=True,
         request=new_request_to_json(request),
-        metadata=dict(request.metadata),
+        metadata=dict(agent.guardrails.visible_metadata(request.metadata)),
         tags=request.tags,
         manifest=agent.snapshot,
         caller=caller_to_json(caller),

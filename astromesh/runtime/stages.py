@@ -183,10 +183,11 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     Raises:
         GuardrailBlocked: with the type of the rule and the configured message.
     """
+    request, actions = _admit_parts(agent, request, run)
     if run.journal is None:
-        return _admit(agent, request, run)
+        return _admit(agent, request, run, actions)
     made = run.journal.once(
-        "input", lambda: _admit(agent, request, run), admitted_to_json, partial(admitted_of, request)
+        "input", lambda: _admit(agent, request, run, actions), admitted_to_json, partial(admitted_of, request)
     )
     run.admitted_query = made.query
     if not run.journal.place:  # from here on no step needs the raw query: it does not stay on disk
@@ -194,7 +195,23 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     return made
 
 
-def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
+def _admit_parts(agent: Agent, request: RunRequest, run: Run) -> tuple[RunRequest, tuple[JsonObject, ...]]:
+    """Returns a request with the context and the metadata that the input rules let through."""
+    rules = agent.guardrails
+    if not rules.input_rules or not (request.context or request.metadata):
+        return request, ()
+    try:
+        context = rules.check_part(request.context, "context")
+        metadata = rules.check_part(request.metadata, "metadata")
+    except GuardrailBlocked as blocked:
+        for action in blocked.actions:
+            run.stream.emit("guardrail.action", **action)
+        raise
+    checked = replace(request, context=context.value, metadata=metadata.value)
+    return checked, (*context.actions, *metadata.actions)
+
+
+def _admit(agent: Agent, request: RunRequest, run: Run, before: tuple[JsonObject, ...] = ()) -> AdmittedQuery:
     started = perf_counter()
     try:
         rules = agent.guardrails
@@ -205,9 +222,10 @@ def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
         for action in blocked.actions:
             run.stream.emit("guardrail.action", **action)
         raise
-    _emit_checks(run, "input", checked.actions, started, checked.text)
+    actions = (*checked.actions, *before)
+    _emit_checks(run, "input", actions, started, checked.text)
     run.admitted_query = checked.text
-    return AdmittedQuery(request, checked.text, checked.actions, history, preface)
+    return AdmittedQuery(request, checked.text, actions, history, preface)
 
 
 async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQuery:
