@@ -747,6 +747,14 @@ class BranchFailed(GraphError, code="branch_failed"):
         super().__init__(result.error)
 
 
+class UnknownStateKey(GraphError, code="unknown_state_key"):
+    """A node updates a field that the state of its graph does not have."""
+
+
+class InvalidStateUpdate(GraphError, code="invalid_state_update"):
+    """A node updates a field of the state with a value that does not fit."""
+
+
 class GraphStopped(GraphError, code="graph_stopped"):
     """The run is being stopped; no further node starts."""
 

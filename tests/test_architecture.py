@@ -395,6 +395,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "graph.runner": ("a node raised",),
     "graph.serialization": ("importing foreign code raised",),
     "graph.transitions": ("a condition raised",),
+    "graph.typed_state": ("a reducer or validator raised",),
     "knowledge.loaders": ("a reader raised",),
     "runtime.bootstrap": ("closes and raises",),
     "runtime.budgets": ("settles a reservation and raises", "settles a reservation and raises"),

@@ -69,6 +69,7 @@ from astromesh.graph.nodes.system_prompt import Examples, FromState, Rules, Text
 from astromesh.graph.records import END, ExecutionReport, GraphResult, Mutation, NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import Edge, Fork, Send
+from astromesh.graph.typed_state import Command
 
 __all__ = [
     "END",
@@ -76,6 +77,7 @@ __all__ = [
     "BaseNode",
     "BudgetHook",
     "Child",
+    "Command",
     "CritiqueNode",
     "CycleDetectionHook",
     "Edge",

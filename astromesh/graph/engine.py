@@ -178,6 +178,7 @@ class PromptGraphEngine:
         self,
         input: Input,
         *,
+        state: Any = None,
         context: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
         caller: CallerContext | None = None,
@@ -186,21 +187,30 @@ class PromptGraphEngine:
 
         Args:
             input: A question, messages, or `{"messages": […]}`.
+            state: Initial values of a typed state: an instance of its class, or a mapping.
             context: Initial values of the state's context.
             config: Values that nodes find in their `config`.
             caller: Who is calling. Tools see it.
 
         Raises:
             InvalidGraph: The graph cannot run at all.
-            InvalidInput: The input has another form.
+            InvalidInput: The input or the state has another form.
             asyncio.CancelledError: The run was cancelled.
         """
         messages = as_messages(input)
+        if state is not None:
+            context = {**self._initial_state(state), **(context or {})}
         if caller is None:
             return await Run(self._setup, self.plan, messages, context, config).execute()
         scope = Scope(caller=caller, clock=self._setup.clock, retries=UNLIMITED_RETRIES)
         with calling_as(caller):
             return await Run(self._setup, self.plan, messages, context, config, scope).execute()
+
+    def _initial_state(self, state: Any) -> dict[str, Any]:
+        schema = self.graph.schema
+        if schema is None:
+            raise InvalidInput(f"The graph {self.graph.name!r} has no typed state. Pass values as `context`.")
+        return schema.initial(state)
 
     def start(
         self,

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from functools import partial
 from itertools import pairwise
 from types import MappingProxyType
-from typing import Any, Literal, Self
+from typing import Any, Generic, Literal, Self
+
+from typing_extensions import TypeVar
 
 from astromesh.errors import InvalidGraph
 from astromesh.graph import problems, topology
@@ -28,6 +31,7 @@ from astromesh.graph.transitions import (
     as_test,
     in_evaluation_order,
 )
+from astromesh.graph.typed_state import StateSchema
 from astromesh.graph.validation import ON_NODE_ERROR, ROUTINGS, check_int, check_reducers
 from astromesh.types import JsonObject
 
@@ -38,7 +42,10 @@ OnNodeError = Literal["continue", "stop"]
 FIRST = 10
 
 
-class PromptGraph:
+S = TypeVar("S", default=Any)
+
+
+class PromptGraph(Generic[S]):
     """Nodes, edges and an entry.
 
     Every builder method returns the graph itself, so that calls can be chained. A run never changes a graph.
@@ -53,12 +60,14 @@ class PromptGraph:
         reducers: Functions by key of the context. Of what nodes that run concurrently write under the key,
             `function(value, written)` makes one value, in the order of the nodes. It begins with the value
             before them, if there is one. Nested graphs inherit them.
+        state: The class of a typed state: a pydantic model, a dataclass or a TypedDict. See `typed_state`.
+            `PromptGraph[State](name)` is the same.
 
     Raises:
         TypeError, ValueError: An argument has a wrong type or value.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (the keywords of graph.md section 1)
         self,
         name: str = "graph",
         *,
@@ -67,6 +76,7 @@ class PromptGraph:
         routing: Routing = "",
         on_error: OnNodeError = "continue",
         reducers: Mapping[str, Reducer] = NO_REDUCERS,
+        state: type[S] | None = None,
     ) -> None:
         if not isinstance(name, str):
             raise TypeError(f"A graph's name must be a text, not {name!r}.")
@@ -80,7 +90,8 @@ class PromptGraph:
                 raise ValueError(f"Graph {name!r}: {key} must be {choices}, not {value!r}.")
         check_reducers(f"Graph {name!r}", reducers)
         self.name, self.mode, self.routing = name, mode, routing
-        self.reducers = MappingProxyType(dict(reducers))
+        self.schema = StateSchema(state) if state is not None else None
+        self.own_reducers = MappingProxyType(dict(reducers))
         #: Whether `on_error` is `stop`.
         self.stops_on_error = on_error == "stop"
         self.finalizer = ""
@@ -96,6 +107,15 @@ class PromptGraph:
         self._entry = ""
         for node in nodes or ():
             self.add_node(node)
+
+    def __class_getitem__(cls, state: Any) -> Any:
+        """Returns the class for graphs with this state, as `PromptGraph[State](name)`."""
+        return partial(cls, state=state)
+
+    @property
+    def reducers(self) -> Mapping[str, Reducer]:
+        """The reducers by key: those of the fields of the state, and those that were passed."""
+        return self.own_reducers if self.schema is None else {**self.schema.reducers, **self.own_reducers}
 
     @classmethod
     def from_pool(cls, nodes: Iterable[BaseNode], name: str = "autonomous") -> Self:

@@ -75,6 +75,9 @@ class Branch:
             and not (key in own and own[key] is value)
             and key not in private
         }
+        for key, values in (self.state.updates or {}).items():
+            if key in found and key in self.state.reducers:
+                found[key] = [Write(self, value) for value in values]
         for key, writes in writes_of(self.parts).items():
             if key in found and key in self.state.reducers and self.joined.get(key) is found[key][0].value:
                 found[key] = writes
@@ -107,10 +110,11 @@ def merge(state: GraphState, branches: Sequence[Branch]) -> None:
     Raises:
         ConflictingWrites, GraphError: Two differ, or a reducer failed. Nothing was added to the context.
     """
-    copies = [branch for branch in branches if branch.state.context is not state.context]
-    merged = {
-        key: value for key, writes in writes_of(copies).items() for value in _merged(state, key, writes)
-    }
+    written = writes_of([branch for branch in branches if branch.state.context is not state.context])
+    merged = {key: value for key, writes in written.items() for value in _merged(state, key, writes)}
+    if state.updates is not None:
+        for key in state.reducers.keys() & written.keys():
+            state.updates.setdefault(key, []).extend(write.value for write in written[key])
     state.extend_lists([branch.state for branch in branches])
     for key, value in merged.items():
         engine_write(state.context, key, value)

@@ -81,11 +81,12 @@ def context_to_json(context: Mapping[str, Any]) -> JsonObject:
 class Snapshot:
     """The state before a node, in a form in which every change shows, nested ones too."""
 
-    __slots__ = ("context", "lists", "messages")
+    __slots__ = ("context", "lists", "messages", "updates")
 
     def __init__(self, state: GraphState) -> None:
         self.context = {key: _quietly_encoded(value) for key, value in state.context.items()}
         self.messages = list(state.messages)
+        self.updates = {key: len(values) for key, values in (state.updates or {}).items()}
         self.lists = {
             name: (len(getattr(state, name)), _quietly_encoded(getattr(state, name))) for name in _DATA
         }
@@ -109,7 +110,12 @@ class Snapshot:
                 changed[key] = orjson.Fragment(encoded)
         removed = [key for key in self.context if key not in state.context and key not in _ENGINE_KEYS]
         lists = {name: one for name in NODE_LISTS if (one := self._added(state, name)) is not None}
-        writes = {"context": changed, "removed": removed, "lists": lists}
+        updates = {
+            key: orjson.Fragment(_encoded(added, f"The update of {key!r}"))
+            for key, values in (state.updates or {}).items()
+            if (added := values[self.updates.get(key, 0) :])
+        }
+        writes = {"context": changed, "removed": removed, "lists": lists, "updates": updates}
         return {name: value for name, value in writes.items() if value}
 
     def _added(self, state: GraphState, name: str) -> tuple[int, Any] | None:
@@ -145,6 +151,9 @@ def apply_writes(state: GraphState, writes: JsonObject) -> list[Message]:
         engine_write(state.context, key, value)
     for key in writes.get("removed", ()):
         engine_forget(state.context, key)
+    if state.updates is not None:
+        for key, values in writes.get("updates", {}).items():
+            state.updates.setdefault(key, []).extend(values)
     own: list[Message] = []
     for name, (same, added) in writes.get("lists", {}).items():
         if name == "messages":

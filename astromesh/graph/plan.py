@@ -7,7 +7,14 @@ from copy import copy
 from dataclasses import dataclass, replace
 from typing import Any
 
-from astromesh.errors import AstromeshError, BudgetExhausted, InvalidGraph, IterationsExhausted, NodeFailed
+from astromesh.errors import (
+    AstromeshError,
+    BudgetExhausted,
+    GraphError,
+    InvalidGraph,
+    IterationsExhausted,
+    NodeFailed,
+)
 from astromesh.graph.audibility import (
     Audibility,
     AudibilityMap,
@@ -57,6 +64,7 @@ from astromesh.graph.transitions import (
     rules_for,
     unconditional_transition,
 )
+from astromesh.graph.typed_state import Command, StateSchema
 from astromesh.graph.validation import Processor, postprocessor, preprocessor
 from astromesh.providers.base import ModelPort
 
@@ -165,12 +173,22 @@ class Step(RoutedNode):
     """
 
     def __init__(
-        self, node: BaseNode, options: CompileOptions, audibility: Audibility = Audibility.STREAMED
+        self,
+        node: BaseNode,
+        options: CompileOptions,
+        audibility: Audibility = Audibility.STREAMED,
+        schema: StateSchema | None = None,
     ) -> None:
         super().__init__(node.name, node.tool_loop, rules=(repeat_with_tools,) if node.tool_loop else ())
         self.node, self.hooks, self.audibility, self.on_error = node, options.hooks, audibility, NO_TRANSITION
         self.mask = mask(node.flags)
         self.output_key, self.output_name = node.output_key, node.name + OUTPUT_SUFFIX
+        self.schema, self.goto = schema, frozenset[str]()
+        if schema is not None:
+            if node.output_key in schema.fields:
+                self.output_key = ""  # written as an update
+            if isinstance(node, FunctionNode):
+                node = schema.adapted(node)
         override = node.model_override
         self.model: ModelPort | None = None if isinstance(override, str) else override
         self.role: str = override if isinstance(override, str) else ""
@@ -239,6 +257,8 @@ class Step(RoutedNode):
         """Yields hooks, flags, retries, outermost first. Each wrapper sees the result of those inside it."""
         if contains_protected(self.node):
             yield _fail_closed
+        if self.schema is not None:
+            yield _with_state_updates(self, self.schema)
         if self.hooks.watches_nodes:
             yield _with_hooks(self.node, self.hooks)
         if (flags := with_flags(self.node, self.hooks, self.mask)) is not None:
@@ -257,6 +277,44 @@ def _fail_closed(call: NodeCall) -> NodeCall:
         return result
 
     return run
+
+
+def _with_state_updates(step: Step, schema: StateSchema) -> NodeWrapper:
+    """Writes the updates of the typed state that a node returns, and its output under its key."""
+    node = step.node
+    is_function = isinstance(node, FunctionNode)
+    key = node.output_key if node.output_key in schema.fields else ""
+
+    def wrap(call: NodeCall) -> NodeCall:
+        async def run(state: GraphState, config: NodeConfig) -> NodeResult:
+            result = await call(state, config)
+            if result.error or result.skipped or result.wants_tools:
+                return result
+            try:
+                if is_function:
+                    _apply_update(step, schema, result, state)
+                if key:
+                    schema.update(state, {key: result.output})
+            except GraphError as error:
+                result.error, result.exception, result.output = str(error), error, None
+            return result
+
+        return run
+
+    return wrap
+
+
+def _apply_update(step: Step, schema: StateSchema, result: NodeResult, state: GraphState) -> None:
+    output = result.output
+    if isinstance(output, Command):
+        if output.goto and output.goto not in step.goto:
+            raise GraphError(f"{step.name!r} may not go to {output.goto!r}, which is not one of its targets.")
+        result.output, result.next_node = dict(output.update), output.goto
+    elif not schema.is_update(output) or result.raw_output is not None:
+        return
+    if result.output and step.mask & BIT[NodeFlag.READONLY]:
+        raise GraphError(f"{step.name!r} is READONLY and may not update the state.")
+    schema.update(state, result.output)
 
 
 def _with_hooks(node: BaseNode, hooks: HookSet) -> NodeWrapper:
@@ -318,6 +376,7 @@ class Plan:
         self.version = graph.version if graph else 0
         self.finalizer = graph.finalizer if graph else ""
         self.reducers = graph.reducers if graph else NO_REDUCERS
+        self.schema = graph.schema if graph else None
         self.nested: dict[int, Plan] = {}
         self.is_branch = False
         self.stops: frozenset[str] = frozenset()
@@ -368,8 +427,10 @@ def compile_child(child: Any, options: CompileOptions, ceiling: Audibility = Aud
     return _compile_single(child, options, audibility_in_node(child, ceiling).get(child))
 
 
-def _compile_single(child: BaseNode, options: CompileOptions, audibility: Audibility) -> Plan:
-    return Plan({child.name: Step(child, options, audibility)}, child.name, None, audibility)
+def _compile_single(
+    child: BaseNode, options: CompileOptions, audibility: Audibility, schema: StateSchema | None = None
+) -> Plan:
+    return Plan({child.name: Step(child, options, audibility, schema)}, child.name, None, audibility)
 
 
 def _compile(
@@ -394,12 +455,16 @@ def _compile(
         entry = graph.entry
     plan = nested[id(graph)] = Plan(steps, entry, graph, ceiling)
     for step in steps.values():
-        _compile_children(step.node, options, nested, audibilities)
+        _compile_children(step.node, options, nested, audibilities, graph.schema)
     return plan
 
 
 def _compile_children(
-    node: BaseNode, options: CompileOptions, nested: dict[int, Plan], audibilities: AudibilityMap
+    node: BaseNode,
+    options: CompileOptions,
+    nested: dict[int, Plan],
+    audibilities: AudibilityMap,
+    schema: StateSchema | None,
 ) -> None:
     for child in node.children():
         if id(child) in nested:
@@ -407,15 +472,16 @@ def _compile_children(
         if isinstance(child, PromptGraph):
             _compile(child, options, nested, audibilities, audibilities.get(child))
         elif isinstance(child, BaseNode):
-            nested[id(child)] = _compile_single(child, options, audibilities.get(child))
-            _compile_children(child, options, nested, audibilities)
+            nested[id(child)] = _compile_single(child, options, audibilities.get(child), schema)
+            _compile_children(child, options, nested, audibilities, schema)
 
 
 def _compile_node(
     graph: PromptGraph, node: BaseNode, options: CompileOptions, audibility: Audibility
 ) -> Step:
     """Compiles a node with its targets."""
-    step = Step(node, options, audibility)
+    step = Step(node, options, audibility, graph.schema)
+    step.goto = frozenset(declared_targets(graph, node.name) | routable(graph, node.name))
     step.transitions = node.transitions
     edges = graph.get_edges_from(node.name)
     step.edges = tuple(

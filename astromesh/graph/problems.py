@@ -13,7 +13,7 @@ from astromesh.graph.flags import NodeFlag
 from astromesh.graph.nodes.autonomous import SKIPPABLE_GUARD
 from astromesh.graph.nodes.composite import FanOutNode, LoopNode, ParallelNode, RetryNode, SubgraphNode
 from astromesh.graph.nodes.guard import GuardNode
-from astromesh.graph.records import END, ERROR_NODE
+from astromesh.graph.records import END, ERROR_NODE, OUTPUT_SUFFIX
 from astromesh.graph.topology import GraphView, declared_targets, is_graph, nested_nodes, reachable, targets
 from astromesh.text import did_you_mean
 from astromesh.types import STANDARD_ROLES
@@ -253,6 +253,21 @@ def _unknown_sources(graph: GraphView) -> Iterator[str]:
             yield Problem(text, ("edges", index, "from"))
 
 
+def _unknown_fields(graph: GraphView) -> Iterator[str]:
+    """Yields keys of nodes that the typed state does not have."""
+    schema = graph.schema
+    if schema is None:
+        return
+    known = {*schema.fields, *(name + OUTPUT_SUFFIX for name in graph.nodes)}
+    for node in graph.nodes.values():
+        for key, names in (("input_keys", node.input_keys), ("output_key", (node.output_key,))):
+            for name in names:
+                if name and name not in known:
+                    hint = schema.suggestion(name)
+                    text = f"Node {node.name!r}: {key}: {schema.name} has no field {name!r}.{hint}"
+                    yield Problem(text, ("nodes", node.name, key))
+
+
 def _useless_forks(graph: GraphView) -> Iterator[str]:
     """Yields forks that are never taken, or whose source is no node."""
     for index, (name, fork) in enumerate(graph.forks.items()):
@@ -385,5 +400,6 @@ def _skippable(graph: GraphView) -> Iterator[str]:
 
 AUTONOMOUS_CHECKS = (_ignored_edges, _skippable)
 STATIC_CHECKS = (
-    _unknown_targets, _unknown_sources, _useless_forks, _unreachable, _shadowed, _endless_loops,
+    _unknown_targets, _unknown_sources, _unknown_fields, _useless_forks, _unreachable, _shadowed,
+    _endless_loops,
 )  # fmt: skip

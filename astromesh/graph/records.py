@@ -331,6 +331,7 @@ class GraphResult:
         output: Of the last node that ran and succeeded. It is never a raw tool result and never the question.
         context: The state's context at the end.
         json_text: The output as the model wrote it, if it is data.
+        state: The typed state at the end, an instance of its class. None if the graph has none.
     """
 
     messages: list[Message]
@@ -338,6 +339,7 @@ class GraphResult:
     context: dict[str, Any]
     report: ExecutionReport
     json_text: str = ""
+    state: Any = None
 
     @property
     def ok(self) -> bool:

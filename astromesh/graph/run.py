@@ -172,7 +172,10 @@ class Run:
         self.visited: list[str] = []
         self.counts: dict[str, int] = {}
         self.model, self.tools = settings.model, settings.tools
-        self.state = GraphState(messages, dict(context) if context else {}, shared)
+        values_of_state = dict(context) if context else {}
+        if plan.schema is not None:
+            values_of_state = {**plan.schema.initial(), **values_of_state}
+        self.state = GraphState(messages, values_of_state, shared)
         self.state.reducers = plan.reducers
         self.values: dict[str, Any] = dict(values) if values else {}
         self.tool_calls: list[str] = []
@@ -305,7 +308,8 @@ class Run:
         if NODE_CACHE in context:
             del context[NODE_CACHE]
         text = "" if output is None or type(output) is str else self._json_text(state.node_history, output)
-        self.result = result = GraphResult(state.messages, output, context, report, text)
+        typed = None if plan.schema is None else plan.schema.read(context)
+        self.result = result = GraphResult(state.messages, output, context, report, text, typed)
         return result
 
     # -- children of nodes -------------------------------------------------------------------------------

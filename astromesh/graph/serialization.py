@@ -39,6 +39,7 @@ from astromesh.graph.transitions import (
     OnOutput,
     OnToolCall,
 )
+from astromesh.graph.typed_state import StateSchema
 from astromesh.graph.validation import ON_NODE_ERROR, ROUTINGS, check_reducers
 from astromesh.types import JsonObject
 
@@ -218,6 +219,7 @@ _GRAPH_KEYS = (
     "mode",
     "routing",
     "on_error",
+    "state",
     "reducers",
     "entry",
     "finalizer",
@@ -290,7 +292,10 @@ def _read_graph(data: Any, place: Cursor) -> Any:
     reducers: Mapping[str, Any] = {}
     with place.at("reducers").collecting_problems():
         reducers = _read_reducers(data.get("reducers", {}), place.at("reducers"))
-    graph = place.make(str(data.get("name", "graph")), reducers=reducers, **chosen)
+    state = None
+    with place.at("state").collecting_problems():
+        state = _read_state(data["state"], place) if "state" in data else None
+    graph = place.make(str(data.get("name", "graph")), reducers=reducers, state=state, **chosen)
     for item, inner in _items(data, "nodes", place):
         before = len(place.problems)
         with inner.collecting_problems():
@@ -311,6 +316,12 @@ def _add_connections(graph: Any, data: Mapping[str, Any], place: Cursor) -> None
     for item, inner in _items(data, "forks", place):
         with inner.collecting_problems():
             _add_fork(graph, _known_keys(item, _FORK_KEYS, inner), inner)
+
+
+def _read_state(name: Any, place: Cursor) -> Any:
+    kind = object_of(str(name), place.objects)
+    StateSchema(kind)
+    return kind
 
 
 def _read_reducers(data: Any, place: Cursor) -> Mapping[str, Any]:
@@ -564,8 +575,11 @@ def _graph_data(graph: GraphView, place: Cursor) -> JsonObject:
     ):
         if value != default:
             data[key] = value
-    if graph.reducers:
-        data["reducers"] = _reducer_names(graph.reducers, place.at("reducers"))
+    if graph.schema is not None:
+        with place.at("state").collecting_problems():
+            data["state"] = name_of(graph.schema.kind, place.objects)
+    if graph.own_reducers:
+        data["reducers"] = _reducer_names(graph.own_reducers, place.at("reducers"))
     data["nodes"] = [_node_data(node, place.at("nodes").at(name)) for name, node in graph.nodes.items()]
     if graph.edges:
         data["edges"] = [_edge_data(edge, place.at("edges").at(i)) for i, edge in enumerate(graph.edges)]

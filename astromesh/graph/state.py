@@ -152,11 +152,12 @@ class GraphState:
         loop: The messages that the tool loop of the current node has added.
         reducers: Functions by key of the context that join what concurrent nodes write. They are the graph's.
         limits: Those of the item or round that this state belongs to. None: those of the run.
+        updates: The updates of a typed state since the branch of this state began. None outside branches.
     """
 
     __slots__ = (
         "context", "current_node", "limits", "loop", "messages", "node_history", "observations", "plan",
-        "reducers", "reflections", "shared", "visited",
+        "reducers", "reflections", "shared", "updates", "visited",
     )  # fmt: skip
 
     def __init__(
@@ -176,6 +177,7 @@ class GraphState:
         self.loop: Sequence[Message] = ()
         self.reducers: Mapping[str, Reducer] = NO_REDUCERS
         self.limits: NodeLimits | None = None
+        self.updates: dict[str, list[Any]] | None = None
         self.shared = shared or SharedState()
 
     @property
@@ -267,7 +269,7 @@ class GraphState:
             context: Values that only this child sees.
         """
         other = self.view(list(self.messages), {**self.context, **context})
-        other.node_history, other.loop = list(self.node_history), ()
+        other.node_history, other.loop, other.updates = list(self.node_history), (), {}
         other.plan, other.observations = list(self.plan), list(self.observations)
         other.reflections = list(self.reflections)
         return other

@@ -124,7 +124,10 @@ class OutputSchema:
             self.json_schema: dict[str, Any] = dict(schema)
             self._check = partial(_validate_json, _validator(self.json_schema))
         else:
-            adapter = _adapter(schema)
+            try:
+                adapter = type_adapter(schema)
+            except TypeError as error:
+                raise TypeError(f"output_schema {schema!r} has no JSON form: {error}") from error
             self.json_schema = adapter.json_schema()
             self._check = adapter.validate_python
 
@@ -194,13 +197,18 @@ def _validator(schema: dict[str, Any]) -> Any:
         raise TypeError(f"output_schema is not a JSON Schema: {error}") from error
 
 
-def _adapter(schema: Any) -> Any:
+def type_adapter(schema: Any) -> Any:
+    """Returns pydantic's validator of a type.
+
+    Raises:
+        TypeError: The type cannot be validated.
+    """
     # loaded on first use: graphs without typed outputs never need pydantic, and it doubles the time to import
     pydantic = importlib.import_module("pydantic")
     try:
         return pydantic.TypeAdapter(_pydantic_type(schema))
     except pydantic.PydanticUserError as error:
-        raise TypeError(f"output_schema {schema!r} has no JSON form: {error}") from error
+        raise TypeError(f"the type {schema!r} cannot be validated: {error}") from error
 
 
 def _pydantic_type(hint: Any) -> Any:

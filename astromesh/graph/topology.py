@@ -34,6 +34,12 @@ class GraphView(Protocol):
     def reducers(self) -> Mapping[str, Callable[[Any, Any], Any]]: ...
 
     @property
+    def own_reducers(self) -> Mapping[str, Callable[[Any, Any], Any]]: ...
+
+    #: the `StateSchema` of a typed graph, or None
+    schema: Any
+
+    @property
     def entry(self) -> str: ...
 
     @property

@@ -8,7 +8,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 from uuid import uuid4
 
 import httpx
@@ -44,6 +44,10 @@ SPEC: dict[str, Any] = {"orchestration": {"pattern": "graph", "graph": "made"}, 
 
 class City(BaseModel):
     name: str
+
+
+class Log(BaseModel):
+    log: Annotated[list[str], operator.add] = []
 
 
 @dataclass
@@ -421,3 +425,22 @@ async def test_finished_sends_run_once(tmp_path: Path) -> None:
         run = await decided(client, path)
     assert (run["status"], run["result"]["response"]) == ("completed", "30")
     assert counted.calls == ["split", "w", "w", "end"]
+
+
+async def test_updates_of_finished_branches_are_reduced_once(tmp_path: Path) -> None:
+    """A typed state: the branch that had ended and the one that had not count the same after a restart."""
+    counted = Counted()
+
+    def made() -> PromptGraph:
+        nodes = [counted.node(name, {"log": [name]}) for name in ("s", "a", "a2", "b", "end")]
+        graph = PromptGraph("made", nodes=[*nodes, HumanNode("ask")], state=Log)
+        graph.fork("s", "a", "b").sequential("a", "a2", "end").sequential("b", "ask", "end")
+        graph.add_node(FunctionNode("told", lambda state: " ".join(state.log), inline=True))
+        return graph.always("end", "told")
+
+    async with process(tmp_path, made()) as client:
+        path = await begun(client)
+    async with process(tmp_path, made()) as client:
+        run = await decided(client, path)
+    assert run["result"]["response"] == "s a a2 b end"
+    assert sorted(counted.calls) == ["a", "a2", "b", "end", "s"]

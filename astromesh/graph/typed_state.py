@@ -1,0 +1,279 @@
+"""The typed state of a graph: fields of a class, with types, defaults and reducers.
+
+The fields are keys of the context, so that flags, branches, records and untyped nodes see them. A function
+of a typed graph gets an instance of the class, and returns an update. Only the fields of an update are
+validated.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import inspect
+from collections.abc import Callable, Mapping
+from copy import copy
+from functools import partial
+from types import NoneType, UnionType
+from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
+
+from msgspec import Struct
+
+from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey
+from astromesh.graph.nodes.function import FunctionNode
+from astromesh.graph.state import GraphState, Reducer, engine_write
+from astromesh.graph.structured_output import type_adapter
+
+#: Types whose empty value is the start of a field without a default.
+_EMPTY = (list, dict, set, frozenset, tuple, str, int, float, bool, bytes)
+
+
+class Command(Struct, frozen=True):
+    """An update of the state, and where to go on. Functions of typed graphs return it.
+
+    Args:
+        update: Values by field.
+        goto: A target that the node declares: an edge, a transition, or `routes`. Empty: the graph decides.
+    """
+
+    update: Mapping[str, Any] = {}
+    goto: str = ""
+
+
+class StateField(NamedTuple):
+    """A field of a state.
+
+    Args:
+        validate: Returns a value as the type of the field. Raises ValueError.
+        reducer: Joins the value and an update, or None: the update replaces the value.
+        default: Makes the value at the start.
+    """
+
+    validate: Callable[[Any], Any]
+    reducer: Reducer | None
+    default: Callable[[], Any]
+
+
+class StateSchema:
+    """What a graph knows of the class of its state.
+
+    Args:
+        kind: A pydantic model, dataclass or TypedDict. `Annotated[list[str], add]` gives a field a reducer.
+
+    Raises:
+        TypeError: It is another class, or a type cannot be validated.
+    """
+
+    def __init__(self, kind: Any) -> None:
+        self.kind = kind
+        self.name: str = getattr(kind, "__name__", repr(kind))
+        self._defaults = _defaults_of(kind)
+        self.fields = {name: self._field(name, hint) for name, hint in _hints_of(kind).items()}
+        self.reducers = {name: one.reducer for name, one in self.fields.items() if one.reducer is not None}
+        self._make = _maker_of(kind)
+        self._instances: Any = dict if is_typeddict(kind) else kind
+
+    def initial(self, given: Any = None) -> dict[str, Any]:
+        """Returns the values of all fields at the start of a run.
+
+        Args:
+            given: An instance of the class, a mapping with some of the fields, or None.
+
+        Raises:
+            InvalidInput: It has unknown fields, or invalid values.
+        """
+        values = {name: field.default() for name, field in self.fields.items()}
+        if given is None:
+            return values
+        if not isinstance(given, Mapping | self._instances):
+            raise InvalidInput(f"The state must be a {self.name} or a mapping, not {type(given).__name__}.")
+        try:
+            for name, value in self._items(given):
+                values[name] = self._field_named(name).validate(value)
+        except (UnknownStateKey, ValueError) as error:
+            raise InvalidInput(f"The state is not valid: {error}") from error
+        return values
+
+    def read(self, context: Mapping[str, Any]) -> Any:
+        """Returns the state as an instance of the class. Its values are those of the context."""
+        return self._make({
+            name: context[name] if name in context else field.default() for name, field in self.fields.items()
+        })  # fmt: skip
+
+    def is_update(self, value: Any) -> bool:
+        """Whether a value that a function returns is an update of the state."""
+        return type(value) is dict or isinstance(value, self._instances)
+
+    def update(self, state: GraphState, update: Any) -> None:
+        """Writes an update to the context.
+
+        Raises:
+            UnknownStateKey: It has a key that is no field. Nothing was written.
+            InvalidStateUpdate: A value does not fit its field. Nothing was written.
+        """
+        context = state.context
+        items = update.items() if type(update) is dict else self._changes(update, context)
+        made: dict[str, Any] = {}
+        for name, value in items:
+            field = self.fields.get(name) or self._field_named(name)
+            try:
+                if field.reducer is not None and name in context:
+                    made[name] = field.validate(field.reducer(context[name], value))
+                else:
+                    made[name] = field.validate(value)
+            except Exception as error:  # a reducer and a validator are foreign code
+                raise InvalidStateUpdate(f"The update of {name!r} is not valid: {error}") from error
+        if type(context) is dict:
+            context.update(made)
+        else:
+            for name, value in made.items():
+                engine_write(context, name, value)
+        if state.updates is not None:
+            for name, value in items:
+                state.updates.setdefault(name, []).append(value)
+
+    def _changes(self, update: Any, context: Mapping[str, Any]) -> list[tuple[str, Any]]:
+        """Returns the fields of an instance that are not as they were, or the items of a mapping."""
+        if isinstance(update, Mapping):
+            return list(update.items())
+        return [(name, value) for name, value in self._items(update) if context.get(name, self) is not value]
+
+    def adapted(self, node: FunctionNode) -> FunctionNode:
+        """Returns a node whose function gets an instance, and with two arguments the GraphState too."""
+        if node.isolation or type(node).execute is not FunctionNode.execute:
+            return node
+        function, takes_run = node.function, node.arity > 1
+
+        def call(state: GraphState) -> Any:
+            typed = self.read(state.context)
+            return function(typed, state) if takes_run else function(typed)
+
+        def call_in_thread(*arguments: Any) -> tuple[Any]:
+            return (call(*arguments),)
+
+        typed_node = copy(node)
+        typed_node.function, typed_node.arity = call, 1
+        typed_node._in_thread = call_in_thread  # noqa: SLF001 (a copy of the node)
+        return typed_node
+
+    def _field_named(self, name: str) -> StateField:
+        field = self.fields.get(name)
+        if field is None:
+            raise UnknownStateKey(f"{self.name} has no field {name!r}.{self.suggestion(name)}")
+        return field
+
+    def suggestion(self, name: str) -> str:
+        """Returns a sentence with the field that a wrong name may mean, or an empty string."""
+        near = difflib.get_close_matches(str(name), self.fields, 1)
+        return f" Did you mean {near[0]!r}?" if near else f" It has {', '.join(self.fields)}."
+
+    def _items(self, values: Any) -> list[tuple[str, Any]]:
+        if isinstance(values, Mapping):
+            return list(values.items())
+        given = getattr(values, "model_fields_set", None)
+        return [(name, getattr(values, name)) for name in self.fields if given is None or name in given]
+
+    def _field(self, name: str, hint: Any) -> StateField:
+        reducer = (
+            next((one for one in get_args(hint)[1:] if _is_reducer(one)), None)
+            if _is_annotated(hint)
+            else None
+        )
+        default = self._defaults.get(name) or partial(_empty_value, hint)
+        return StateField(_validator(_without(hint, reducer)), reducer, default)
+
+
+def _hints_of(kind: Any) -> dict[str, Any]:
+    is_state = isinstance(kind, type) and (
+        is_typeddict(kind) or dataclasses.is_dataclass(kind) or hasattr(kind, "model_fields")
+    )
+    if not is_state:
+        raise TypeError(
+            f"The state of a graph is a pydantic model, a dataclass or a TypedDict, not {kind!r}."
+        )
+    hints = get_type_hints(kind, include_extras=True)
+    names = getattr(kind, "model_fields", None) or hints
+    if dataclasses.is_dataclass(kind):
+        names = [field.name for field in dataclasses.fields(kind)]
+    return {name: hints[name] for name in names}
+
+
+def _defaults_of(kind: Any) -> dict[str, Callable[[], Any]]:
+    if dataclasses.is_dataclass(kind):
+        found: dict[str, Callable[[], Any]] = {}
+        for field in dataclasses.fields(kind):
+            if field.default is not dataclasses.MISSING:
+                found[field.name] = partial(_given, field.default)
+            elif field.default_factory is not dataclasses.MISSING:
+                found[field.name] = field.default_factory
+        return found
+    fields = getattr(kind, "model_fields", {})
+    return {
+        name: partial(field.get_default, call_default_factory=True)
+        for name, field in fields.items()
+        if not field.is_required()
+    }
+
+
+def _given(value: Any) -> Any:
+    return value
+
+
+def _maker_of(kind: Any) -> Callable[[dict[str, Any]], Any]:
+    """Returns a function that makes an instance of values that are valid. A model notes what is set later."""
+    if is_typeddict(kind):
+        return _given
+    new, put = object.__new__, object.__setattr__
+    if hasattr(kind, "model_fields"):
+
+        def make_model(values: dict[str, Any]) -> Any:
+            made = new(kind)
+            put(made, "__dict__", values)
+            put(made, "__pydantic_fields_set__", set())
+            put(made, "__pydantic_extra__", None)
+            put(made, "__pydantic_private__", None)
+            return made
+
+        return make_model
+
+    def make(values: dict[str, Any]) -> Any:
+        made = new(kind)
+        for name, value in values.items():
+            put(made, name, value)
+        return made
+
+    def make_plain(values: dict[str, Any]) -> Any:
+        made = new(kind)
+        put(made, "__dict__", values)
+        return made
+
+    return make if hasattr(kind, "__slots__") else make_plain
+
+
+def _is_annotated(hint: Any) -> bool:
+    return get_origin(hint) is Annotated
+
+
+def _is_reducer(value: Any) -> bool:
+    return inspect.isroutine(value) or isinstance(value, partial)
+
+
+def _without(hint: Any, reducer: Any) -> Any:
+    if reducer is None:
+        return hint
+    base, *others = get_args(hint)
+    others = [one for one in others if one is not reducer]
+    return Annotated[base, *others] if others else base
+
+
+def _empty_value(hint: Any) -> Any:
+    if _is_annotated(hint):
+        return _empty_value(get_args(hint)[0])
+    origin = get_origin(hint) or hint
+    if origin in (Union, UnionType) and NoneType not in get_args(hint):
+        return _empty_value(get_args(hint)[0])
+    return origin() if origin in _EMPTY else None
+
+
+def _validator(hint: Any) -> Callable[[Any], Any]:
+    validate: Callable[[Any], Any] = type_adapter(hint).validator.validate_python
+    return validate
