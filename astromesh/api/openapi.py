@@ -95,7 +95,7 @@ def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
     schemas["Problem"] = PROBLEM_SCHEMA
     components["securitySchemes"] = _SCHEMES
     for key, route, operation in _operations(description, app):
-        operation["operationId"] = OPERATION_IDS[key]
+        operation["operationId"] = OPERATION_IDS.get(key, operation["operationId"])
         responses = operation["responses"]
         if "422" in responses:  # FastAPI declares its own form of it
             responses["422"] = _described(422)

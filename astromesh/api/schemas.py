@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -177,6 +177,137 @@ class SessionsOut(BaseModel):
     agent: str
     sessions: list[SessionOut]
     next: str | None
+
+
+# -- what routes answer with plain records -----------------------------------------------------------------
+#
+# Routes return these as they are; the models describe them. Fields are absent where they do not apply.
+
+
+class _Described(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+
+class AgentOut(_Described):
+    """An agent; one with faults has only its name, the status `unavailable` and its errors."""
+
+    name: str
+    status: Literal["ready", "degraded", "unavailable"]
+    version: str = ""
+    namespace: str = ""
+    labels: dict[str, str] = {}
+    display_name: str = ""
+    description: str = ""
+    pattern: str = ""
+    missing: list[str] = Field([], description="Why tools are missing.")
+    errors: list[str] = []
+
+
+class AgentsOut(_Described):
+    agents: list[AgentOut]
+
+
+class ToolOut(_Described):
+    """A tool in function-calling form."""
+
+    name: str
+    effect: str
+    type: str
+    function: dict[str, Any]
+    agents: list[str]
+
+
+class ToolsOut(_Described):
+    tools: list[ToolOut]
+
+
+class ProviderOut(_Described):
+    name: str
+    provider: str
+    model: str
+    circuit: str
+    failures_in_a_row: int
+    latency_ms: float
+    calls: int
+    failures: int
+    last_error: str
+
+
+class ProvidersOut(_Described):
+    providers: list[ProviderOut]
+
+
+class WorkflowOut(_Described):
+    """A workflow; one with faults has only its name, the status `broken` and its errors."""
+
+    name: str
+    status: Literal["ready", "broken"]
+    errors: list[str] = []
+
+
+class WorkflowsOut(_Described):
+    workflows: list[WorkflowOut]
+
+
+class TraceOut(_Described):
+    trace_id: str
+    run_id: str
+    agent: str
+    status: RunStatus
+    start: float = Field(description="Seconds since the epoch.")
+    duration_ms: float
+
+
+class TracesOut(_Described):
+    traces: list[TraceOut]
+
+
+class SpanOut(_Described):
+    span_id: str
+    parent_id: str | None
+    name: str
+    start: float = Field(description="Seconds since the epoch.")
+    duration_ms: float
+    status: Literal["ok", "error"]
+    attributes: dict[str, Any]
+
+
+class TraceSpansOut(_Described):
+    trace_id: str
+    spans: list[SpanOut]
+
+
+class ModelOut(_Described):
+    id: str
+    object: Literal["model"]
+    created: int
+    owned_by: str
+
+
+class ModelsOut(_Described):
+    object: Literal["list"]
+    data: list[ModelOut]
+
+
+class LiveOut(_Described):
+    status: Literal["ok"]
+    version: str
+
+
+class ReadyOut(_Described):
+    status: Literal["ready", "not_ready", "shutting_down"]
+    checks: dict[str, str]
+    agents_without_model: list[str]
+    agents_unavailable: list[str]
+
+
+class ReceivedOut(_Described):
+    status: Literal["received"]
+
+
+def answers(body: type[BaseModel], status: int = 200) -> dict[int | str, dict[str, Any]]:
+    """Returns the `responses` of a route that answers with a plain record of this form."""
+    return {status: {"model": body}}
 
 
 #: a problem document (RFC 9457), the component `Problem` of the description

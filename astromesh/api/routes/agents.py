@@ -9,7 +9,16 @@ from astromesh.api.dependencies import scope
 from astromesh.api.fast_routes import RUN_PATH, RUN_SCOPE, run
 from astromesh.api.requests import RunBody, runtime_of
 from astromesh.api.routes.runs import WaitingOut
-from astromesh.api.schemas import RunOut, problems, request_body
+from astromesh.api.schemas import (
+    AgentOut,
+    AgentsOut,
+    ProvidersOut,
+    RunOut,
+    ToolsOut,
+    answers,
+    problems,
+    request_body,
+)
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import describe_tools
 from astromesh.runtime.diagram import agent_diagram
@@ -33,7 +42,10 @@ router.post(
 )(run)
 
 
-@router.get("/v1/agents", summary="List the agents", dependencies=[scope("agents:read")])
+@router.get(
+    "/v1/agents", summary="List the agents", response_model=None, responses=answers(AgentsOut),
+    dependencies=[scope("agents:read")],
+)  # fmt: skip
 async def agents(request: Request) -> JsonObject:
     """Lists every configured agent, those with faults included."""
     runtime = runtime_of(request)
@@ -45,7 +57,8 @@ async def agents(request: Request) -> JsonObject:
 @router.get(
     "/v1/agents/{name}",
     summary="Describe an agent",
-    responses=problems(404),
+    response_model=None,
+    responses={**answers(AgentOut), **problems(404)},
     dependencies=[scope("agents:read")],
 )
 async def agent(name: str, request: Request) -> JsonObject:
@@ -106,13 +119,19 @@ def _broken(runtime: AgentRuntime, name: str) -> JsonObject:
 tools_router = APIRouter(tags=["tools"])
 
 
-@tools_router.get("/v1/tools", summary="List tools", dependencies=[scope("tools:read")])
+@tools_router.get(
+    "/v1/tools", summary="List tools", response_model=None, responses=answers(ToolsOut),
+    dependencies=[scope("tools:read")],
+)  # fmt: skip
 async def tools(request: Request) -> JsonObject:
     """Lists every tool of an agent in function-calling form, with the agents that may call it."""
     return {"tools": describe_tools(runtime_of(request).agents.values())}
 
 
-@tools_router.get("/v1/providers", summary="List providers", dependencies=[scope("agents:read")])
+@tools_router.get(
+    "/v1/providers", summary="List providers", response_model=None, responses=answers(ProvidersOut),
+    dependencies=[scope("agents:read")],
+)  # fmt: skip
 async def providers(request: Request) -> JsonObject:
     """Lists every model of an agent with the state of its circuit breaker and its latency."""
     return {"providers": runtime_of(request).state.health.snapshot()}

@@ -7,6 +7,7 @@ from typing import cast
 from fastapi import APIRouter, Request
 from starlette.responses import PlainTextResponse, Response
 
+from astromesh.api.schemas import ReceivedOut, answers, problems
 from astromesh.channels.base import InboxWorker, WebhookRequest
 from astromesh.errors import ChannelNotFound
 from astromesh.types import JsonObject
@@ -21,7 +22,10 @@ async def verification(channel: str, request: Request) -> Response:
     return PlainTextResponse(_inbox(request).challenge(channel, webhook))
 
 
-@router.post("/{channel}/webhook", summary="Receive messages")
+@router.post(
+    "/{channel}/webhook", summary="Receive messages", response_model=None,
+    responses={**answers(ReceivedOut), **problems(401, 404, 413, 422)},
+)  # fmt: skip
 async def messages(channel: str, request: Request) -> JsonObject:
     """Stores the messages and answers 200; a wrong or missing signature is 401. Replies are sent later."""
     webhook = WebhookRequest("POST", dict(request.query_params), dict(request.headers), await request.body())

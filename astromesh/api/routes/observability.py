@@ -14,6 +14,7 @@ from astromesh.api.auth import RemoteScope
 from astromesh.api.dependencies import Limit, scope
 from astromesh.api.fast_routes import HEALTH_PATH, LIVE_PATH, READY_PATH, live, ready
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
+from astromesh.api.schemas import LiveOut, ReadyOut, TracesOut, TraceSpansOut, answers, problems
 from astromesh.durable.base import RunQuery, RunStatus
 from astromesh.errors import TraceNotFound
 from astromesh.telemetry.prometheus import exposition
@@ -55,8 +56,10 @@ async def acts(
 
 health_router = APIRouter(tags=["health"])
 health_router.get(HEALTH_PATH, include_in_schema=False)(live)
-health_router.get(LIVE_PATH, summary="Liveness", response_model=JsonObject)(live)
-health_router.get(READY_PATH, summary="Readiness", response_model=JsonObject)(ready)
+health_router.get(LIVE_PATH, summary="Liveness", response_model=LiveOut)(live)
+health_router.get(READY_PATH, summary="Readiness", response_model=ReadyOut, responses=answers(ReadyOut, 503))(
+    ready
+)
 
 
 class RunSumsOut(BaseModel):
@@ -94,7 +97,10 @@ async def statistics(request: Request, minutes: Annotated[int, Query(ge=1, le=1_
     return await runtime_of(request).runs.statistics(viewer_of(request), minutes)
 
 
-@router.get("/v1/traces", summary="List traces", dependencies=[scope("traces:read")])
+@router.get(
+    "/v1/traces", summary="List traces", response_model=None, responses=answers(TracesOut),
+    dependencies=[scope("traces:read")],
+)  # fmt: skip
 async def traces(
     request: Request,
     agent: str = "",
@@ -107,7 +113,10 @@ async def traces(
     return {"traces": await runtime_of(request).runs.traces(query)}
 
 
-@router.get("/v1/traces/{trace_id}", summary="One trace", dependencies=[scope("traces:read")])
+@router.get(
+    "/v1/traces/{trace_id}", summary="One trace", response_model=None,
+    responses={**answers(TraceSpansOut), **problems(404)}, dependencies=[scope("traces:read")],
+)  # fmt: skip
 async def trace(trace_id: str, request: Request) -> JsonObject:
     """Returns the span tree of one trace."""
     found = await runtime_of(request).runs.trace(trace_id, viewer_of(request))

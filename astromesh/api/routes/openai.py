@@ -30,7 +30,7 @@ from astromesh.api.requests import (
     runtime_of,
 )
 from astromesh.api.responses import Hold, RunStreamResponse, json_bytes
-from astromesh.api.schemas import problems, request_body
+from astromesh.api.schemas import ModelOut, ModelsOut, answers, problems, request_body
 from astromesh.errors import ApprovalRequired, Forbidden, Interrupted, InvalidInput, error_class
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunAnswer, RunRequest
@@ -95,7 +95,10 @@ _BODY: TypeAdapter[ChatBody] = TypeAdapter(ChatBody)
 _SESSION: TypeAdapter[str] = TypeAdapter(SessionId)
 
 
-@router.get("/v1/models", summary="List agents as models", dependencies=[scope("agents:read")])
+@router.get(
+    "/v1/models", summary="List agents as models", response_model=None, responses=answers(ModelsOut),
+    dependencies=[scope("agents:read")],
+)  # fmt: skip
 async def models(request: Request) -> JsonObject:
     """Lists the agents in the form that OpenAI clients read."""
     return {"object": "list", "data": [_model(name) for name in sorted(runtime_of(request).agents)]}
@@ -104,7 +107,8 @@ async def models(request: Request) -> JsonObject:
 @router.get(
     "/v1/models/{name}",
     summary="One agent as a model",
-    responses=problems(401, 403, 404),
+    response_model=None,
+    responses={**answers(ModelOut), **problems(404)},
     dependencies=[scope("agents:read")],
 )
 async def model(name: str, request: Request) -> JsonObject:

@@ -22,7 +22,7 @@ from astromesh.api.requests import (
 )
 from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
 from astromesh.api.routes.runs import DecisionBody
-from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, problems, request_body
+from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, WorkflowsOut, answers, problems, request_body
 from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.runs import Decision
@@ -133,7 +133,10 @@ def _tasks(request: Request) -> TaskView:
     return runtime_of(request).workflows.tasks
 
 
-@router.get("/v1/workflows", summary="List the workflows", dependencies=[scope("workflows:read")])
+@router.get(
+    "/v1/workflows", summary="List the workflows", response_model=None, responses=answers(WorkflowsOut),
+    dependencies=[scope("workflows:read")],
+)  # fmt: skip
 async def workflows(request: Request) -> JsonObject:
     """Lists every configured workflow, those with faults included."""
     return {"workflows": runtime_of(request).workflows.loaded.to_json()}

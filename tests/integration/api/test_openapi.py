@@ -6,9 +6,11 @@ import asyncio
 import re
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import jsonschema_rs
 import orjson
 import pytest
 from fastapi import FastAPI
@@ -18,7 +20,9 @@ from astromesh.api.auth import Auth
 from astromesh.api.fastapi_app import create_fastapi_app
 from astromesh.api.openapi import OPERATION_IDS
 from astromesh.api.routes import docs
+from tests.integration.agents_folder import client_of, manifest, write
 from tests.integration.api.test_route_scopes import EVERY
+from tests.integration.workflow.folders import runtime_with, small
 
 
 class Slow(FastAPI):
@@ -102,7 +106,7 @@ def test_every_error_is_the_one_problem(described: dict[str, Any]) -> None:
     problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     for key, operation in operations(described):
         for status, response in operation["responses"].items():
-            if int(status) >= 400:
+            if int(status) >= 400 and key != "GET /health/ready":  # it says what is not ready
                 assert response["content"] == problem, (key, status)
     assert not {"HTTPValidationError", "ValidationError"} & described["components"]["schemas"].keys()
 
@@ -145,3 +149,49 @@ def test_text_is_text_and_events_are_events(described: dict[str, Any]) -> None:
 
 def test_pages_are_not_in_it(described: dict[str, Any]) -> None:
     assert not {"/", "/docs", "/openapi.json", "/health", "/console"} & described["paths"].keys()
+
+
+# -- what it says is what is answered ----------------------------------------------------------------------
+
+READS = (
+    "/v1/agents", "/v1/agents/{name}", "/v1/tools", "/v1/providers", "/v1/workflows", "/v1/traces",
+    "/v1/traces/{trace_id}", "/v1/models", "/v1/models/{name}", "/v1/runs", "/v1/runs/{run_id}",
+    "/v1/approvals", "/v1/agents/{name}/sessions", "/v1/tasks/{task_id}", "/v1/audit", "/v1/statistics",
+    "/health/live", "/health/ready",
+)  # fmt: skip
+
+
+async def test_answers_have_the_form_that_is_described(tmp_path: Path, described: dict[str, Any]) -> None:
+    """Of an agent that is sound, one that is broken, a run, a Task, and what is not there."""
+    tools = [{"name": "lookup", "type": "internal", "function": "tests.integration.sample_tools:lookup"}]
+    memory = {"conversational": {"backend": "in_memory"}}
+    write(tmp_path, manifest("helper", tools=tools, memory=memory), manifest("broken", patern="x"))
+    async with client_of(runtime_with(small(tmp_path), "ok")) as http:
+        run = (await http.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})).json()
+        task = (await http.post("/v1/workflows/small/run", json={"input": 1})).json()
+        named = {"name": "helper", "run_id": run["run_id"], "task_id": task["task_id"]}
+        named["trace_id"] = run["metadata"]["trace_id"]
+        for path in READS:
+            answer = await http.get(path.format_map(named))
+            assert answer.status_code == 200, path
+            require_form(described, described["paths"][path]["get"], answer)
+        for path in ("/v1/agents/none", "/v1/runs/none", "/v1/traces/none", "/v1/runs?limit=0"):
+            answer = await http.get(path)
+            route = path.partition("?")[0].replace("none", "{%s}")
+            (operation,) = (
+                methods["get"]
+                for key, methods in described["paths"].items()
+                if re.fullmatch(re.escape(route).replace(re.escape("{%s}"), r"\{\w+\}"), key)
+            )
+            require_form(described, operation, answer)
+        broken = await http.get("/v1/agents/broken")
+        require_form(described, described["paths"]["/v1/agents/{name}"]["get"], broken)
+
+
+def require_form(described: dict[str, Any], operation: dict[str, Any], answer: httpx.Response) -> None:
+    """The status, the media type and the body of an answer are among those of its operation."""
+    content = operation["responses"][str(answer.status_code)]["content"]
+    schema = content[answer.headers["content-type"].partition(";")[0]]["schema"]
+    whole = {**schema, "components": described["components"]}
+    jsonschema_rs.validator_for(whole).validate(answer.json())
+    assert "$ref" in schema, operation["operationId"]
