@@ -15,6 +15,18 @@ const ASKS = {
   identity: "The token of the caller has expired. Continue?",
 };
 
+/** What names a question: its run, or its Task and its own id. @param {any} approval */
+const idOf = (approval) => (approval.task_id ? `${approval.task_id}/${approval.id}` : approval.run_id);
+/** Where a decision is sent, and what goes with it. @param {any} approval @returns {[string, any]} */
+const address = (approval) =>
+  approval.task_id ? [`/v1/tasks/${approval.task_id}/decide`, { question: approval.id }] : [`/v1/runs/${approval.run_id}/resume`, {}];
+
+/** @param {any} approval @param {any} decision */
+function decide(approval, decision) {
+  const [path, more] = address(approval);
+  return post(path, { ...decision, ...more });
+}
+
 export default function Approvals() {
   const found = useResource(PATH);
   const [chosen, setChosen] = useState(/** @type {Set<string>} */ (new Set()));
@@ -24,12 +36,12 @@ export default function Approvals() {
   useEffect(() => {
     if (wanted) document.getElementById(`ask-${wanted}`)?.scrollIntoView({ block: "center" });
   }, [wanted, approvals.length]);
-  const marked = approvals.filter((/** @type {any} */ one) => chosen.has(one.run_id));
+  const marked = approvals.filter((/** @type {any} */ one) => chosen.has(idOf(one)));
   const all = (/** @type {string} */ decision) =>
     action.run(async () => {
-      for (const one of marked) await post(`/v1/runs/${one.run_id}/resume`, { decision });
+      for (const one of marked) await decide(one, { decision });
       setChosen(new Set());
-      refresh("/v1/approvals", "/v1/runs");
+      refresh("/v1/approvals", "/v1/runs", "/v1/tasks");
     });
   const toggle = (/** @type {string} */ id) => {
     const next = new Set(chosen);
@@ -46,8 +58,17 @@ export default function Approvals() {
     <div class="pane narrow">
       ${found.loading && html`<p class="muted">Loading.</p>`}
       ${found.value && !approvals.length && html`<${Empty}>Nothing waits for a person. A tool with <code>approval: required</code>, or a human node of a graph, asks here.<//>`}
-      ${approvals.map((/** @type {any} */ one) => html`<${Decision} key=${one.run_id} approval=${one} marked=${chosen.has(one.run_id)} onMark=${() => toggle(one.run_id)} />`)}
+      ${approvals.map((/** @type {any} */ one) => html`<${Decision} key=${idOf(one)} approval=${one} marked=${chosen.has(idOf(one))} onMark=${() => toggle(idOf(one))} />`)}
     </div>`;
+}
+
+/** An answer as JSON where it is JSON, else as text. @param {string} text */
+function valueOf(text) {
+  try {
+    return JSON.parse(text);
+  } catch {
+    return text;
+  }
 }
 
 /** One open question and its decision. @param {{approval: any, marked?: boolean, onMark?: () => void}} props */
@@ -56,25 +77,25 @@ export function Decision({ approval, marked, onMark }) {
   const [answer, setAnswer] = useState("");
   const [wrong, setWrong] = useState("");
   const action = useAction();
-  const path = `/v1/runs/${approval.run_id}/resume`;
-  const decide = (/** @type {any} */ body) => action.run(async () => (await post(path, body), refresh("/v1/approvals", "/v1/runs")));
+  const send = (/** @type {any} */ decision) =>
+    action.run(async () => (await decide(approval, decision), refresh("/v1/approvals", "/v1/runs", "/v1/tasks")));
   const approve = () => {
     setWrong("");
-    if (edited === null) return decide({ decision: "approve" });
+    if (edited === null) return send({ decision: "approve" });
     try {
-      return decide({ decision: "approve", arguments: JSON.parse(edited) });
+      return send({ decision: "approve", arguments: JSON.parse(edited) });
     } catch (error) {
       return setWrong(`The arguments are not JSON: ${/** @type {Error} */ (error).message}`);
     }
   };
   const canAnswer = approval.kind === "approval" || approval.kind === "human";
-  return html`<section class="ask" id=${`ask-${approval.run_id}`} aria-label=${`Question of ${approval.asking_agent || approval.agent || "a run"}`}>
+  return html`<section class="ask" id=${`ask-${idOf(approval)}`} aria-label=${`Question of ${approval.asking_agent || approval.agent || approval.workflow || "a run"}`}>
     <div class="title-row">
       ${onMark && html`<input type="checkbox" aria-label="Choose this question" checked=${marked} onChange=${onMark} />`}
       <b>${plain(approval.name)}</b><span>${ASKS[approval.kind] || plain(approval.kind)}</span><span class="grow"></span>
       ${approval.expires_at && html`<span class="muted">expires <${Ago} at=${approval.expires_at} /></span>`}
     </div>
-    <p class="muted">Asked by ${plain(approval.asking_agent || approval.agent || "")}${approval.session_id ? html` in session <span class="mono">${plain(approval.session_id)}</span>` : ""}${approval.asked_at ? html`, <${Ago} at=${approval.asked_at} />` : ""} · <${Id} id=${approval.run_id} href=${link(["runs", approval.run_id])} /></p>
+    <p class="muted">Asked by ${plain(approval.asking_agent || approval.agent || `${approval.workflow}, stage ${approval.stage}`)}${approval.session_id ? html` in session <span class="mono">${plain(approval.session_id)}</span>` : ""}${approval.asked_at ? html`, <${Ago} at=${approval.asked_at} />` : ""} · <${Id} id=${approval.task_id || approval.run_id} href=${approval.task_id ? link(["tasks", approval.task_id]) : link(["runs", approval.run_id])} /></p>
     ${approval.question && html`<p>${plain(approval.question)}</p>`}
     ${edited === null
       ? html`<${Json} value=${approval.arguments ?? {}} />`
@@ -85,8 +106,8 @@ export function Decision({ approval, marked, onMark }) {
     <div class="row">
       <button type="button" class="primary" disabled=${action.busy} onClick=${approve}>Approve</button>
       ${approval.kind === "approval" && edited === null && html`<button type="button" onClick=${() => setEdited(JSON.stringify(approval.arguments ?? {}, null, 2))}>Edit the arguments</button>`}
-      ${canAnswer && approval.kind === "human" && html`<button type="button" disabled=${action.busy || !answer.trim()} onClick=${() => decide({ decision: "answer", answer })}>Answer</button>`}
-      <button type="button" disabled=${action.busy} onClick=${() => decide({ decision: "deny" })}>Deny</button>
+      ${canAnswer && approval.kind === "human" && html`<button type="button" disabled=${action.busy || !answer.trim()} onClick=${() => send({ decision: "answer", answer: valueOf(answer) })}>Answer</button>`}
+      <button type="button" disabled=${action.busy} onClick=${() => send({ decision: "deny" })}>Deny</button>
     </div>
   </section>`;
 }

@@ -39,9 +39,9 @@ export default function Home() {
         ]} /><//>
       <${Card} title="Waits for a person" class="full" more=${html`<a class="muted" href=${link(["approvals"])}>All approvals</a>`}>
         ${approvals.value?.approvals?.length
-          ? html`<${Table} label="Approvals" head=${["Call", "Agent", "Session", ["Asked", "r"], ["Expires", "r"], ["Action", "r"]]} rows=${approvals.value.approvals.slice(0, 6).map((/** @type {any} */ one) => html`
-              <tr key=${one.run_id}><td class="mono text">${brief(`${one.name} ${JSON.stringify(one.arguments)}`, 90)}</td><td>${plain(one.asking_agent)}</td><td class="mono">${brief(one.session_id, 18)}</td>
-                <td class="r"><${Ago} at=${one.asked_at} /></td><td class="r"><${Ago} at=${one.expires_at} /></td><td class="r"><a class="button" href=${link(["approvals"], { run: one.run_id })}>Review</a></td></tr>`)} />`
+          ? html`<${Table} label="Approvals" head=${["Call", "Agent or workflow", "Session or stage", ["Asked", "r"], ["Expires", "r"], ["Action", "r"]]} rows=${approvals.value.approvals.slice(0, 6).map((/** @type {any} */ one) => html`
+              <tr key=${one.task_id ? `${one.task_id}/${one.id}` : one.run_id}><td class="mono text">${brief(`${one.name} ${JSON.stringify(one.arguments)}`, 90)}</td><td>${plain(one.asking_agent || one.workflow)}</td><td class="mono">${brief(one.session_id || one.stage, 18)}</td>
+                <td class="r"><${Ago} at=${one.asked_at} /></td><td class="r"><${Ago} at=${one.expires_at} /></td><td class="r"><a class="button" href=${link(["approvals"], { run: one.task_id ? `${one.task_id}/${one.id}` : one.run_id })}>Review</a></td></tr>`)} />`
           : html`<p class="muted pad">Nothing waits.</p>`}<//>
       <${Card} title="Latest runs" class="full" more=${html`<a class="muted" href=${link(["runs"])}>All runs</a>`}>
         ${runs.value?.runs?.length

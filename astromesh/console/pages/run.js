@@ -56,6 +56,7 @@ export default function Run({ path: [, id] }) {
       <${Fact} name="Model calls">${story.steps.filter((step) => step.kind === "model").length || "–"}<//>
       <${Fact} name="Tokens">${count(tokens(run.usage))}${run.usage?.cached_tokens ? html` <i class="muted">(${count(run.usage.cached_tokens)} cached)</i>` : ""}<//>
       <${Fact} name="Cost">${cost(run.usage?.cost_usd)}<//>
+      ${run.tags?.length > 0 && html`<${Fact} name="Tags">${run.tags.map((/** @type {string} */ tag) => html`<a class="link" href=${link(["runs"], { tag })}>${plain(tag)}</a> `)}<//>`}
       ${result?.metadata?.stop_reason && html`<${Fact} name="Stopped by">${plain(result.metadata.stop_reason)}<//>`}
     </div>`}
     <${Tabs} tabs=${["Steps", "Answer", "Graph", "Events"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })}>
@@ -134,7 +135,7 @@ function rowsOf(story, trace) {
 /** @type {Record<string, string>} */
 const KINDS = {
   "llm.complete": "model", "tool.call": "tool", "guardrails.input": "rule", "guardrails.output": "rule",
-  memory_build: "memory", memory_persist: "memory", prompt_render: "prompt", orchestration: "agent", "agent.run": "agent",
+  memory_build: "memory", memory_persist: "memory", prompt_render: "prompt", orchestration: "agent", "agent.run": "agent", "graph.node": "agent",
 };
 /** @type {Record<string, string>} */
 const NAMES = {

@@ -9,8 +9,8 @@ import { Ago, brief, briefMarkdown, CopyRequest, cost, count, duration, Empty, H
 const STATES = ["", "queued", "running", "waiting", "completed", "failed", "cancelled"];
 
 export default function Runs() {
-  const { agent = "", status = "", session = "", limit = "50" } = place.value.query;
-  const query = new URLSearchParams(Object.entries({ agent, status, session, limit }).filter(([, value]) => value)).toString();
+  const { agent = "", status = "", session = "", tag = "", limit = "50" } = place.value.query;
+  const query = new URLSearchParams(Object.entries({ agent, status, session, tag, limit }).filter(([, value]) => value)).toString();
   const path = `/v1/runs?${query}`;
   const found = useResource(path);
   const agents = useResource("/v1/agents", { live: false });
@@ -30,6 +30,7 @@ export default function Runs() {
       <${Select} label="Agent" value=${agent} options=${[["", "all"], ...names]} onChange=${(/** @type {string} */ value) => refine({ agent: value })} />
       <${Select} label="Status" value=${status} options=${STATES.map((one) => [one, one || "all"])} onChange=${(/** @type {string} */ value) => refine({ status: value })} />
       <label class="field"><span>Session</span><input value=${session} onChange=${(/** @type {any} */ event) => refine({ session: event.target.value.trim() })} /></label>
+      <label class="field"><span>Tag</span><input value=${tag} onChange=${(/** @type {any} */ event) => refine({ tag: event.target.value.trim() })} /></label>
       <${Select} label="Rows" value=${limit} options=${["50", "200", "1000"]} onChange=${(/** @type {string} */ value) => refine({ limit: value })} />
       <span class="grow"></span>
       ${found.value && html`<span class="muted num">All that match: ${count(tokens(found.value.usage))} tokens · ${cost(found.value.usage.cost_usd)}</span>`}
