@@ -33,7 +33,7 @@ async def test_arguments_have_their_types_and_the_context_has_ids_alone() -> Non
     assert result.ok, result.content
     assert result.value.pop("pid") != os.getpid()
     assert result.value == {
-        "when": "2026-01-02", "times": 1, "ids": ["r", "c", "helper", "k", "t", "helper", "s"],
+        "when": "2026-01-02", "times": 1, "ids": ["r", "c", "helper", "k", *CONTEXT.session],
         "caller": ["ann", ""], "run": None,
     }  # fmt: skip
 
