@@ -9,7 +9,17 @@ from typing import Any
 import pytest
 
 from astromesh.errors import InvalidGraph
-from astromesh.graph import END, FunctionNode, NodeFlag, PromptGraph, PromptGraphEngine, Send, SubgraphNode
+from astromesh.graph import (
+    END,
+    FunctionNode,
+    NodeFlag,
+    PromptGraph,
+    PromptGraphEngine,
+    PromptNode,
+    Send,
+    SubgraphNode,
+)
+from astromesh.testing import ScriptedProvider
 
 
 def says(name: str, value: Any = None, turns: int = 0, **keywords: Any) -> FunctionNode:
@@ -335,3 +345,15 @@ def test_forks_are_drawn_and_written() -> None:
     data["forks"][0]["to"] = ["a"]
     with pytest.raises(InvalidGraph, match=r"forks.0.to: Fork of 's': needs two or more"):
         PromptGraph.from_config(data)
+
+
+async def test_models_in_branches_do_not_stream_into_each_other() -> None:
+    """What is heard of the assistant, joined, is the answer, though two models speak at once."""
+    graph = PromptGraph(nodes=[says("s"), PromptNode("a"), PromptNode("b")]).fork("s", "a", "b")
+    assert graph.validate() == []
+    engine = PromptGraphEngine(graph, ScriptedProvider("one two", "three four"))
+    events = [event async for event in engine.astream_events("q")]
+    heard = [e.data for e in events if e.type == "model.delta"]
+    text = "".join(data["content"] for data in heard if data["role"] == "assistant")
+    assert text == events[-1].data["response"] == "three four"
+    assert {data["role"] for data in heard} >= {"a", "b"}
