@@ -12,6 +12,7 @@ from time import perf_counter
 from typing import Any, TypeAlias, TypeVar
 
 from astromesh.errors import is_failure
+from astromesh.telemetry.clock import TimeLimit
 
 S = TypeVar("S")
 C = TypeVar("C")
@@ -60,23 +61,12 @@ def wrapped(call: Call[S, C, R], wrappers: Sequence[Wrapper[S, C, R]]) -> Call[S
     return call
 
 
-def bounded(
-    body: Callable[..., Awaitable[V]],
-    seconds: float,
-    name: str,
-    begun: Callable[..., None] | None = None,
-) -> Callable[..., Awaitable[V]]:
-    """Returns a body that is cancelled after some seconds. It then raises a TimeoutError with its name.
-
-    Args:
-        begun: Receives the time limit and the arguments when the body begins.
-    """
+def bounded(body: Callable[..., Awaitable[V]], seconds: float, name: str) -> Callable[..., Awaitable[V]]:
+    """Returns a body that is cancelled after some seconds. It then raises a TimeoutError with its name."""
 
     async def run(*arguments: Any) -> V:
         try:
-            async with asyncio.timeout(seconds) as limit:
-                if begun is not None:
-                    begun(limit, *arguments)
+            async with TimeLimit(seconds) as limit:
                 return await body(*arguments)
         except TimeoutError as error:
             if not limit.expired():  # the unit's own

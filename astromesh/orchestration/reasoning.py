@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-
 from astromesh.errors import GraphError
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.reasoning import ReasoningSettings, reasoning_controller
@@ -11,6 +9,7 @@ from astromesh.graph.scope import Scope
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.plugins import Deps
 from astromesh.providers.base import ModelPort
+from astromesh.telemetry.clock import TimeLimit
 from astromesh.tools.base import ToolPort
 
 _TIMED_OUT = "timeout_seconds: the time of the run was used up before the work was finished."
@@ -57,7 +56,7 @@ class Reasoning:
         left = None if scope.deadline is None else scope.deadline - scope.clock.monotonic()
         timed_out = False
         try:
-            async with asyncio.timeout(left):
+            async with TimeLimit(left):
                 await run.execute()
         except TimeoutError:
             timed_out = True

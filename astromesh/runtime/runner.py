@@ -68,7 +68,7 @@ from astromesh.runtime.sessions import (
 )
 from astromesh.runtime.stages import remember_partial
 from astromesh.runtime.stores import RuntimeStores
-from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.clock import Clock, TimeLimit
 from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink
 from astromesh.telemetry.ids import in_trace
 from astromesh.telemetry.metrics import Metrics
@@ -576,6 +576,14 @@ def keeping_partial(handler: Handler) -> Handler:
     return run_keeping_partial
 
 
+def _move_deadline(run: Run, seconds: float) -> None:
+    """Moves the deadline of a run in a stage that has waited for a person."""
+    if run.scope.deadline is not None:
+        run.scope.deadline += seconds
+    if run.budget_ends is not None:
+        run.budget_ends += seconds
+
+
 def within_deadline(handler: Handler) -> Handler:
     """Ends a run at its deadline, and charges its time to the stored budgets.
 
@@ -596,7 +604,7 @@ def within_deadline(handler: Handler) -> Handler:
             run.budget_ends = began + budget
             scope.deadline = min(ends, run.budget_ends)
         try:
-            async with asyncio.timeout(ends - began + agent.grace_seconds):
+            async with TimeLimit(ends - began + agent.grace_seconds, partial(_move_deadline, run)):
                 return await handler(agent, request, run)
         except TimeoutError as error:
             raise DeadlineExceeded(

@@ -54,6 +54,7 @@ from astromesh.runtime.records import (
     request_to_json,
 )
 from astromesh.runtime.run import Run
+from astromesh.telemetry.clock import TimeLimit
 from astromesh.telemetry.events import MODEL_DELTA, ms_since
 from astromesh.tools.base import ToolPort
 from astromesh.tools.policies import identity_question
@@ -378,13 +379,13 @@ async def _run_pattern(agent: Agent, task: PatternTask, tools: ToolPort, run: Ru
         return await agent.pattern.run(task, run.model, tools, run.scope)
     clock, ledger = run.scope.clock, run.scope.ledger
     try:
-        async with asyncio.timeout(ends - clock.monotonic() + agent.grace_seconds) as limit:
+        async with TimeLimit(ends - clock.monotonic() + agent.grace_seconds) as limit:
             outcome = await agent.pattern.run(task, run.model, tools, run.scope)
     except TimeoutError:
         if not limit.expired():
             raise
         outcome = Outcome(run.events.partial or OUT_OF_TIME, "budget", run.scope.steps[0])
-    if clock.monotonic() >= ends:
+    if run.budget_ends is not None and clock.monotonic() >= run.budget_ends:
         ledger.refused = ledger.refused or "wall_seconds"
     return outcome
 

@@ -1,11 +1,15 @@
-"""The clock, passed as an argument so that tests can control time."""
+"""The clock, passed as an argument so that tests can control time, and time limits that can stand still."""
 
 from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar, Token
 from datetime import UTC, datetime
-from typing import Protocol
+from types import TracebackType
+from typing import Protocol, Self
 
 
 class Clock(Protocol):
@@ -29,3 +33,68 @@ class SystemClock:
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
     sleep = staticmethod(asyncio.sleep)
+
+
+class TimeLimit:
+    """`asyncio.timeout`, which stands still while the work in it waits for a person (`standing_still`).
+
+    Args:
+        seconds: of the work; None: no limit.
+        moved: receives the seconds for which the limit stood, each time.
+    """
+
+    def __init__(self, seconds: float | None, moved: Callable[[float], None] | None = None) -> None:
+        self._timeout, self._moved = asyncio.timeout(seconds), moved
+        self._stops, self._since = 0, 0.0
+        self._ends: float | None = None
+
+    async def __aenter__(self) -> Self:
+        await self._timeout.__aenter__()
+        self._token: Token[tuple[TimeLimit, ...]] = _LIMITS.set((*_LIMITS.get(), self))
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        _LIMITS.reset(self._token)
+        await self._timeout.__aexit__(kind, error, trace)
+
+    def expired(self) -> bool:
+        """Whether the work was cancelled by this limit."""
+        return self._timeout.expired()
+
+    def stop(self) -> None:
+        """Stands still until `start` was called as often."""
+        if not self._stops:
+            self._since = asyncio.get_running_loop().time()
+            self._ends = self._timeout.when()
+            if self._ends is not None and not self.expired():
+                self._timeout.reschedule(None)
+        self._stops += 1
+
+    def start(self) -> None:
+        self._stops -= 1
+        if self._stops:
+            return
+        stood = asyncio.get_running_loop().time() - self._since
+        if self._ends is not None and not self.expired():
+            self._timeout.reschedule(self._ends + stood)
+        if self._moved is not None:
+            self._moved(stood)
+
+
+#: the limits of the work that the current code is part of
+_LIMITS: ContextVar[tuple[TimeLimit, ...]] = ContextVar("astromesh_time_limits", default=())
+
+
+@contextmanager
+def standing_still() -> Iterator[None]:
+    """Stops every limit of the work that the current code is part of."""
+    limits = _LIMITS.get()
+    for limit in limits:
+        limit.stop()
+    try:
+        yield
+    finally:
+        for limit in limits:
+            limit.start()

@@ -11,7 +11,6 @@ The layer `arguments` is in `tools.arguments`.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, TypeAlias
@@ -24,7 +23,7 @@ from astromesh.errors import (
     ToolPermissionError,
     ToolRateLimitError,
 )
-from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.clock import Clock, TimeLimit
 from astromesh.tools.arguments import argument_error, argument_validator
 from astromesh.tools.base import DeclaredTool, HumanQuestion, Invoke, ToolContext, ToolPolicy
 from astromesh.tools.rate_limit import SlidingWindow
@@ -208,7 +207,7 @@ def time_limit(invoke: Invoke, tool: DeclaredTool) -> Invoke:
 
     async def timed(arguments: Any, context: ToolContext) -> Any:
         try:
-            async with asyncio.timeout(seconds) as limit:
+            async with TimeLimit(seconds) as limit:
                 return await invoke(arguments, context)
         except TimeoutError as error:
             if not limit.expired():  # raised by the tool itself

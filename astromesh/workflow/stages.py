@@ -5,7 +5,6 @@ Chosen when a plan is compiled: a stage without a schema or a context has no wra
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
@@ -34,6 +33,7 @@ from astromesh.graph.runner import Call, bounded, unit
 from astromesh.graph.scope import Journal, Scope
 from astromesh.graph.structured_output import OutputSchema
 from astromesh.logs import get_logger
+from astromesh.telemetry.clock import standing_still
 from astromesh.tools.base import HumanQuestion, RunAgent, Tool
 from astromesh.tools.process_pool import ISOLATED
 from astromesh.tools.results import describe
@@ -91,7 +91,7 @@ class StageExecution:
     """One execution of a stage, which its wrappers and its body share."""
 
     __slots__ = (
-        "_waits", "attempts", "calls", "entry", "is_suspect", "journal", "limit", "machine", "memory", "port",
+        "attempts", "calls", "entry", "is_suspect", "journal", "machine", "memory", "port",
         "scope", "suspended", "task", "tell", "write",
     )  # fmt: skip
 
@@ -113,9 +113,6 @@ class StageExecution:
         #: gives the slot of the stage back while it waits; commits a record that changes no state
         self.suspended: Callable[[], AbstractAsyncContextManager[None]] = nullcontext
         self.tell: Callable[[JsonObject], None] = _ignore
-        #: the time limit of the body, while it runs
-        self.limit: asyncio.Timeout | None = None
-        self._waits = 0
 
     @property
     def place(self) -> str:
@@ -144,20 +141,10 @@ class StageExecution:
 
     @asynccontextmanager
     async def waiting(self) -> AsyncGenerator[None, None]:
-        """Holds no slot, and stops the time limit of the stage, while it waits."""
-        limit, now = self.limit, asyncio.get_running_loop().time
-        left = limit.when() if limit is not None and not self._waits else None
-        if limit is not None and left is not None:
-            left -= now()
-            limit.reschedule(None)
-        self._waits += 1
-        try:
+        """Holds no slot, and stops the time limits of the stage and of runs in it, while it waits."""
+        with standing_still():
             async with self.suspended():
                 yield
-        finally:
-            self._waits -= 1
-            if limit is not None and left is not None and not limit.expired():
-                limit.reschedule(now() + left)
 
     async def ask_now(self, people: People, ticket: str, question: Question) -> JsonObject:
         """Returns a person's decision."""
@@ -209,15 +196,11 @@ def compile_stage(stage: Stage, resources: StageResources) -> StageCall:
     """Compiles a stage into a call that never raises: it returns an outcome, successful or not."""
     body, plain = _body(stage, resources)
     if not plain:
-        body = bounded(body, stage.node.timeout_s, stage.id, begun=_limited)
+        body = bounded(body, stage.node.timeout_s, stage.id)
     call: StageCall = unit(body, _succeeded, _failed)
     for middleware in reversed(list(_middleware(stage, resources))):
         call = partial(middleware, call)
     return call
-
-
-def _limited(limit: asyncio.Timeout, job: StageExecution, package: ContextPackage | None) -> None:
-    job.limit = limit
 
 
 def _succeeded(value: Any, job: StageExecution, package: ContextPackage | None, ms: float) -> Outcome:

@@ -268,3 +268,25 @@ def test_a_pause_and_a_question_survive_kill_9(tmp_path: Path, forked_server: Se
         events.read()
     task = httpx.get(url, timeout=30).json()
     assert (task["status"], task["output"], task["metadata"]["path"]) == ("success", 42, ["s", "x", "e"])
+
+
+async def test_the_inspector_reaches_a_task_of_another_process(
+    tmp_path: Path, forked_server: ServerFactory
+) -> None:
+    """Pause, step, resume and replay in one process, the Task in another, over one data folder."""
+    config = small(tmp_path / "config", op="wait")
+    server, go = forked_server(config), tmp_path / "go"
+    url, me = f"{server.url}/v1/workflows/small/runs", Viewer("default", None)
+    accepted = httpx.post(url, json={"input": {"go": str(go)}}, timeout=30)
+    task_id = accepted.json()["task_id"]
+    async with AgentRuntime(config, data_dir=server.data) as runtime, asyncio.timeout(120):
+        tasks = runtime.workflows.tasks
+        await tasks.pause(task_id, me, ["e"])
+        go.touch()
+        [paused] = await tasks.until_paused(task_id, me)
+        await tasks.pause(task_id, me)
+        await tasks.step(task_id, me)
+        task = await tasks.ended(task_id, me)
+        replay = await runtime.workflows.replays.replay(task_id, me)
+    assert (paused["stage"], task["status"], replay["same"]) == ("e", "success", True)
+    assert httpx.get(f"{server.url}/v1/tasks/{task_id}", timeout=30).json()["output"] == {"go": str(go)}

@@ -218,7 +218,7 @@ async def test_an_interrupted_stage_that_is_not_idempotent_is_put_to_a_person(
 
 
 async def test_a_tool_of_an_agent_of_the_runtime_waits_for_its_approval(tmp_path: Path) -> None:
-    """Its run in the stage waits as a durable run does, over a restart too."""
+    """Its run in the stage waits as a durable run does, over a restart too; its own time limit stands."""
     config, file = workflow(tmp_path / "config", agent="helper", tools=[]), tmp_path / "effects"
     nested = {
         "name": "charge",
@@ -227,9 +227,13 @@ async def test_a_tool_of_an_agent_of_the_runtime_waits_for_its_approval(tmp_path
         "approval": "required",
     }
     (config / "effects_of_test.py").write_text(OPS)
-    write(config, manifest(tools=[{**nested, "effect": "external"}]))
+    limits = {"pattern": "react", "timeout_seconds": 1}
+    write(config, manifest(tools=[{**nested, "effect": "external"}], orchestration=limits))
     async with runtime_with(config, Payer(file)) as runtime, asyncio.timeout(PATIENCE):
         task_id = await accepted(runtime, file)
+        while not await runtime.workflows.waits.open(ANYBODY, PERSON, 10):
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(1.5)
         asked = await decide(runtime, task_id, Decision("approve"))
         await until(file, 1)
         while not await runtime.workflows.waits.open(ANYBODY, PERSON, 10):
