@@ -54,7 +54,8 @@ class Message(Struct, frozen=True):
 
     Args:
         tool_calls: on assistant messages.
-        tool_call_id, name: on tool messages: which call, which tool.
+        tool_call_id, name: on tool messages: which call, which tool. `name` of a stored answer: who wrote it,
+            if that is another agent than the session's.
         images: on user messages, for models with vision.
     """
 
@@ -106,6 +107,7 @@ class Turn(NamedTuple):
         run_id: the run that wrote it.
         status: `complete`, or `partial` for the beginning of an answer that was cancelled.
         tokens: estimated size for token budgets, 0 where unknown.
+        author: the agent that wrote the answer for the session's own, as in a swarm; else empty.
     """
 
     role: Literal["user", "assistant"]
@@ -115,6 +117,7 @@ class Turn(NamedTuple):
     run_id: str = ""
     status: Literal["complete", "partial"] = "complete"
     tokens: int = 0
+    author: str = ""
 
 
 # -- model calls -------------------------------------------------------------------------------------------

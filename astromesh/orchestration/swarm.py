@@ -129,10 +129,15 @@ _REPORTED = ("provider", "model", "attempts")
 
 
 class Swarm:
-    """Agents hand the conversation to each other. The first one listed begins."""
+    """Agents hand the conversation to each other.
+
+    The first one listed begins a session. A later message begins with the agent that answered last.
+    """
 
     class Options(PatternOptions):
-        agents: tuple[str, ...] = Field(min_length=1, description="The agents. The first one begins.")
+        agents: tuple[str, ...] = Field(
+            min_length=1, description="The agents. The first one begins a session."
+        )
         max_handoffs: int = Field(
             3, ge=0, description="The limit of hand-offs of one run. After it the current agent answers."
         )
@@ -205,6 +210,8 @@ class AgentNode(BaseNode):
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
         notes: SwarmNotes = config[NOTES]
+        if (last := self._last_author(notes)) is not None:
+            return NodeResult(self.name, next_node=last, is_answer=False)
         received, notes.handoff = notes.handoff, None
         notes.turns.append(self.name)
         others = self._others(notes)
@@ -220,6 +227,14 @@ class AgentNode(BaseNode):
             return NodeResult(self.name, UNFINISHED, stop_reason="max_iterations")
         reason = details["stop_reason"]
         return NodeResult(self.name, response, stop_reason="" if reason == "completed" else reason)
+
+    def _last_author(self, notes: SwarmNotes) -> str | None:
+        """Returns the agent that answered the message before, where the run begins with another one."""
+        if notes.turns:
+            return None
+        authors = (m.name for m in reversed(notes.task.messages) if m.role == "assistant")
+        last = next(authors, "")
+        return last if last in self._agents and last != self.name else None
 
     def _others(self, notes: SwarmNotes) -> dict[str, str]:
         if len(notes.turns) > self._max_handoffs:

@@ -496,7 +496,10 @@ async def _persist(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     once, token = run.journal is not None, run.lease_token
     async with agent.memory.transaction(run.key, run.owner, skip_written=once, token=token) as transaction:
         transaction.persist_turn(Turn("user", released.admitted.query, created_at=now, run_id=run.id))
-        transaction.persist_turn(Turn("assistant", released.response, created_at=now, run_id=run.id))
+        author = released.details.get("answered_by", "")
+        transaction.persist_turn(
+            Turn("assistant", released.response, created_at=now, run_id=run.id, author=author)
+        )
         if agent.memory.episodic is not None:
             transaction.record(episodic_events(agent.guardrails, released, run))
 

@@ -99,7 +99,8 @@ class PostgresConversations(SqlConversations):
         self, key: SessionKey, owner: str, turns: Sequence[Turn], *, expires_at: float = 0.0, token: int = 0
     ) -> int:
         now = self._clock.now()
-        bound = (*key.columns, owner, now, expires_at, *_columns(turns, now), token)
+        authors = [t.author for t in turns]
+        bound = (*key.columns, owner, now, expires_at, *_columns(turns, now), token, authors)
         rows = await self._database.decide(_APPEND, *bound)
         if not rows and await self._queries.write("erase_expired", *key.columns, now):
             rows = await self._database.decide(_APPEND, *bound)

@@ -274,12 +274,16 @@ def _names(*names: str) -> tuple[str, ...]:
 
 def _encode_turns(turns: Sequence[Turn], now: float) -> list[bytes]:
     try:
-        return [
-            orjson.dumps((t.role, t.content, round(t.created_at or now, 3), t.run_id, t.status, t.tokens))
-            for t in turns
-        ]
+        return [orjson.dumps(_turn_fields(turn, now)) for turn in turns]
     except orjson.JSONEncodeError as error:
         raise InvalidInput("The text contains half of a surrogate pair, which is not a character.") from error
+
+
+def _turn_fields(turn: Turn, now: float) -> tuple[Any, ...]:
+    """A turn in the order of its fields, without its number. Older versions read turns without an author."""
+    created = round(turn.created_at or now, 3)
+    fields = (turn.role, turn.content, created, turn.run_id, turn.status, turn.tokens)
+    return (*fields, turn.author) if turn.author else fields
 
 
 def _decode_turns(packed: Sequence[bytes], first: int) -> tuple[Turn, ...]:

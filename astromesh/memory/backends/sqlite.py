@@ -176,7 +176,17 @@ def _append(connection: sqlite3.Connection, item: AppendRequest) -> int | BaseEx
     session, last_seq = row
     first = last_seq - len(turns) + 1
     rows = [
-        (t.role, t.content, seq, round(t.created_at or now, 3), t.run_id, t.status, t.tokens, session)
+        (
+            t.role,
+            t.content,
+            seq,
+            round(t.created_at or now, 3),
+            t.run_id,
+            t.status,
+            t.tokens,
+            t.author,
+            session,
+        )
         for seq, t in enumerate(turns, first)
     ]
     if len(rows) == 2:

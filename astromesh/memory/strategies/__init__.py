@@ -29,7 +29,7 @@ def drop_leading_answers(turns: Sequence[Turn]) -> Sequence[Turn]:
 
 
 def to_messages(turns: Sequence[Turn]) -> tuple[Message, ...]:
-    return tuple([Message(turn.role, turn.content) for turn in turns])
+    return tuple([Message(turn.role, turn.content, name=turn.author) for turn in turns])
 
 
 class VerbatimTurns:

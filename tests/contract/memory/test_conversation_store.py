@@ -86,7 +86,14 @@ async def test_a_cancelled_append_tells_whether_its_turns_are_written(store):
 
 
 async def test_turns_come_back_whole_and_numbered(store):
-    turn = Turn("user", "Zeile 1\nλ 🎉 \x00 'q\"", created_at=NOW + 0.125, run_id="run_1", tokens=7)
+    turn = Turn(
+        "user",
+        "Zeile 1\nλ 🎉 \x00 'q\"",
+        created_at=NOW + 0.125,
+        run_id="run_1",
+        tokens=7,
+        author="tea-agent",
+    )
     cut = Turn("assistant", "", run_id="run_1", status="partial")
     assert await store.append(KEY, "ann", [turn, cut]) == 2
     expected = (turn._replace(seq=1), cut._replace(seq=2, created_at=NOW))

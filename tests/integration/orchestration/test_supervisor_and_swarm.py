@@ -337,3 +337,66 @@ async def test_a_swarms_agent_keeps_no_turns_of_its_own(tmp_path: Path) -> None:
             (await client.get(f"/v1/agents/{name}/sessions")).json()["sessions"] for name in ("a", "helper")
         ]
     assert [len(sessions) for sessions in kept] == [0, 1]
+
+
+# -- the next message of a swarm's session -----------------------------------------------------------------
+
+TO_TEA = ToolCall("h1", "handoff_to_tea-agent", '{"message": "wants tea"}')
+TO_COFFEE = ToolCall("h2", "handoff_to_coffee-agent", "{}")
+
+
+def asked_agents(provider: Any) -> list[str]:
+    """Which agents were asked, in order."""
+    return [
+        request.messages[0].content.split(".")[0].removeprefix("You are ") for request in provider.requests
+    ]
+
+
+@pytest.mark.parametrize("durable", [False, True])
+@pytest.mark.parametrize("backend", ["in_memory", "sqlite"])
+async def test_the_next_message_begins_with_the_agent_that_answered_last(
+    tmp_path: Path, backend: str, durable: bool
+) -> None:
+    memory = {"conversational": {"backend": backend}}
+    script = [TO_TEA, "Tea costs 3.", "Green tea costs 4.", TO_COFFEE, "Coffee costs 2.", "Yes.", "Hello."]
+    runtime, provider = runtime_for(tmp_path, SWARM, script, memory=memory)
+    answered = []
+    async with client_of(runtime) as client:
+        for session in ("s", "s", "s", "s", "other"):
+            body = {"query": QUESTION, "session_id": session}
+            if durable:
+                accepted = (await client.post("/v1/agents/helper/runs", json=body)).json()
+                async with asyncio.timeout(30):
+                    path = f"/v1/runs/{accepted['run_id']}"
+                    while not (run := (await client.get(path)).json())["finished_at"]:
+                        await asyncio.sleep(0.01)
+                answered.append(run["result"]["metadata"]["answered_by"])
+            else:
+                done = await client.post("/v1/agents/helper/run", json=body)
+                answered.append(done.json()["metadata"]["answered_by"])
+    assert answered == ["tea-agent", "tea-agent", "coffee-agent", "coffee-agent", "coffee-agent"]
+    tea, coffee = "tea-agent", "coffee-agent"
+    assert asked_agents(provider) == [coffee, tea, tea, tea, coffee, coffee, coffee]
+
+
+async def test_it_does_so_after_a_restart(tmp_path: Path) -> None:
+    first, _ = runtime_for(tmp_path, SWARM, [TO_TEA, "Tea costs 3."], memory=MEMORY)
+    async with first:
+        await first.run("helper", QUESTION, "s")
+    second, provider = runtime_for(tmp_path, SWARM, ["Green tea costs 4."], memory=MEMORY)
+    async with second:
+        again = await second.run("helper", QUESTION, "s")
+    assert asked_agents(provider) == ["tea-agent"]
+    assert (again.metadata["answered_by"], again.metadata["handoffs"]) == ("tea-agent", [])
+
+
+async def test_it_may_hand_over_as_often_as_a_first_message(tmp_path: Path) -> None:
+    """The way to the agent that begins is no hand-off."""
+    runtime, provider = runtime_for(
+        tmp_path, SWARM, [TO_TEA, "3", TO_COFFEE, "2"], memory=MEMORY, orchestration={"max_handoffs": 1}
+    )
+    async with runtime:
+        await runtime.run("helper", QUESTION, "s")
+        again = await runtime.run("helper", QUESTION, "s")
+    assert again.metadata["handoffs"] == [{"from": "tea-agent", "to": "coffee-agent"}]
+    assert len(provider.requests) == 4

@@ -16,7 +16,7 @@ UPDATE astromesh.sessions SET summary = $4, upto = $5
 WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND upto < $5 AND last_seq >= $5
 
 -- name: page
-SELECT t.role, t.content, t.seq, t.created_at, t.run_id, t.status, t.tokens
+SELECT t.role, t.content, t.seq, t.created_at, t.run_id, t.status, t.tokens, t.author
 FROM astromesh.sessions s JOIN astromesh.turns t ON t.session = s.id
 WHERE s.tenant = $1 AND s.agent = $2 AND s.session_id = $3 AND (s.expires_at = 0 OR s.expires_at > $4) AND t.seq > $5
 ORDER BY t.seq LIMIT $6

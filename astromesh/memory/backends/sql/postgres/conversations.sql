@@ -1,6 +1,6 @@
 -- name: recall
 SELECT s.owner, s.last_seq, s.summary, s.upto, ARRAY(
-    SELECT ROW(t.role, t.content, t.seq, t.created_at, t.run_id, t.status, t.tokens)
+    SELECT ROW(t.role, t.content, t.seq, t.created_at, t.run_id, t.status, t.tokens, t.author)
     FROM astromesh.turns t WHERE t.session = s.id AND t.seq > s.last_seq - $5 ORDER BY t.seq)
 FROM astromesh.sessions s
 WHERE s.tenant = $1 AND s.agent = $2 AND s.session_id = $3 AND (s.expires_at = 0 OR s.expires_at > $4)
@@ -21,10 +21,10 @@ WITH lease AS (
     WHERE s.owner = excluded.owner AND (s.expires_at = 0 OR s.expires_at > excluded.updated_at)
     RETURNING s.id, s.last_seq
 ), written AS (
-    INSERT INTO astromesh.turns (session, seq, role, content, created_at, run_id, status, tokens)
+    INSERT INTO astromesh.turns (session, seq, role, content, created_at, run_id, status, tokens, author)
     SELECT session.id, session.last_seq - cardinality($7::TEXT[]) + t.n,
-        t.role, t.content, t.created_at, t.run_id, t.status, t.tokens
-    FROM session, unnest($7::TEXT[], $8::TEXT[], $9::DOUBLE PRECISION[], $10::TEXT[], $11::TEXT[], $12::INTEGER[])
-        WITH ORDINALITY AS t(role, content, created_at, run_id, status, tokens, n)
+        t.role, t.content, t.created_at, t.run_id, t.status, t.tokens, t.author
+    FROM session, unnest($7::TEXT[], $8::TEXT[], $9::DOUBLE PRECISION[], $10::TEXT[], $11::TEXT[], $12::INTEGER[],
+        $14::TEXT[]) WITH ORDINALITY AS t(role, content, created_at, run_id, status, tokens, author, n)
 )
 SELECT last_seq FROM session
