@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -39,6 +40,11 @@ class WebhookTool:
         send: Literal["json", "query"] | None = Field(
             None, description="Where the arguments go; absent: query for GET and DELETE, else a JSON body."
         )
+        send_metadata: bool = Field(
+            False,
+            description="Send metadata and tags of the run as JSON, in the headers x-astromesh-metadata and "
+            "x-astromesh-tags.",
+        )
         max_response_bytes: int = Field(1_048_576, ge=1, description="Most bytes of a response.")
 
         @field_validator("endpoint")
@@ -57,7 +63,7 @@ class WebhookTool:
         self._query = (
             options.send or ("query" if options.method in ("GET", "DELETE") else "json")
         ) == "query"
-        self._limit = options.max_response_bytes
+        self._limit, self._sends_metadata = options.max_response_bytes, options.send_metadata
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> WebhookTool:
@@ -70,6 +76,10 @@ class WebhookTool:
             headers.setdefault("traceparent", header)
         if context.idempotency_key:
             headers["idempotency-key"] = context.idempotency_key
+        if self._sends_metadata:
+            # ASCII: a header has no other letters
+            headers["x-astromesh-metadata"] = json.dumps(dict(context.metadata))
+            headers["x-astromesh-tags"] = json.dumps(list(context.tags))
         url, body = self._url, None
         if self._query:
             url = url.extend_query(_query(arguments))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 
@@ -11,6 +12,7 @@ from aiohttp import web
 
 from astromesh.core.tools import ToolRegistry
 from astromesh.errors import ToolFailed
+from astromesh.graph.scope import Scope
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.tools.base import DeclaredTool, ToolContext, ToolPolicy
@@ -60,6 +62,20 @@ async def test_arguments_go_out_as_json_with_the_operators_headers():
     assert sent["headers"]["content-type"] == "application/json"
     assert sent["headers"]["x-tenant"] == "acme"
     assert "idempotency-key" not in sent["headers"]
+
+
+@pytest.mark.parametrize("asked", [True, False])
+async def test_metadata_and_tags_of_the_run_are_sent_on_request(asked: bool) -> None:
+    """As JSON in ASCII: headers have no other letters."""
+    scope = Scope("run_1")
+    scope.metadata, scope.tags = {"plan": "gölden", "seats": 5}, ("beta",)
+    async with webhook(echo, send_metadata=asked) as tool:
+        sent = (await tool.call({}, scope.tool_context("c1")))["headers"]
+    if asked:
+        assert json.loads(sent["x-astromesh-metadata"]) == scope.metadata
+        assert json.loads(sent["x-astromesh-tags"]) == ["beta"]
+    else:
+        assert not [name for name in sent if name.startswith("x-astromesh")]
 
 
 async def test_get_sends_a_query_beside_the_endpoints_own():
