@@ -14,8 +14,15 @@ from msgspec.structs import replace
 
 from astromesh.errors import InvalidInput, PayloadTooLarge
 from astromesh.providers.base import Provider
-from astromesh.tokens import BYTES_PER_TOKEN, estimate_message, estimate_messages, estimate_request
-from astromesh.types import CompletionRequest, JsonObject, Message
+from astromesh.tokens import (
+    BYTES_PER_TOKEN,
+    MESSAGE_OVERHEAD,
+    estimate_message,
+    estimate_messages,
+    estimate_request,
+    estimate_tools,
+)
+from astromesh.types import CompletionRequest, JsonObject, Message, ToolSpec
 
 #: the share of the window that a request may fill, and the part of that share that is one block
 _SHARE, _BLOCKS = 0.8, 4
@@ -77,9 +84,32 @@ def fitted(request: CompletionRequest, limits: ModelLimits) -> tuple[CompletionR
         request = replace(request, tools=(), tool_choice="auto")
     if not limits.images and any(message.images for message in request.messages):
         raise InvalidInput(f"{limits.names} accepts no images (`vision: false`). Send the message without.")
-    if not limits.window or estimate_request(request) <= limits.window * _SHARE:
+    room = limits.window * _SHARE
+    if not room or _surely_fits(request, room) or estimate_request(request) <= room:
         return request, NOTHING
     return _trimmed(request, limits)
+
+
+#: the estimated tokens of offered tools, by the identity of the tuple, which stays beside its number
+_TOOL_TOKENS: dict[int, tuple[tuple[ToolSpec, ...], int]] = {}
+_MAX_TOOL_TOKENS = 256
+
+
+def _surely_fits(request: CompletionRequest, room: float) -> bool:
+    """Whether a plain request fits by a bound that costs little: a character is a token at most."""
+    tokens = 0
+    if tools := request.tools:
+        known = _TOOL_TOKENS.get(id(tools))
+        if known is None:
+            if len(_TOOL_TOKENS) >= _MAX_TOOL_TOKENS:
+                _TOOL_TOKENS.clear()
+            known = _TOOL_TOKENS[id(tools)] = tools, estimate_tools(tools)
+        tokens = known[1]
+    for message in request.messages:
+        if message.tool_calls or message.images:
+            return False
+        tokens += len(message.content) + MESSAGE_OVERHEAD
+    return tokens <= room and request.output_schema is None
 
 
 def _trimmed(request: CompletionRequest, limits: ModelLimits) -> tuple[CompletionRequest, LeftOut]:
