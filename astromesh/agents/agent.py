@@ -7,6 +7,7 @@ import copy
 from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
@@ -414,6 +415,7 @@ class Agent(Generic[DepsT, OutputT]):
         model: ModelLike | UnsetType = UNSET,
         tools: Iterable[Any] | UnsetType = UNSET,
         deps: Any = UNSET,
+        wrap_model: Callable[[Any], Any] | UnsetType = UNSET,
     ) -> Iterator[None]:
         """Replaces parts of the agent in this context, e.g. the model in a test.
 
@@ -421,16 +423,17 @@ class Agent(Generic[DepsT, OutputT]):
             model: Replaces every model of the agent.
             tools: Replace its tools.
             deps: Replace those of every run.
+            wrap_model: Returns a provider in place of each of the agent's, e.g. one that records its calls.
         """
         agent = copy.copy(self._current())
-        agent._replace(model, tools, deps)
+        agent._replace(model, tools, deps, wrap_model)
         token = _OVERRIDES.set({**_OVERRIDES.get(), id(self): agent})
         try:
             yield
         finally:
             _OVERRIDES.reset(token)
 
-    def _replace(self, model: Any, tools: Any, deps: Any) -> None:
+    def _replace(self, model: Any, tools: Any, deps: Any, wrap_model: Any) -> None:
         source = self._source
         if model is not UNSET:
             source = source.with_model(plain(model_block(model, self._plugins)))
@@ -440,6 +443,8 @@ class Agent(Generic[DepsT, OutputT]):
             source = source.with_tools(arguments.tools(given, {}), called)
         if deps is not UNSET:
             self._deps = deps
+        if wrap_model is not UNSET:
+            source = replace(source, live=replace(source.live, wrap_model=wrap_model))
         self._source, self._runner = source, None
         self._runtimes = OpenRuntimes(partial(_runtime, source, self._plugins, self._data_dir), self)
 

@@ -322,6 +322,8 @@ class _Bootstrap:
             reasons = "; ".join(f"{b.name}: {b.skipped}" for b in models.blocks())
             raise ConfigError(f"The agent {agent!r} has no usable model: {reasons}.")
         providers = [await self._provider(block) for block in blocks]
+        if wrap := self._opened.live.get(agent, NO_LIVE_PARTS).wrap_model:
+            providers = [wrap(provider) for provider in providers]
         strategy = (
             models.routing.strategy or self._opened.configuration.providers.spec.routing.default_strategy
         )

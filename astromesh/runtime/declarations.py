@@ -26,11 +26,13 @@ class LiveParts:
         system: Makes the system prompt of each run; None: `prompts.system` does.
         output_type: The type of the answer, whose JSON Schema is `output_schema`; None: the schema itself.
         deps: `ToolContext.deps` of runs that bring none of their own.
+        wrap_model: Wraps each of its providers, e.g. to record their calls.
     """
 
     system: SystemPrompt | None = None
     output_type: Any = None
     deps: Any = None
+    wrap_model: Callable[[Any], Any] | None = None
 
 
 NO_LIVE_PARTS = LiveParts()

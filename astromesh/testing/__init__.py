@@ -9,6 +9,7 @@ from astromesh.testing.doubles import (
     plugin_of,
 )
 from astromesh.testing.provider import Reply, ScriptedProvider
+from astromesh.testing.recording import record
 
 __all__ = [
     "FaultInjector",
@@ -19,4 +20,5 @@ __all__ = [
     "ScriptedProvider",
     "ScriptedTools",
     "plugin_of",
+    "record",
 ]

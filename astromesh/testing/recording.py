@@ -1,0 +1,133 @@
+"""Recordings of an agent's model calls, so that a test needs neither network nor key."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Iterator
+from contextlib import AbstractContextManager, aclosing, contextmanager
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Protocol
+
+import orjson
+from msgspec import convert, to_builtins
+
+from astromesh.errors import InvalidInput, ProviderError, ProviderRejected, error_class
+from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject
+
+_VERSION = 1
+
+
+class Overridable(Protocol):
+    """An `astromesh.Agent`."""
+
+    def override(self, *, model: Any = ..., wrap_model: Any = ...) -> AbstractContextManager[None]: ...
+
+
+@contextmanager
+def record(agent: Overridable, file: str | Path) -> Iterator[None]:
+    """Records the model calls of an agent in this context, or answers them from the recording.
+
+    If the file does not exist, the agent asks its models, and the calls are written at the end of the block.
+    Later runs answer the same requests from the file. Delete it to record again. Tools run as ever; replace
+    those that need a network with `agent.override(tools=…)`. The file holds prompts and answers.
+
+    Args:
+        agent: The `astromesh.Agent`.
+        file: The recording, e.g. `tests/recordings/weather.json`.
+
+    Raises:
+        InvalidInput: The file is not a recording.
+    """
+    path = Path(file)
+    if path.exists():
+        with agent.override(model=_Replay(path)):
+            yield
+        return
+    calls: list[JsonObject] = []
+    with agent.override(wrap_model=lambda provider: _Recorder(provider, calls)):
+        yield
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {"version": _VERSION, "calls": calls}
+    path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+def _request_json(request: CompletionRequest) -> JsonObject:
+    data: JsonObject = to_builtins(request, builtin_types=(), str_keys=True)
+    return data
+
+
+def _key(request: JsonObject) -> str:
+    return blake2b(orjson.dumps(request, option=orjson.OPT_SORT_KEYS), digest_size=12).hexdigest()
+
+
+class _Recorder:
+    """A provider whose calls are recorded. It has every other attribute of the real one."""
+
+    def __init__(self, provider: Any, calls: list[JsonObject]) -> None:
+        self._provider, self._calls = provider, calls
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._provider, name)
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        try:
+            result: CompletionResult = await self._provider.complete(request)
+        except ProviderError as error:
+            self._add(request, error={"code": error.code, "message": str(error)})
+            raise
+        self._add(request, result=to_builtins(result))
+        return result
+
+    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
+        try:
+            async with aclosing(self._provider.stream(request)) as pieces:
+                async for piece in pieces:
+                    if isinstance(piece, CompletionResult):
+                        self._add(request, result=to_builtins(piece))
+                    yield piece
+        except ProviderError as error:
+            self._add(request, error={"code": error.code, "message": str(error)})
+            raise
+
+    def _add(self, request: CompletionRequest, **answer: JsonObject) -> None:
+        asked = _request_json(request)
+        self._calls.append({"key": _key(asked), "request": asked, **answer})
+
+
+class _Replay:
+    """A model that answers from a recording: equal requests in their recorded order, the last one again."""
+
+    name, provider, model = "recording/replay", "recording", "replay"
+
+    def __init__(self, file: Path) -> None:
+        self._file = file
+        self._answers: dict[str, list[JsonObject]] = {}
+        try:
+            content = orjson.loads(file.read_bytes())
+            if content["version"] != _VERSION:
+                raise InvalidInput(f"{file} is a recording of another version. Delete it to record again.")
+            for call in content["calls"]:
+                self._answers.setdefault(call["key"], []).append(call)
+        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            raise InvalidInput(f"{file} is not a recording: {error!r}.") from error
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        answers = self._answers.get(_key(_request_json(request)))
+        if not answers:
+            last = request.messages[-1].content[:100] if request.messages else ""
+            raise ProviderRejected(
+                f"{self._file} has no answer to this request, whose last message is {last!r}. "
+                "Delete the file to record again.",
+                provider=self.name,
+            )
+        answer = answers.pop(0) if len(answers) > 1 else answers[0]
+        if (error := answer.get("error")) is not None:
+            kind = error_class(error["code"])
+            raise (kind if issubclass(kind, ProviderError) else ProviderError)(error["message"])
+        return convert(answer["result"], CompletionResult)
+
+    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
+        result = await self.complete(request)
+        if result.content:
+            yield Delta(result.content)
+        yield result
