@@ -90,6 +90,51 @@ def fitted(request: CompletionRequest, limits: ModelLimits) -> tuple[CompletionR
     return _trimmed(request, limits)
 
 
+_SUMMARY_PROMPT = (
+    "Summarize the beginning of this conversation for an assistant that goes on with it. Keep names, "
+    "numbers, decisions and open questions. Write the summary alone."
+)
+_SUMMARY_HEADER = "Summary of the conversation so far:\n"
+
+
+class Outgrown(NamedTuple):
+    """A conversation that is larger than the window: what does not fit, and the messages that stay."""
+
+    dropped: tuple[Message, ...]
+    kept: tuple[Message, ...]
+
+    def prompt(self, limits: ModelLimits) -> CompletionRequest:
+        """Returns the request for a summary of what does not fit; each message is cut to its share."""
+        share = max(limits.window * BYTES_PER_TOKEN // 2 // len(self.dropped), 80)
+        lines = "\n".join(f"{message.role}: {message.content[:share]}" for message in self.dropped)
+        messages = Message("system", _SUMMARY_PROMPT), Message("user", lines)
+        return CompletionRequest(messages, role="summary", answers=False)
+
+    def with_summary(self, text: str, limits: ModelLimits) -> tuple[Message, ...]:
+        """Returns the messages that stay, with the summary behind the system prompt."""
+        text = _SUMMARY_HEADER + text[: limits.window * BYTES_PER_TOKEN // 10]
+        first, *others = self.kept
+        if first.role != "system":
+            return (Message("system", text), *self.kept)
+        return (replace(first, content=f"{first.content}\n\n{text}"), *others)
+
+
+def outgrown(
+    messages: tuple[Message, ...], tools: tuple[ToolSpec, ...], limits: ModelLimits
+) -> Outgrown | None:
+    """Returns the part of a conversation that does not fit the window, or None if all of it does.
+
+    Raises:
+        PayloadTooLarge: as of `fitted`.
+    """
+    request = CompletionRequest(messages, tools)
+    found, left = fitted(request, limits)
+    if not left.messages:
+        return None
+    kept = {id(message) for message in found.messages}
+    return Outgrown(tuple(m for m in messages if id(m) not in kept), found.messages)
+
+
 #: the estimated tokens of offered tools, by the identity of the tuple, which stays beside its number
 _TOOL_TOKENS: dict[int, tuple[tuple[ToolSpec, ...], int]] = {}
 _MAX_TOOL_TOKENS = 256

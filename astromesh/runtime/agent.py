@@ -84,6 +84,12 @@ class Agent:
         return any(router.limits.tools for router in (self.router, *self.router.roles.values()))
 
     @property
+    def summarizes(self) -> bool:
+        """Whether its conversations are summarized (`strategy: summary`)."""
+        memory = self.manifest.spec.memory
+        return memory.conversational is not None and memory.conversational.strategy == "summary"
+
+    @property
     def model_names(self) -> tuple[str, ...]:
         """The names of its models. The agent works if one of them answers."""
         return tuple(p.name for p in self.router.providers)

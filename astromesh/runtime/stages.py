@@ -21,6 +21,7 @@ from astromesh.core.guardrails import (
     filter_data,
     filter_error,
 )
+from astromesh.core.model_limits import outgrown
 from astromesh.durable import failpoints
 from astromesh.durable.base import RunChange
 from astromesh.durable.serialization import memory_of, memory_to_json
@@ -37,6 +38,7 @@ from astromesh.errors import (
 from astromesh.graph.call_record import arguments_of
 from astromesh.graph.calls import ASSISTANT, call_model
 from astromesh.graph.scope import ToolCallRecord
+from astromesh.logs import get_logger
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import ChargedTools, exhausted_budget, require_progress
@@ -59,7 +61,9 @@ from astromesh.telemetry.events import MODEL_DELTA, ms_since
 from astromesh.tools.base import ToolPort
 from astromesh.tools.policies import identity_question
 from astromesh.tools.toolbox import JoinedTools, NoTools
-from astromesh.types import CompletionRequest, JsonObject, MemoryContext, Message, Turn
+from astromesh.types import CompletionRequest, JsonObject, MemoryContext, Message, ToolSpec, Turn
+
+log = get_logger("astromesh.run")
 
 # -- the events of a run in episodic memory (document 001, step 11) ------------------------------------------
 #
@@ -336,7 +340,10 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     iterations = agent.max_iterations
     if request.terms.max_iterations is not None:
         iterations = agent.iterations_within(request.terms.max_iterations)
-    task = PatternTask(equipped.prompted.messages, equipped.specs, iterations, request.context)
+    messages = equipped.prompted.messages
+    if agent.summarizes and agent.router.limits.window:
+        messages = await _summarized(agent, messages, equipped.specs, run)
+    task = PatternTask(messages, equipped.specs, iterations, request.context)
     tools = equipped.tools if accounts is None else ChargedTools(equipped.tools, accounts)
     try:
         outcome = await _run_pattern(agent, task, tools, run)
@@ -351,6 +358,28 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
         filter_error(agent.guardrails, error)
         raise
     return equipped, outcome
+
+
+async def _summarized(
+    agent: Agent, messages: tuple[Message, ...], specs: tuple[ToolSpec, ...], run: Run
+) -> tuple[Message, ...]:
+    """Returns a conversation in which a summary replaces the turns that do not fit the context window.
+
+    A model that cannot summarize leaves it as it is: the turns are then left out.
+    """
+    limits = agent.router.limits
+    if (found := outgrown(messages, specs, limits)) is None:
+        return messages
+    try:
+        result = await call_model(run.scope, run.model, found.prompt(limits), role="summary")
+    except UpstreamError as error:
+        log.warning("summary_failed", agent=agent.name, code=error.code, error=str(error))
+        return messages
+    text = agent.guardrails.filter_text(result.content).strip()
+    if not text:
+        return messages
+    run.model.left_out = {"summarized_messages": len(found.dropped), "context_window": limits.window}
+    return found.with_summary(text, limits)
 
 
 def _require_answer(agent: Agent, outcome: Outcome, run: Run) -> Outcome:

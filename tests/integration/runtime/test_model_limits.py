@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -12,6 +13,7 @@ import httpx
 import pytest
 from structlog.testing import capture_logs
 
+from astromesh.errors import ProviderRejected
 from astromesh.providers.base import Capabilities
 from astromesh.testing import ScriptedProvider
 from astromesh.tokens import estimate_request
@@ -129,3 +131,57 @@ async def test_a_question_that_does_not_fit_alone_is_413_and_names_the_window(
     assert (answer.status_code, answer.json()["code"]) == (413, "payload_too_large")
     assert "600 tokens" in answer.json()["detail"]
     assert not provider.requests
+
+
+@pytest.mark.parametrize("durable", [False, True])
+async def test_with_the_strategy_summary_what_does_not_fit_is_summarized(
+    tmp_path: Path, durable: bool
+) -> None:
+    memory = {
+        "conversational": {"backend": "in_memory", "strategy": "summary", "keep_turns": 200, "every": 50}
+    }
+    said = iter(range(100))
+
+    def say(request: Any) -> str:
+        return "They spoke of tea." if request.role == "summary" else f"{next(said):02d} " + "y" * 300
+
+    provider = ScriptedProvider(say, repeat=True, capabilities=Capabilities(context_window=1500))
+    async with client(tmp_path, provider, memory=memory) as http:
+        for number in range(20):
+            body = {"query": f"{number:02d} " + "x" * 200, "session_id": "s"}
+            if durable and number == 19:
+                accepted = (await http.post("/v1/agents/helper/runs", json=body)).json()
+                async with asyncio.timeout(30):
+                    place = f"/v1/runs/{accepted['run_id']}"
+                    while not (run := (await http.get(place)).json())["finished_at"]:
+                        await asyncio.sleep(0.01)
+                done = run["result"]
+            else:
+                done = (await http.post(RUN, json=body)).json()
+    asked, answered = provider.requests[-2:]
+    assert asked.role == "summary"
+    assert "user: 00 xxx" in asked.messages[-1].content
+    assert "They spoke of tea." in answered.messages[0].content
+    assert answered.messages[0].content.startswith("You are helper. Helps.")
+    assert answered.messages[-1].content.startswith("19 ")
+    assert estimate_request(answered) <= 1200
+    left = done["metadata"]["left_out"]
+    assert left["summarized_messages"] > 0 and left["context_window"] == 1500
+
+
+async def test_a_failed_summary_leaves_the_turns_out(tmp_path: Path) -> None:
+    memory = {
+        "conversational": {"backend": "in_memory", "strategy": "summary", "keep_turns": 200, "every": 50}
+    }
+
+    def say(request: Any) -> str:
+        if request.role == "summary":
+            raise ProviderRejected("no summaries")
+        return "y" * 300
+
+    provider = ScriptedProvider(say, repeat=True, capabilities=Capabilities(context_window=1500))
+    async with client(tmp_path, provider, memory=memory) as http:
+        for number in range(20):
+            done = await http.post(RUN, json={"query": f"{number:02d} " + "x" * 200, "session_id": "s"})
+            assert done.status_code == 200
+    assert done.json()["metadata"]["left_out"]["messages"] > 0
