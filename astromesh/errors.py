@@ -43,8 +43,8 @@ never contains a secret or another caller's text.
 
 from __future__ import annotations
 
-import asyncio
 import signal
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar
@@ -797,7 +797,8 @@ def is_failure(error: BaseException) -> bool:
     signal caused. The cancellation of the current task is not. A cancellation that comes from something
     inside the code is.
     """
-    if isinstance(error, asyncio.CancelledError):
+    asyncio = sys.modules.get("asyncio")  # who has not loaded it has no task; `--help` has not
+    if asyncio is not None and isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
         return task is not None and not task.cancelling()
     if isinstance(error, KeyboardInterrupt | SystemExit):

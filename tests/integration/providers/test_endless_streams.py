@@ -145,6 +145,9 @@ async def test_a_run_whose_model_never_ends_fails_with_what_was_said(tmp_path: P
         model.script = [Scenario(pieces=(MIB,) * MANY)]
         block = {"provider": "openai", "model": "m", "endpoint": f"{model.url}/v1", "api_key": "k"}
         folder = write(tmp_path, manifest(model={"primary": block}))
+        (folder / "runtime.yaml").write_text(
+            "apiVersion: astromesh/v1\nkind: RuntimeConfig\nspec: {limits: {max_answer_bytes: 268435456}}\n"
+        )
         runtime = AgentRuntime(folder, data_dir=tmp_path / "data", env={})
         async with served(runtime) as at, aiohttp.ClientSession(f"http://{at}") as client:
             async with client.post(RUN, json=BODY, headers={"accept": "text/event-stream"}) as answer:
