@@ -76,7 +76,7 @@ async def test_a_run_is_found_while_it_goes_on_and_when_it_has_ended(tmp_path: P
     assert (before["status"], before["finished_at"], before["result"]) == ("running", None, None)
     assert set(before) == {
         "run_id", "agent", "session_id", "status", "created_at", "finished_at", "result", "error", "usage",
-        "attempts", "waiting_for",
+        "attempts", "waiting_for", "metadata", "tags",
     }  # fmt: skip
     assert (after["status"], after["result"], after["error"]) == ("completed", answer, None)
     assert after["usage"] == answer["metadata"]["usage"]
