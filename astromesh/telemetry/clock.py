@@ -57,6 +57,8 @@ class TimeLimit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _LIMITS.reset(self._token)
+        # a cancelled timer keeps its context, and so this limit, until its time: the run must go before
+        self._moved = None
         await self._timeout.__aexit__(kind, error, trace)
 
     def expired(self) -> bool:

@@ -57,6 +57,15 @@ def new(kind: type[T], earlier: list[Any]) -> list[T]:
     return [o for o in gc.get_objects() if type(o) is kind and not any(o is e for e in earlier)]
 
 
+def generous(folder: Path, *agents: dict[str, Any]) -> Path:
+    """A project whose agents may give answers of any length."""
+    write(folder, *agents)
+    (folder / "runtime.yaml").write_text(
+        "apiVersion: astromesh/v1\nkind: RuntimeConfig\nspec: {limits: {max_answer_bytes: 268435456}}\n"
+    )
+    return folder
+
+
 READERS = {"sse": stalled_sse, "websocket": stalled_websocket}
 
 
@@ -64,7 +73,7 @@ READERS = {"sse": stalled_sse, "websocket": stalled_websocket}
 async def test_a_run_ends_while_its_reader_stands_still(tmp_path: Path, transport: str) -> None:
     earlier = [found for found in gc.get_objects() if type(found) in (EventBuffer, RunLog)]
     provider = ScriptedProvider(Reply(tool_calls=CALLS), Reply(chunks=SAID), "next")
-    runtime = runtime_of(write(tmp_path, manifest(tools=TOOLS)), provider)
+    runtime = runtime_of(generous(tmp_path, manifest(tools=TOOLS)), provider)
     async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client:
         with await READERS[transport](at):
             while not (runs := (await client.get("/v1/runs")).json()["runs"]):
@@ -96,7 +105,7 @@ async def test_a_run_ends_while_its_reader_stands_still(tmp_path: Path, transpor
 
 async def test_a_reader_who_wakes_up_finds_the_gap_and_the_whole_answer(tmp_path: Path) -> None:
     provider = ScriptedProvider(Reply(chunks=SAID))
-    runtime = runtime_of(write(tmp_path, manifest()), provider)
+    runtime = runtime_of(generous(tmp_path, manifest()), provider)
     async with (
         served(runtime) as at,
         connect(f"ws://{at}/v1/ws/agent/helper", max_size=None, max_queue=1) as reader,

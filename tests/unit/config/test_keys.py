@@ -266,6 +266,7 @@ OTHER_KEYS = [
     Key("RuntimeConfig", ("spec", "telemetry", "sample_ratio"), 0.1, 1.1, 1.0),
     Key("RuntimeConfig", ("spec", "telemetry", "capture_content"), True, 1, False),
     Key("RuntimeConfig", ("spec", "console", "enabled"), False, 1, True),
+    Key("RuntimeConfig", ("spec", "limits", "max_answer_bytes"), 1000, 0, 4_194_304),
     Key("RuntimeConfig", ("spec", "defaults", "orchestration", "pattern"), "reasoning", 1, "react"),
     Key("RuntimeConfig", ("spec", "defaults", "orchestration", "max_iterations"), 3, 0, 10),
     Key("RuntimeConfig", ("spec", "defaults", "orchestration", "timeout_seconds"), 30, 0, 120.0),

@@ -317,7 +317,7 @@ async def test_a_budget_ends_the_run_when_it_is_exceeded() -> None:
     graph = chain(PromptNode("a"), PromptNode("b"), PromptNode("c"))
     report = (await run(graph, [BudgetHook(100)], *lines)).report
     assert (report.nodes_visited, report.stop_reason) == (["a", "b"], "budget")
-    assert "budget of tokens is used up" in report.error
+    assert "The run's budget of tokens" in report.error
 
 
 async def test_a_used_up_budget_stops_model_calls_inside_a_node() -> None:
