@@ -68,6 +68,7 @@ reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far
 	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/reliability tests/integration/api/test_fuzz.py \
 		tests/unit/workflow/test_state_machine_properties.py $(ARGS)
 	$(BIN)/python scripts/kills.py --kills $(KILLS)
+	$(BIN)/python scripts/kills.py --kills 2 --flat-out
 
 architecture: venv ## who may import whom
 	$(PYTEST) tests/test_architecture.py $(ARGS)
