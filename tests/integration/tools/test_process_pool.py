@@ -42,8 +42,8 @@ async def test_a_call_runs_in_another_process_which_serves_the_next_one_too() ->
 
 
 async def test_calls_at_once_have_processes_of_their_own() -> None:
-    found = await asyncio.gather(*(call("double", n) for n in range(3)))
-    assert [one["value"] for one in found] == [0, 2, 4]
+    found = await asyncio.gather(*(call("linger", seconds) for seconds in (2.0, 2.1, 2.2)))
+    assert [one["value"] for one in found] == [2.0, 2.1, 2.2]
     assert len({one["pid"] for one in found}) > 1
 
 

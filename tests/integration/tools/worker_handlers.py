@@ -21,6 +21,12 @@ async def double(payload: Any, port: Port) -> Any:
     return {"value": payload * 2, "pid": os.getpid(), "group": os.getpgid(0)}
 
 
+async def linger(payload: Any, port: Port) -> Any:
+    """Takes so many seconds that calls made at once overlap on a busy machine too."""
+    await asyncio.sleep(payload)
+    return {"value": payload, "pid": os.getpid()}
+
+
 async def fail(payload: Any, port: Port) -> Any:
     raise ValueError("as told, with the password=hunter2")
 
