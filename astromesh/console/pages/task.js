@@ -44,7 +44,7 @@ export default function Task({ path: [, id] }) {
     ${tab === "Stages" && (stages.length
       ? html`<${Table} label="Stages" head=${["State", "Stage", "Task", ["Took", "r"], "Error"]} rows=${stages.map((one) => html`
           <tr key=${`${one.task}/${one.stage}/${one.seq}`}><td><${Pill} state=${one.status} /></td><td>${plain(one.stage)}</td><td>${one.task === id ? html`<span class="muted">this one</span>` : html`<${Id} id=${one.task} href=${link(["tasks", one.task])} />`}</td>
-            <td class="r num">${duration(one.ms)}</td><td class="text">${plain(one.error ? JSON.stringify(one.error) : "")}</td></tr>`)} />`
+            <td class="r num">${duration(one.ms)}</td><td class="text">${plain(typeof one.error === "string" ? one.error : one.error ? JSON.stringify(one.error) : "")}</td></tr>`)} />`
       : html`<${Empty}>No stage has begun, or the events are gone.<//>`)}
     ${task && tab === "Task" && html`<div class="pane"><${Json} value=${task} /></div>`}
     ${tab === "History" && trace.value && html`<div class="pane"><${Json} value=${trace.value} /></div>`}
@@ -67,7 +67,7 @@ function useStages(path) {
         }
       }
       redraw((n) => n + 1);
-    }, end.signal, { isLast: (type) => type === "task.left" });
+    }, end.signal);
     return () => end.abort();
   }, [path]);
   return stages.current;

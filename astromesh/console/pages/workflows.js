@@ -24,11 +24,11 @@ export default function Workflows() {
     ${found.value && !names.length && html`<${Empty} command="astromesh workflow new NAME">No workflow is configured.<//>`}
     ${names.length > 0 && html`<div class="filters">
       <${Select} label="Workflow" value=${workflow} options=${[["", "all"], ...names]} onChange=${(/** @type {string} */ value) => refine({ workflow: value })} />
-      <${Select} label="Status" value=${status} options=${[["", "all"], "queued", "running", "waiting", "completed", "failed", "cancelled"]} onChange=${(/** @type {string} */ value) => refine({ status: value })} />
+      <${Select} label="Status" value=${status} options=${[["", "all"], "queued", "running", "success", "failure", "partial"]} onChange=${(/** @type {string} */ value) => refine({ status: value })} />
     </div>
     ${tasks.value?.tasks?.length
       ? html`<${Table} label="Tasks" head=${["Status", "Task", "Workflow", "Outcome", ["Started", "r"]]} rows=${tasks.value.tasks.map((/** @type {any} */ one) => html`
           <tr key=${one.task_id}><td><${Pill} state=${one.status} /></td><td><${Id} id=${one.task_id} href=${link(["tasks", one.task_id])} /></td><td>${plain(one.workflow)}</td>
-            <td class="text">${brief(one.error ? JSON.stringify(one.error) : one.state || "", 120)}</td><td class="r"><${Ago} at=${one.created_at} /></td></tr>`)} />`
+            <td class="text">${brief(one.error ? `${one.error.code}: ${one.error.message}` : "", 120)}</td><td class="r"><${Ago} at=${one.created_at} /></td></tr>`)} />`
       : tasks.value && html`<${Empty}>No Task matches.<//>`}`}`;
 }
