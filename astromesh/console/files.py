@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import re
 from functools import lru_cache
 from importlib.resources import files
 from pathlib import Path
@@ -26,6 +27,8 @@ _MEDIA_TYPES = {
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
 }
+#: the form of a served file's path; it leads to nothing outside the package
+_PATH = re.compile(r"(?:(?:pages|vendor)/)?[a-z-]{1,40}\.(?:css|html|js|svg)")
 _PAGE, _WITHOUT_LIBRARIES = "index.html", "without-libraries.html"
 
 
@@ -45,8 +48,8 @@ def find(path: str) -> ConsoleFile | None:
     """
     if not path:
         path = _PAGE if has_libraries() else _WITHOUT_LIBRARIES
-    file = (_PACKAGE / path).resolve()
-    if not file.is_relative_to(_PACKAGE) or file.suffix not in _MEDIA_TYPES or not file.is_file():
+    file = _PACKAGE / path
+    if not _PATH.fullmatch(path) or not file.is_file():
         return None
     return _load(file, file.stat().st_mtime_ns)
 

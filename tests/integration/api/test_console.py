@@ -86,9 +86,13 @@ def test_files_are_compressed_and_asked_for_again_only_when_changed(client: Test
     assert (again.status_code, again.content) == (304, b"")
 
 
-@pytest.mark.parametrize(
-    "path", ["files.py", "package.json", "../files.py", "%2e%2e/files.py", "vendor/lock.sha256", "x.js"]
-)
+OTHER_PATHS = """
+    files.py package.json ../files.py %2e%2e/files.py vendor/lock.sha256 x.js %00.js pages/%00/x.js %FF.js
+    //etc/x.html
+"""
+
+
+@pytest.mark.parametrize("path", [*OTHER_PATHS.split(), f"{'a' * 4000}.js"])
 def test_nothing_else_is_served(client: TestClient, path: str) -> None:
     answer = client.get(f"/console/{path}")
     assert (answer.status_code, answer.json()["code"]) == (404, "not_found")
