@@ -132,9 +132,12 @@ def _not_blank(query: str) -> str:
 _MAX_METADATA = 4096
 
 
-def _small(metadata: dict[str, Any]) -> dict[str, Any]:
-    if len(orjson.dumps(metadata)) > _MAX_METADATA:
+def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
+    text = orjson.dumps(metadata)
+    if len(text) > _MAX_METADATA:
         raise PydanticCustomError("too_long", "it must have at most 4 KiB as JSON")
+    if b"\\u0000" in text.replace(b"\\\\", b""):  # PostgreSQL cannot search it
+        raise PydanticCustomError("nul", "it must not contain NUL")
     return metadata
 
 
@@ -144,9 +147,9 @@ Query = Annotated[
 
 
 #: what callers say about a run
-RunMetadata = Annotated[dict[str, Any], Field(max_length=32), AfterValidator(_small)]
+RunMetadata = Annotated[dict[str, Any], Field(max_length=32), AfterValidator(_storable)]
 Tags = Annotated[
-    list[Annotated[str, StringConstraints(min_length=1, max_length=64)]],
+    list[Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=SINGLE_LINE)]],
     Field(max_length=16),
     AfterValidator(lambda tags: list(dict.fromkeys(tags))),
 ]

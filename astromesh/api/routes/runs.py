@@ -260,11 +260,13 @@ async def result(run_id: str, result_id: str, request: Request) -> Response:
 
 
 def _metadata_filter(request: Request) -> tuple[str, str]:
-    """Returns key and value of `metadata.KEY=VALUE`. Raises: InvalidInput: there are several."""
+    """Returns key and value of `metadata.KEY=VALUE`. Raises: InvalidInput: there are several, or a NUL."""
     prefix = "metadata."
     found = [(k[len(prefix) :], v) for k, v in request.query_params.multi_items() if k.startswith(prefix)]
     if len(found) > 1:
         raise InvalidInput("The list can be filtered by one key of the metadata at a time.")
+    if any("\0" in part for pair in found for part in pair):  # PostgreSQL refuses to search for it
+        raise InvalidInput("The filter by metadata must not contain NUL.")
     return found[0] if found else ("", "")
 
 
