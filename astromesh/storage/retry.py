@@ -33,6 +33,9 @@ async def retry_until_deadline(
 ) -> T:
     """Repeats `work` until it succeeds, fails for good, or the deadline passes.
 
+    A cancellation that the library swallows still ends it: `asyncio.wait_for` of Python 3.11 drops one that
+    arrives together with the result.
+
     Args:
         foreign: the exceptions of the library.
         may_retry: whether a retry is harmless and may succeed.
@@ -43,6 +46,9 @@ async def retry_until_deadline(
         BaseException: the last failure.
     """
     pause, last = FIRST_PAUSE, None
+    caller = asyncio.current_task()
+    assert caller is not None
+    cancels = caller.cancelling()
     known: tuple[type[BaseException], ...] = (NotSent, *foreign)
     try:
         async with asyncio.timeout(deadline):
@@ -53,6 +59,9 @@ async def retry_until_deadline(
                     last = error.cause if isinstance(error, NotSent) else error
                     if not may_retry(error):
                         raise last from last.__cause__
+                finally:
+                    if caller.cancelling() > cancels:
+                        raise asyncio.CancelledError
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, LONGEST_PAUSE)
     except TimeoutError:
