@@ -265,6 +265,7 @@ class IdempotencyKey(NamedTuple):
     """A caller's `Idempotency-Key` with its scope: the same key of another caller is a different key.
 
     Args:
+        key: the text that the caller sent; a store has its SHA-256 hex digits only.
         body_hash: SHA-256 hex digits of the request; the body itself is not stored.
     """
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from functools import partial
+from hashlib import sha256
 from typing import ClassVar, NamedTuple
 
 from astromesh.durable.base import (
@@ -63,7 +64,7 @@ class _StoredKey(NamedTuple):
         """Raises: IdempotencyConflict: the key was stored with another body."""
         if self.body_hash != key.body_hash:
             raise IdempotencyConflict(
-                f"The Idempotency-Key {key.key!r} was used with another request; send a new key, or the same "
+                "This Idempotency-Key was used with another request; send a new key, or the same "
                 "request again."
             )
 
@@ -249,7 +250,7 @@ class SqlRuns(SqlStore):
                 return run_of(rows[0])
         stored = run if policy == "enqueue" else await self._apply_policy(run, policy, tx)
         if key is not None:
-            await tx.execute("store_key", *key[:5], stored.run_id, key.expires_at)
+            await tx.execute("store_key", *_stored_key(key), stored.run_id, key.expires_at)
         if stored is run:
             await tx.execute("add", *self.values(run), self._clock.now())
         return stored
@@ -259,13 +260,14 @@ class SqlRuns(SqlStore):
         if stored_key is not None:
             stored_key.require_body(key)
             return stored_key.run_id
-        await tx.execute("store_key", *key[:5], candidate_id, key.expires_at)
+        await tx.execute("store_key", *_stored_key(key), candidate_id, key.expires_at)
         return candidate_id
 
     async def _find_key(self, key: IdempotencyKey, tx: Transaction) -> _StoredKey | None:
         """Finds what a key was stored with. No other transaction stores it meanwhile."""
-        await tx.lock(*key[:4])
-        rows = await tx.fetch("key", *key[:4], self._clock.now())
+        place = _stored_key(key)[:4]
+        await tx.lock(*place)
+        rows = await tx.fetch("key", *place, self._clock.now())
         return _StoredKey(*rows[0]) if rows else None
 
     async def _apply_policy(self, run: RunRow, policy: ConcurrencyPolicy, tx: Transaction) -> RunRow:
@@ -395,6 +397,11 @@ def _can_merge(run: RunRow, earlier: RunRow, now: float) -> bool:
     """Whether a run becomes part of an earlier one of its session that has not begun."""
     whole = all(one.request.get("history") is None and "persist" not in one.request for one in (run, earlier))
     return whole and earlier.status == "queued" and earlier.owner == run.owner and earlier.wake_at > now
+
+
+def _stored_key(key: IdempotencyKey) -> tuple[str, str, str, str, str]:
+    """Returns tenant, owner, route, the SHA-256 hex digits of the key, and the hash of the body."""
+    return (*key[:3], sha256(key.key.encode()).hexdigest(), key.body_hash)
 
 
 def merge_requests(earlier: JsonObject, request: JsonObject) -> JsonObject:

@@ -15,6 +15,7 @@ import sqlite3
 import time
 from collections.abc import Coroutine, Mapping, Sequence
 from functools import lru_cache
+from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
@@ -150,7 +151,9 @@ class Database:
     def _open_writer(self) -> sqlite3.Connection:
         private_folder(self.path.parent)
         private_file(self.path)  # its log and index get the same mode
-        return self._connect(*_PRAGMAS, UNSYNCED)
+        connection = self._connect(*_PRAGMAS, UNSYNCED)
+        connection.create_function("sha256", 1, _sha256, deterministic=True)  # for migrations
+        return connection
 
     def _open_reader(self) -> sqlite3.Connection:
         return self._connect(*_PRAGMAS[1:], "query_only = ON")
@@ -303,6 +306,11 @@ def _finish(work: Coroutine[Any, Any, T]) -> T:
         return result
     work.close()
     raise RuntimeError("A transaction may await nothing but its own statements.")
+
+
+def _sha256(text: str) -> str:
+    """The hex digits that PostgreSQL's `encode(sha256(…), 'hex')` returns."""
+    return sha256(text.encode()).hexdigest()
 
 
 def _truncate_log(connection: sqlite3.Connection, items: Sequence[None]) -> Sequence[bool]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from time import time
 from typing import Any
@@ -18,6 +19,8 @@ from astromesh.errors import ProviderUnavailable
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.platform.at_rest import places_of
+from tests.platform.postgres import execute
 
 RUN, RUNS, CHAT = "/v1/agents/helper/run", "/v1/agents/helper/runs", "/v1/chat/completions"
 BODY = {"query": "Hello", "session_id": "s-1"}
@@ -214,12 +217,41 @@ async def test_a_key_that_is_none_is_refused(tmp_path):
             assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input"), key
 
 
-async def test_only_a_hash_of_the_body_is_kept(tmp_path):
-    """S10: what an input rule redacts is in no table, nor in the log of the database."""
+async def test_only_hashes_of_key_and_body_are_kept(tmp_path, storage, capfd):
+    """S10: while the server runs, in no row, no file and no line of the log."""
     rules = {"input": [{"type": "pii_detection", "action": "redact"}]}
-    folder = folder_of(tmp_path, guardrails=rules, memory={"conversational": {"backend": "sqlite"}})
-    async with server(folder, ScriptedProvider("noted")) as client:
-        body = {**BODY, "query": "Write to ann.secret@example.com please"}
-        assert (await client.post(RUN, json=body, headers=named())).status_code == 200
-    for file in (folder / "data").glob("astromesh.db*"):
-        assert b"ann.secret" not in file.read_bytes(), file.name
+    folder = folder_of(tmp_path, storage, guardrails=rules, memory={"conversational": {"backend": "sqlite"}})
+    body, key = {**BODY, "query": "Write to ann.secret@example.com please"}, named("order-of-ann-4711")
+    async with server(folder, ScriptedProvider("noted", repeat=True)) as client:
+        first = await client.post(RUN, json=body, headers=key)
+        again = await client.post(RUN, json=body, headers=key)
+        other = await client.post(RUN, json=BODY, headers=key)
+        events = await client.get(f"/v1/runs/{first.json()['run_id']}/events")
+        for text in ("order-of-ann", "ann.secret"):
+            assert places_of(text, folder / "data", storage) == []
+        assert places_of(first.json()["run_id"], folder / "data", storage)
+    assert (first.content, other.status_code) == (again.content, 422)
+    assert "order-of-ann" not in other.text + events.text + "".join(capfd.readouterr())
+
+
+async def test_keys_that_an_older_version_stored_as_text_are_hashed_at_start(tmp_path, storage):
+    """The repeated request is still the same run."""
+    folder = folder_of(tmp_path, storage)
+    async with server(folder, ScriptedProvider("first")) as client:
+        first = await client.post(RUN, json=BODY, headers=named("order-of-ann-4711"))
+    before = (
+        "UPDATE {0}idempotency_keys SET key = 'order-of-ann-4711'",
+        ("UPDATE {0}schemas SET version = 6 WHERE name = 'runs'"),
+    )
+    if storage:
+        for statement in before:
+            execute(storage, statement.format("astromesh."))
+    else:
+        with closing(sqlite3.connect(folder / "data" / "astromesh.db")) as database, database:
+            for statement in before:
+                database.execute(statement.format(""))
+    assert places_of("order-of-ann", folder / "data", storage)
+    async with server(folder, ScriptedProvider()) as client:
+        again = await client.post(RUN, json=BODY, headers=named("order-of-ann-4711"))
+    assert again.content == first.content
+    assert places_of("order-of-ann", folder / "data", storage) == []
