@@ -302,6 +302,21 @@ class StreamBroken:
 # -- tools -------------------------------------------------------------------------------------------------
 
 
+class Command(Struct, frozen=True):
+    """An update of a graph's state, and where to go on. Nodes and tools return it.
+
+    Args:
+        update: values by field of the state, or by key of the context.
+        goto: the next node. A node may name only a target that it declares: an edge, a transition, or
+            `routes`. Empty: the graph decides.
+        result: of a tool: what the model reads; None: the update.
+    """
+
+    update: Mapping[str, Any] = {}
+    goto: str = ""
+    result: Any = None
+
+
 class ToolResult(Struct, frozen=True):
     """The result of exactly one tool call; becomes one tool message.
 
@@ -311,6 +326,7 @@ class ToolResult(Struct, frozen=True):
         value: the value that the tool returned; None on failure.
         ends_run: whether the run ends with this call, as with a hand-off; the model is not called again.
         untrusted: whether a third party wrote the content, possibly to mislead a model.
+        command: what the tool does to the graph that called it, or None.
     """
 
     call_id: str
@@ -322,6 +338,7 @@ class ToolResult(Struct, frozen=True):
     value: Any = None
     ends_run: bool = False
     untrusted: bool = False
+    command: Command | None = None
 
 
 # -- memory ------------------------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ from astromesh.graph.nodes.system_prompt import Examples, FromState, Rules, Text
 from astromesh.graph.records import END, ExecutionReport, GraphResult, Mutation, NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import Edge, Fork, Send
-from astromesh.graph.typed_state import Command
+from astromesh.types import Command
 
 __all__ = [
     "END",

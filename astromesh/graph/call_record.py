@@ -22,7 +22,15 @@ from astromesh.errors import (
     UpstreamError,
 )
 from astromesh.tools.results import to_text
-from astromesh.types import CompletionRequest, CompletionResult, JsonObject, Message, ToolCall, ToolResult
+from astromesh.types import (
+    Command,
+    CompletionRequest,
+    CompletionResult,
+    JsonObject,
+    Message,
+    ToolCall,
+    ToolResult,
+)
 
 _JSON_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 
@@ -121,10 +129,13 @@ def result_to_json(result: ToolResult) -> JsonObject:
         "value": to_plain_json(result.value),
         "ends_run": result.ends_run,
         "untrusted": result.untrusted,
+        **({} if result.command is None else {"command": to_lenient_json(result.command)}),
     }
 
 
 def result_of(call: ToolCall, data: JsonObject) -> ToolResult:
+    if "command" in data:
+        data = {**data, "command": convert(data["command"], Command)}
     return ToolResult(call.id, call.name, **data)
 
 

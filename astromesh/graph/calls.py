@@ -344,6 +344,12 @@ def tool_message(result: ToolResult) -> Message:
     return Message("tool", result.content, tool_call_id=result.call_id, name=result.name)
 
 
+def goto_of(results: Sequence[ToolResult]) -> str:
+    """Returns the node that the commands of tools name, the last one's if they differ, or an empty text."""
+    gotos = [one.command.goto for one in results if one.command is not None and one.command.goto]
+    return gotos[-1] if gotos else ""
+
+
 async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:
     """Makes one tool call with its events. A failed tool is a result with `ok=False`, never an exception."""
     if (journal := scope.journal) is not None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Mapping, Sequence
 from os import urandom
-from typing import Any, TypeAlias
+from typing import Any, Generic, TypeAlias
 
 from astromesh.errors import InvalidGraph, InvalidInput, NodeFailed
 from astromesh.graph.calls import ASSISTANT
@@ -14,7 +14,7 @@ from astromesh.graph.hooks import HookSet
 from astromesh.graph.node_config import NO_MODEL
 from astromesh.graph.plan import CompileOptions, Plan, compile_graph
 from astromesh.graph.problems import known_roles, unknown_role, unknown_roles
-from astromesh.graph.records import GraphResult
+from astromesh.graph.records import GraphResult, S
 from astromesh.graph.run import UNLIMITED_RETRIES, Run, RunSettings
 from astromesh.graph.scope import Scope
 from astromesh.graph.state import MAX_ITERATIONS
@@ -85,7 +85,7 @@ def _call(value: Any) -> ToolCall:
 _CLOCK: Clock = SystemClock()
 
 
-class PromptGraphEngine:
+class PromptGraphEngine(Generic[S]):
     """Runs one graph, any number of times and concurrently. Runs share only the compiled plan.
 
     Args:
@@ -112,7 +112,7 @@ class PromptGraphEngine:
 
     def __init__(  # noqa: PLR0913 (the keywords of graph.md section 1)
         self,
-        graph: PromptGraph,
+        graph: PromptGraph[S],
         model: ModelPort | None = None,
         *,
         tools: ToolPort | Sequence[ToolLike] | None = None,
@@ -178,11 +178,11 @@ class PromptGraphEngine:
         self,
         input: Input,
         *,
-        state: Any = None,
+        state: S | Mapping[str, Any] | None = None,
         context: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
         caller: CallerContext | None = None,
-    ) -> GraphResult:
+    ) -> GraphResult[S]:
         """Runs the graph once. A failed run returns a result too: see its report.
 
         Args:

@@ -8,14 +8,12 @@ from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Generic, Literal, Self
 
-from typing_extensions import TypeVar
-
 from astromesh.errors import InvalidGraph
 from astromesh.graph import problems, topology
 from astromesh.graph.base import BaseNode, Routing
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import MAX_CONCURRENCY
-from astromesh.graph.records import END
+from astromesh.graph.records import END, S
 from astromesh.graph.serialization import read_graph, write_graph
 from astromesh.graph.state import MAX_ITERATIONS, NO_REDUCERS, Reducer
 from astromesh.graph.transitions import (
@@ -40,9 +38,6 @@ Mode = Literal["static", "autonomous"]
 OnNodeError = Literal["continue", "stop"]
 #: The default priority of edges for failures. They are tried before the others.
 FIRST = 10
-
-
-S = TypeVar("S", default=Any)
 
 
 class PromptGraph(Generic[S]):

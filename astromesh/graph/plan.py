@@ -64,9 +64,10 @@ from astromesh.graph.transitions import (
     rules_for,
     unconditional_transition,
 )
-from astromesh.graph.typed_state import Command, StateSchema
+from astromesh.graph.typed_state import StateSchema
 from astromesh.graph.validation import Processor, postprocessor, preprocessor
 from astromesh.providers.base import ModelPort
+from astromesh.types import Command
 
 # -- guards, pre- and postprocessors of nodes that do not apply them themselves ----------------------------
 #
@@ -229,6 +230,8 @@ class Step(RoutedNode):
                 state.ledger.add_usage(result.usage)  # spent past the engine: it counts too
         else:
             result = NodeResult(name, value)
+        if isinstance(result.output, Command) and self.schema is None:
+            _apply_command(self, result, state)
         result.duration_ms = duration_ms
         if config.usage is not NO_USAGE:
             result.usage = config.usage
@@ -307,14 +310,28 @@ def _with_state_updates(step: Step, schema: StateSchema) -> NodeWrapper:
 def _apply_update(step: Step, schema: StateSchema, result: NodeResult, state: GraphState) -> None:
     output = result.output
     if isinstance(output, Command):
-        if output.goto and output.goto not in step.goto:
-            raise GraphError(f"{step.name!r} may not go to {output.goto!r}, which is not one of its targets.")
-        result.output, result.next_node = dict(output.update), output.goto
+        _take_command(step, result, output)
     elif not schema.is_update(output) or result.raw_output is not None:
         return
     if result.output and step.mask & BIT[NodeFlag.READONLY]:
         raise GraphError(f"{step.name!r} is READONLY and may not update the state.")
     schema.update(state, result.output)
+
+
+def _apply_command(step: Step, result: NodeResult, state: GraphState) -> None:
+    """Writes the update of a command to the context of a graph without a typed state."""
+    command, result.output = result.output, None
+    try:
+        _take_command(step, result, command)
+        state.context.update(command.update)
+    except (GraphError, TypeError) as error:  # a READONLY node may not write
+        result.error, result.exception, result.output = str(error), error, None
+
+
+def _take_command(step: Step, result: NodeResult, command: Command) -> None:
+    if command.goto and command.goto not in step.goto:
+        raise GraphError(f"{step.name!r} may not go to {command.goto!r}, which is not one of its targets.")
+    result.output, result.next_node = dict(command.update), command.goto
 
 
 def _with_hooks(node: BaseNode, hooks: HookSet) -> NodeWrapper:

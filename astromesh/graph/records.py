@@ -12,10 +12,11 @@ from datetime import date, datetime, time
 from enum import Enum
 from hashlib import blake2b
 from operator import attrgetter
-from typing import Any, Literal, get_args
+from typing import Any, Generic, Literal, cast, get_args
 
 import orjson
 from msgspec import Struct, structs
+from typing_extensions import TypeVar
 
 from astromesh.errors import GraphError, GraphStopped, NodeFailed, OutputRefused
 from astromesh.graph.structured_output import json_of, whole_object
@@ -322,9 +323,13 @@ class ExecutionReport:
         }
 
 
+#: The class of the state of a graph.
+S = TypeVar("S", default=Any)
+
+
 @dataclass(slots=True)
-class GraphResult:
-    """The result of a run.
+class GraphResult(Generic[S]):
+    """The result of a run of a graph whose state is an `S`.
 
     Args:
         messages: The whole conversation. The question is the first message.
@@ -339,7 +344,7 @@ class GraphResult:
     context: dict[str, Any]
     report: ExecutionReport
     json_text: str = ""
-    state: Any = None
+    state: S = cast(Any, None)  # noqa: RUF009 (a cast calls nothing)
 
     @property
     def ok(self) -> bool:

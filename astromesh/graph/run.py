@@ -78,7 +78,7 @@ from astromesh.telemetry.events import ms_since
 from astromesh.tools.base import ToolPort
 from astromesh.tools.results import failed_result
 from astromesh.tools.toolbox import NoTools
-from astromesh.types import Message, ToolCall, ToolResult
+from astromesh.types import Command, Message, ToolCall, ToolResult
 
 log = logging.getLogger("astromesh.graph")
 #: The result of the last node or None, why the graph could not continue or an empty text, and the reason.
@@ -516,7 +516,19 @@ class Run:
         self, config: NodeConfig, state: GraphState, calls: Sequence[ToolCall]
     ) -> list[ToolResult]:
         port, scope = self.tools_of(config.node), config.scope
-        return await call_tools(scope, calls, lambda call: self._call_tool(scope, port, state, call))
+        results = await call_tools(scope, calls, lambda call: self._call_tool(scope, port, state, call))
+        for result in results:
+            if result.command is not None and result.command.update:
+                self._update(state, result.command.update)
+        return results
+
+    def _update(self, state: GraphState, update: Mapping[str, Any]) -> None:
+        """Writes the update of a tool's command."""
+        schema = self.plan.schema
+        if schema is not None:
+            schema.update(state, dict(update))
+        else:
+            state.context.update(update)
 
     async def _call_tool(self, scope: Scope, port: ToolPort, state: GraphState, call: ToolCall) -> ToolResult:
         hooks = self.settings.options.hooks
@@ -556,6 +568,8 @@ class Run:
 _new_without_init = object.__new__
 #: The usual return types of functions. A value of another type may be awaitable.
 _NEVER_AWAITABLE = frozenset({type(None), str, dict, list, bool, int, float, NodeResult})
+#: Types of values that are more than an output.
+_SETTLED = (NodeResult, Command)
 HELD_MS = HELD_SECONDS * 1000
 _ISOLATED = BIT[NodeFlag.ISOLATED_CONTEXT]
 
@@ -639,7 +653,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                     if config.is_verbatim:
                         result, is_plain = value, True
                         result.duration_ms, result.usage = duration_ms, config.usage
-                    elif config.usage is not NO_USAGE or isinstance(value, NodeResult):
+                    elif config.usage is not NO_USAGE or isinstance(value, _SETTLED):
                         result = step.settle(value, state, config, duration_ms)
                     else:
                         # defaults stand in the class: a third of the constructor's cost

@@ -16,8 +16,6 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from msgspec import Struct
-
 from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey
 from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.state import GraphState, Reducer, engine_write
@@ -25,18 +23,6 @@ from astromesh.graph.structured_output import type_adapter
 
 #: Types whose empty value is the start of a field without a default.
 _EMPTY = (list, dict, set, frozenset, tuple, str, int, float, bool, bytes)
-
-
-class Command(Struct, frozen=True):
-    """An update of the state, and where to go on. Functions of typed graphs return it.
-
-    Args:
-        update: Values by field.
-        goto: A target that the node declares: an edge, a transition, or `routes`. Empty: the graph decides.
-    """
-
-    update: Mapping[str, Any] = {}
-    goto: str = ""
 
 
 class StateField(NamedTuple):

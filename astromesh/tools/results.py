@@ -27,7 +27,7 @@ from astromesh.errors import (
     is_failure,
 )  # fmt: skip
 from astromesh.telemetry.events import ms_since
-from astromesh.types import ToolCall, ToolResult
+from astromesh.types import Command, ToolCall, ToolResult
 
 #: stores a complete result and returns its id
 StoreText: TypeAlias = Callable[[str], str]
@@ -65,7 +65,10 @@ async def result_of(
     """
     started = perf_counter()
     try:
-        answer = await value
+        answer, command = await value, None
+        if isinstance(answer, Command):
+            command = answer
+            answer = dict(command.update) if command.result is None else command.result
         content = to_text(answer, max_characters, store)
     except LimitReached:
         raise
@@ -84,8 +87,9 @@ async def result_of(
             call, ToolFailed(f"The tool {call.name!r} failed: {describe(error)}"), started, untrusted
         )
     return ToolResult(
-        call.id, call.name, content, duration_ms=ms_since(started), value=answer, untrusted=untrusted
-    )
+        call.id, call.name, content, duration_ms=ms_since(started), value=answer, untrusted=untrusted,
+        command=command,
+    )  # fmt: skip
 
 
 def failed_result(

@@ -20,7 +20,7 @@ from msgspec import structs
 
 from astromesh.errors import InvalidOutput
 from astromesh.graph.base import BaseNode, NodeKeywords
-from astromesh.graph.calls import ASSISTANT, tool_message
+from astromesh.graph.calls import ASSISTANT, goto_of, tool_message
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import system_prompt
@@ -195,7 +195,8 @@ class PromptNode(BaseNode):
         result.messages_added = (message, *map(tool_message, results))
         if any(r.ends_run for r in results):
             state.stop("completed")
-        result.transition_reason = TOOL_CALLS_PRESENT
+        result.next_node = goto_of(results)
+        result.transition_reason = "" if result.next_node else TOOL_CALLS_PRESENT
         return result
 
     # -- steps 6 to 9: the final answer --------------------------------------------------------------------

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Unpack
 import orjson
 
 from astromesh.graph.base import PROMPT_KEYWORDS, BaseNode, NodeKeywords
-from astromesh.graph.calls import tool_message
+from astromesh.graph.calls import goto_of, tool_message
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
@@ -52,7 +52,13 @@ class ToolNode(BaseNode):
         results = await config.call_tools(calls, state)
         messages = tuple(map(tool_message, results))
         # the model may correct a failed call: it is not the node's failure
-        return NodeResult(self.name, _values_of(results), messages_added=messages, is_answer=False)
+        return NodeResult(
+            self.name,
+            _values_of(results),
+            messages_added=messages,
+            is_answer=False,
+            next_node=goto_of(results),
+        )
 
     async def _call(self, state: GraphState, config: NodeConfig) -> NodeResult:
         arguments = self._arguments(state)
@@ -60,9 +66,16 @@ class ToolNode(BaseNode):
             arguments = await arguments
         text = orjson.dumps(dict(arguments), default=str).decode()
         call = ToolCall(config.scope.call_id(), self.tool, text)
-        (result,) = await config.call_tools((call,), state)
+        (result,) = results = await config.call_tools((call,), state)
         failed = "" if result.ok else f"{self.tool}: {result.content}"
-        return NodeResult(self.name, result.value, result.content, error=failed, is_answer=False)
+        return NodeResult(
+            self.name,
+            result.value,
+            result.content,
+            error=failed,
+            is_answer=False,
+            next_node=goto_of(results),
+        )
 
     def _arguments(self, state: GraphState) -> Any:
         if callable(self.arguments):

@@ -21,6 +21,7 @@ from astromesh import (
     get_current_caller,
     tool,
 )
+from astromesh.graph import GraphResult, PromptGraph, PromptGraphEngine
 from astromesh.types import CompletionRequest, Message
 
 
@@ -102,6 +103,15 @@ async def main() -> None:
         await runtime.run("agent", "Hi", "session")
     caller = get_current_caller()
     assert_type(caller, CallerContext | None)
+
+
+async def graphs() -> GraphResult[City]:
+    typed_graph = PromptGraph[City]("cities")
+    assert_type((await PromptGraphEngine(typed_graph).ainvoke("Where?", state=City(name="Rome"))).state, City)
+    assert_type((await PromptGraphEngine(PromptGraph[Spot]("g")).ainvoke("Where?", state={})).state, Spot)
+    assert_type((await PromptGraphEngine(PromptGraph("g", state=Place)).ainvoke("Where?")).state, Place)
+    assert_type((await PromptGraphEngine(PromptGraph("g")).ainvoke("Where?")).state, Any)
+    return await PromptGraphEngine(typed_graph).ainvoke("Where?")
 
 
 def sync() -> Result[City]:
