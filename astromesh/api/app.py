@@ -19,11 +19,15 @@ from astromesh.access.audit import AuditLog
 from astromesh.api import errors
 from astromesh.api.auth import Auth, auth_from_config
 from astromesh.api.fast_routes import FastRoutes
-from astromesh.api.middleware.body_limit import BodyLimit
-from astromesh.api.middleware.fair_start import FairStart
-from astromesh.api.middleware.limits import DEFAULT_LIMITS, ConcurrencyLimits, RequestLimits
+from astromesh.api.middleware.limits import (
+    DEFAULT_LIMITS,
+    BodyLimit,
+    ConcurrencyLimits,
+    FairStart,
+    RequestLimits,
+)
 from astromesh.api.middleware.response import RESPONSE_STARTED, wrap_send
-from astromesh.api.middleware.server_span import request_trace
+from astromesh.api.middleware.server_span import RequestTrace, is_traced
 from astromesh.api.responses import EventBuffer
 from astromesh.errors import ShuttingDown
 from astromesh.logs import get_logger
@@ -100,8 +104,9 @@ class Server:
             await self.router.lifespan(scope, receive, send)
             return
         send, is_http = wrap_send(scope, send), scope["type"] == "http"
-        trace = request_trace(scope, self.state.runtime.runner.exporter) if is_http else None
-        if trace is not None:
+        exporter, trace = self.state.runtime.runner.exporter, None
+        if exporter is not None and is_http and is_traced(scope):
+            trace = RequestTrace(scope, exporter)
             send = trace.watch(send)
         try:
             await self._middleware(scope, receive, send)

@@ -16,7 +16,7 @@ from astromesh.api import errors
 from astromesh.api.auth import Auth
 from astromesh.api.errors import problem, public_failure, validation_detail
 from astromesh.api.middleware.audit import record_act
-from astromesh.api.middleware.body_limit import TOO_DEEP, nests_too_deep
+from astromesh.api.middleware.limits import TOO_DEEP, nests_too_deep
 from astromesh.api.requests import MAX_SEQ, Query, RunMetadata, SessionId, Tags, viewer_of
 from astromesh.api.responses import EventBuffer, json_bytes
 from astromesh.durable.base import ENDED_STATUSES

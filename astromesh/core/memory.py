@@ -134,7 +134,7 @@ class MemoryManager:
         key = SessionKey(tenant, agent_name, session_id, owner)
         if self.semantic is None and self.episodic is None:
             if self.conversational is None:
-                return _EMPTY_CONTEXT
+                return NO_CONTEXT
             recalled = await self._recall(self.conversational, key)
             return MemoryContext(self.conversational.strategy.select(recalled))
         return await self._build_full_context(key, query)
@@ -375,7 +375,8 @@ def _passage_source(key: SessionKey, turn: Turn) -> JsonObject:
     return {"source": "conversation", "session_id": key.session_id, "run_id": turn.run_id}
 
 
-_EMPTY_CONTEXT = MemoryContext()
+#: of an agent without memory
+NO_CONTEXT = MemoryContext()
 
 
 # -- export of the records of one principal ----------------------------------------------------------------

@@ -47,17 +47,19 @@ class ModelLimits(NamedTuple):
 
     @classmethod
     def of(cls, providers: Sequence[Provider]) -> ModelLimits:
-        """Returns the limits of a router's providers."""
-        if not providers:
-            return cls()
+        """Returns the limits of a router's providers, `NO_LIMITS` if some of them accept every request."""
         features = [provider.capabilities for provider in providers]
         windows = [feature.context_window for feature in features]
-        return cls(
-            ", ".join(provider.name for provider in providers),
-            any(feature.tools for feature in features),
-            not all(feature.text_only for feature in features),
-            max(windows) if all(windows) else 0,
-        )
+        tools = any(feature.tools for feature in features)
+        images = not all(feature.text_only for feature in features)
+        window = max(windows, default=0) if all(windows) else 0
+        if not providers or (tools and images and not window):
+            return NO_LIMITS
+        return cls(", ".join(provider.name for provider in providers), tools, images, window)
+
+
+#: some model accepts every request
+NO_LIMITS = ModelLimits()
 
 
 class LeftOut(NamedTuple):

@@ -23,7 +23,7 @@ from msgspec.structs import replace
 
 from astromesh.core.circuit_breaker import CLOSED, BreakerRules, CircuitBreaker, CircuitOpen, Entry
 from astromesh.core.guardrails import GuardrailsEngine, filter_error
-from astromesh.core.model_limits import NOTHING, ModelLimits, fitted
+from astromesh.core.model_limits import NO_LIMITS, NOTHING, ModelLimits, fitted
 from astromesh.core.routing import STRATEGIES, Candidate, missing_capabilities, rank, request_needs
 from astromesh.errors import (
     AllProvidersFailed,
@@ -591,6 +591,8 @@ class RunModel:
         """Returns the request with the agent's schema, as the models accept it. Raises: as of `fitted`."""
         request = request if self._schema is None else self._with_schema(request)
         limits = self._router.for_role(request.role).limits
+        if limits is NO_LIMITS:
+            return request
         request, left_out = fitted(request, limits)
         if left_out is not NOTHING:
             self.left_out = left_out.to_json(limits)

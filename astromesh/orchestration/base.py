@@ -49,10 +49,6 @@ class Outcome(Struct, frozen=True):
     metadata: JsonObject = field(default_factory=dict)
     budget: str = ""
 
-    def ended_by(self, budget: str) -> Outcome:
-        """Returns the outcome of a run that this budget has ended."""
-        return replace(self, stop_reason="budget", budget=budget)
-
     def with_text(self, text: str) -> Outcome:
         """Returns the same outcome with another text."""
         return replace(self, text=text)

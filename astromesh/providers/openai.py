@@ -346,7 +346,9 @@ class OpenAI(Wire[OpenAIOptions]):
             body["tools"] = self._tools.of(request.tools)
             if request.tool_choice != "auto":
                 body["tool_choice"] = _tool_choice(request.tool_choice)
-        messages = with_schema_instruction(request) if self._needs_words(request) else request.messages
+        messages = request.messages
+        if request.output_schema is not None and self._needs_words(request):
+            messages = with_schema_instruction(request)
         body["messages"] = [encode_message(m) for m in messages]
         if self._owner:
             self._send_reasoning_back(messages, body["messages"])
@@ -362,8 +364,10 @@ class OpenAI(Wire[OpenAIOptions]):
     def decode(self, payload: Any) -> Reply:
         choice = min(payload["choices"], key=_index)
         message = choice["message"]
-        calls = tuple(_call(c.get("id"), c["function"]) for c in message.get("tool_calls") or ())
-        calls = _with_reasoning(calls, self._owner, message.get("reasoning_content"))
+        calls: tuple[ToolCall, ...] = ()
+        if called := message.get("tool_calls"):
+            calls = tuple(_call(c.get("id"), c["function"]) for c in called)
+            calls = _with_reasoning(calls, self._owner, message.get("reasoning_content"))
         refusal, reason = message.get("refusal"), choice.get("finish_reason")
         reply = Reply(
             text_of(message.get("content")) or text_of(refusal),
@@ -395,8 +399,7 @@ class OpenAI(Wire[OpenAIOptions]):
         return named
 
     def _needs_words(self, request: CompletionRequest) -> bool:
-        if request.output_schema is None:
-            return False
+        """Whether the words of the prompt must ask for the output schema."""
         return self._structured != "json_schema" or bool(request.tools and not self._schema_with_tools)
 
     def _ask_for_json(self, body: JsonObject, request: CompletionRequest) -> None:

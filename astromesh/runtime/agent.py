@@ -43,6 +43,7 @@ class Agent:
         max_running: The number of its runs that a process may execute at once; 0 without a limit.
         merges_messages: Whether messages that arrive close together become one run.
         continues_on_disconnect: Whether a synchronous run continues when its client disconnects.
+        can_call_tools: Whether one of its models can, those of its roles included.
         live: What it has beside its manifest if it is declared in Python.
         stream: How text may leave while the model writes it: `token`, `sentence` or `final`.
     """
@@ -68,6 +69,7 @@ class Agent:
     max_running: int = 0
     merges_messages: bool = False
     continues_on_disconnect: bool = False
+    can_call_tools: bool = True
 
     def iterations_within(self, limit: int) -> int:
         """Returns the model calls of its tool loop under the limit of an outer pattern.
@@ -77,11 +79,6 @@ class Agent:
         if self.pattern_name in PATTERN_ITERATIONS:
             return self.max_iterations
         return min(limit, self.max_iterations)
-
-    @property
-    def can_call_tools(self) -> bool:
-        """Whether one of its models can, those of its roles included."""
-        return any(router.limits.tools for router in (self.router, *self.router.roles.values()))
 
     @property
     def summarizes(self) -> bool:

@@ -273,7 +273,8 @@ class _Bootstrap:
         schema = spec.output_schema if live.output_type is None else live.output_type
         deps = replace(self._deps, graphs={**self._deps.graphs, **(graphs or {})}, roles=router.roles)
         pattern = await self._plugins.open("patterns", orchestration.pattern, orchestration.options, deps)
-        if tools and not any(one.limits.tools for one in (router, *router.roles.values())):
+        can_call_tools = any(one.limits.tools for one in (router, *router.roles.values()))
+        if tools and not can_call_tools:
             log.warning(
                 "tools_left_out",
                 agent=manifest.name,
@@ -305,6 +306,7 @@ class _Bootstrap:
             max_running=spec.queue.max_running or 0,
             merges_messages=spec.sessions.concurrency == "merge",
             continues_on_disconnect=spec.on_disconnect == "continue",
+            can_call_tools=can_call_tools,
         )  # fmt: skip
 
     async def _reopen(self, name: str, snapshot: JsonObject) -> Agent:

@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from msgspec.structs import replace
+
 from astromesh.core.model_router import ModelRouter, RunModel
 from astromesh.durable.base import BudgetAmounts, BudgetCaps, BudgetCharge, Reservation
 from astromesh.durable.budgets import RETRY_SECONDS, BudgetLimit, Budgets, ReservedByOthers, account_of
@@ -14,6 +16,7 @@ from astromesh.errors import BudgetExhausted
 from astromesh.graph.call_bounds import limited
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import Scope
+from astromesh.orchestration.base import Outcome
 from astromesh.runtime.agent import Agent
 from astromesh.tokens import estimate_request, estimate_size, utf8_size
 from astromesh.tools.base import ToolContext, ToolPort
@@ -218,18 +221,16 @@ class ChargedTools:
         return await self._tools.execute(call, context)
 
 
-def exhausted_budget(ledger: RunLedger, accounts: Accounts | None) -> str:
-    """Returns the budget that a run did not fit, e.g. `per_run.tokens`, or an empty string."""
-    if ledger.refused:
-        return f"per_run.{ledger.refused}"
-    return accounts.refused.budget if accounts is not None and accounts.refused is not None else ""
-
-
-def require_progress(ledger: RunLedger, accounts: Accounts) -> None:
-    """Checks that a run which a budget has stopped has called a model.
+def ended_by_budget(outcome: Outcome, ledger: RunLedger, accounts: Accounts | None) -> Outcome:
+    """Returns the outcome; if a budget has ended its run, with the budget that the run did not fit.
 
     Raises:
         BudgetExhausted: its first call was refused: the run has cost nothing, and has no answer.
     """
-    if accounts.refused is not None and not ledger.usage.total_tokens:
-        raise accounts.refused
+    refused = accounts.refused if accounts is not None else None
+    budget = f"per_run.{ledger.refused}" if ledger.refused else refused.budget if refused is not None else ""
+    if not budget and outcome.stop_reason != "budget":
+        return outcome
+    if refused is not None and not ledger.usage.total_tokens:
+        raise refused
+    return replace(outcome, stop_reason="budget", budget=budget or "graph")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
@@ -277,10 +277,6 @@ def _deps_of(agent: Agent, request: RunRequest, outer: Scope | None) -> Any:
     return outer.deps if own is None and outer is not None else own
 
 
-def _visible_metadata(agent: Agent, request: RunRequest) -> Mapping[str, Any]:
-    return agent.guardrails.visible_metadata(request.metadata) if request.metadata else request.metadata
-
-
 class RunFactory:
     """Makes the `Run` of a request.
 
@@ -349,9 +345,10 @@ class RunFactory:
             model: RunModel = ChargedModel(agent.router, scope, schema, accounts)
         else:
             model = RunModel(agent.router, scope, schema)
+        metadata = request.metadata and agent.guardrails.visible_metadata(request.metadata)
         log = RunLog(
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts,
-            metadata=_visible_metadata(agent, request), tags=request.tags, remote_span=caused.span_id,
+            metadata=metadata, tags=request.tags, remote_span=caused.span_id,
         )  # fmt: skip
         scope.deps, scope.metadata, scope.tags = _deps_of(agent, request, outer), log.metadata, log.tags
         scope.max_answer_bytes = self.max_answer_bytes

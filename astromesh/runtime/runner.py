@@ -636,8 +636,12 @@ def _partial_result(agent: Agent, run: Run) -> JsonObject:
 
 def _said(run: Run) -> JsonObject:
     """Returns what the caller says about a run, without what is empty."""
-    said: JsonObject = {"metadata": dict(run.log.metadata), "tags": list(run.log.tags)}
-    return {key: value for key, value in said.items() if value}
+    said: JsonObject = {}
+    if run.log.metadata:
+        said["metadata"] = dict(run.log.metadata)
+    if run.log.tags:
+        said["tags"] = list(run.log.tags)
+    return said
 
 
 def _log_run(agent: Agent, run: Run, status: str, reason: str) -> None:

@@ -21,6 +21,7 @@ from astromesh.core.guardrails import (
     filter_data,
     filter_error,
 )
+from astromesh.core.memory import NO_CONTEXT
 from astromesh.core.model_limits import outgrown
 from astromesh.durable import failpoints
 from astromesh.durable.base import RunChange
@@ -41,7 +42,7 @@ from astromesh.graph.scope import ToolCallRecord
 from astromesh.logs import get_logger
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.budgets import ChargedTools, exhausted_budget, require_progress
+from astromesh.runtime.budgets import ChargedTools, ended_by_budget
 from astromesh.runtime.declarations import SystemPrompt
 from astromesh.runtime.records import (
     AdmittedQuery,
@@ -244,7 +245,9 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
         tenant=run.key.tenant,
         owner=run.owner,
     )
-    if run.journal is None:
+    if agent.memory.is_empty:
+        memory = NO_CONTEXT
+    elif run.journal is None:
         memory = await build()
     else:
         memory = await run.journal.value("memory", build, memory_to_json, memory_of)
@@ -341,16 +344,14 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     if request.terms.max_iterations is not None:
         iterations = agent.iterations_within(request.terms.max_iterations)
     messages = equipped.prompted.messages
-    if agent.summarizes and agent.router.limits.window:
+    if agent.router.limits.window and agent.summarizes:
         messages = await _summarized(agent, messages, equipped.specs, run)
     task = PatternTask(messages, equipped.specs, iterations, request.context)
     tools = equipped.tools if accounts is None else ChargedTools(equipped.tools, accounts)
     try:
         outcome = await _run_pattern(agent, task, tools, run)
-        if (budget := exhausted_budget(run.scope.ledger, accounts)) or outcome.stop_reason == "budget":
-            if accounts is not None:
-                require_progress(run.scope.ledger, accounts)
-            outcome = outcome.ended_by(budget or "graph")
+        if accounts is not None or run.scope.ledger.refused or outcome.stop_reason == "budget":
+            outcome = ended_by_budget(outcome, run.scope.ledger, accounts)
         outcome = _require_answer(agent, outcome, run)
         if agent.output_schema is not None:
             outcome = await enforce_schema(agent.output_schema, outcome, task.messages, run)

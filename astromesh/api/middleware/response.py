@@ -36,7 +36,7 @@ def request_id_of(scope: Scope) -> bytes:
     """Returns the id of a request: the client's `x-request-id` where it is one, else a new one."""
     state = scope.setdefault("state", {})
     if REQUEST_ID not in state:
-        given = next((value for name, value in scope.get("headers", ()) if name == REQUEST_ID), b"")
+        given = dict(scope.get("headers", ())).get(REQUEST_ID, b"")
         state[REQUEST_ID] = given if _CLIENT_ID.fullmatch(given) else new_request_id()
     found: bytes = state[REQUEST_ID]
     return found

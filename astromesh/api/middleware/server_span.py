@@ -67,8 +67,6 @@ class RequestTrace:
         )
 
 
-def request_trace(scope: Scope, exporter: TraceExporter | None) -> RequestTrace | None:
-    """Begins the span of a request; None if requests like it are not traced, or nothing is exported."""
-    if exporter is None or scope["path"] in _UNTRACED:
-        return None
-    return RequestTrace(scope, exporter)
+def is_traced(scope: Scope) -> bool:
+    """Whether requests like this one have a span: all but health checks and scrapes."""
+    return scope["path"] not in _UNTRACED

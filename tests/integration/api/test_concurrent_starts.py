@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 
 from astromesh.api.app import create_app
-from astromesh.api.middleware.fair_start import MAX_STARTS
+from astromesh.api.middleware.limits import MAX_STARTS
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CompletionRequest
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write

@@ -15,12 +15,13 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 
 from astromesh.api.app import create_app
 from astromesh.api.auth import Auth
-from astromesh.api.middleware.body_limit import MAX_DEPTH, nests_too_deep
 from astromesh.api.middleware.limits import (
     DEFAULT_LIMITS,
+    MAX_DEPTH,
     MAX_HEADER_BYTES,
     MAX_TARGET_BYTES,
     ConcurrencyLimits,
+    nests_too_deep,
 )
 from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.tools.base import RateLimit

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from astromesh.api.middleware.fair_start import MAX_STARTS, FairStart
+from astromesh.api.middleware.limits import MAX_STARTS, FairStart
 
 
 async def comes(turns: FairStart, number: int, begun: list[int]) -> None:
