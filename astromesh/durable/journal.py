@@ -32,6 +32,7 @@ from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import Divergence, NondeterministicGraph, OutcomeUnknown, StoreError, UpstreamError
 from astromesh.graph import call_record
+from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import AskModel, CallTool, NodeEffect, ReplayTool
 from astromesh.telemetry.events import MODEL_DELTA
 from astromesh.telemetry.ids import derived_run_id
@@ -162,7 +163,7 @@ class StepLog:
 
     def restart(self, path: str) -> None:
         """Begins the work below a path again: its steps are numbered from 1."""
-        for known in [one for one in self._passed if one.startswith(f"{path}/")]:
+        for known in [one for one in self._passed if one.partition(":")[2].startswith(f"{path}/")]:
             del self._passed[known]
 
     def number(self, path: str) -> int:
@@ -200,7 +201,9 @@ class StepLog:
 
     def check_reached(self, path: str) -> None:
         """Raises NondeterministicGraph if the record has nodes below a path that did not run this time."""
-        missing = next((p for p, _ in self._unreached if p.startswith(f"{path}/")), None)
+        below = (p for p, _ in self._unreached if p.startswith(f"{path}/"))
+        # nodes of a run behind a recorded tool call do not run again
+        missing = next((p for p in below if _NESTED not in p.removeprefix(path)), None)
         if missing is not None:
             self.diverge(
                 f"The run cannot be resumed: its graph was changed. The node {_name(path)!r} has not run "
@@ -279,6 +282,16 @@ class StepLog:
                 self._writer.step(step._replace(output=None))
 
 
+class _NestedRun(NamedTuple):
+    """A run that a call or node has started."""
+
+    agent: str
+    ledger: RunLedger
+
+    def to_json(self) -> JsonObject:
+        return {"agent": self.agent, "spent": self.ledger.to_json()}
+
+
 class RunJournal:
     """The journal of one run: the accepted one, or one nested in it.
 
@@ -294,6 +307,8 @@ class RunJournal:
         self.step_log, self.place, self.run_id, self._model = step_log, place, run_id, model
         #: active visits of nodes, by their path in this run
         self.visits: dict[str, NodeVisit] = {}
+        #: the runs that active tool calls have started, by the path and id of the call
+        self._runs: dict[tuple[str, str], list[_NestedRun]] = {}
 
     def attach(self, stream: DurableStream) -> None:
         """Sends the events of the run to a stream. Steps are numbered after those in the stream."""
@@ -307,9 +322,18 @@ class RunJournal:
         self._last_step = max(self._last_step + 1, step)
         return self._last_step
 
-    def nested(self, path: str, call_id: str, agent: str) -> tuple[str, str]:
-        """Returns place and id of a run that is started here. It has the same ones when it starts again."""
+    def nested(self, path: str, call_id: str, agent: str, ledger: RunLedger) -> tuple[str, str]:
+        """Returns place and id of a run that is started here. It has the same ones when it starts again.
+
+        Args:
+            ledger: what the run will have spent when the call or node ends that starts it.
+        """
         place = f"{self.at(path)}{_NESTED}{agent}:{call_id}"
+        run = _NestedRun(agent, ledger)
+        if (runs := self._runs.get((path, call_id))) is not None:
+            runs.append(run)
+        else:
+            self._note(path, kind="run", at=path, id=call_id, run=run)
         place = f"{place}#{self.step_log.number(place)}"
         return place, derived_run_id(self.step_log.run_id, place)
 
@@ -339,7 +363,10 @@ class RunJournal:
             n, _ = self.step_log.reach(key, None if call["frame"] is None else self.at(call["frame"]))
             step = self.step_log.find(key, n, "")
             return step.output if step is not None and step.state == "done" else None
-        if kind == "model":
+        if kind == "run":
+            scope.steps[0] = max(scope.steps[0], self._last_step)  # its text has steps of this run
+            self._repeat_run(scope, call["id"], call["run"])
+        elif kind == "model":
             path = path or _MODEL
             scope.next_step()
             step = self.step_log.peek(path, self.step_log.number(path))
@@ -349,6 +376,12 @@ class RunJournal:
         else:
             self.step_log.number(f"{path}/{kind}:{call['id']}".lstrip("/"))
         return None
+
+    def _repeat_run(self, scope: Any, call_id: str, run: JsonObject) -> None:
+        """Counts and charges a nested run behind a recorded call or node."""
+        self.step_log.number(f"{self.at(scope.path)}{_NESTED}{run['agent']}:{call_id}")
+        scope.ledger.spend("nested_runs")
+        scope.ledger.add(run["spent"])
 
     def check_children(self, path: str) -> None:
         self.step_log.check_reached(f"{_NODE}{self.at(path)}")
@@ -498,18 +531,26 @@ class RunJournal:
         n = self.step_log.number(path)
         found = self.step_log.find(path, n, digest)
         if found is not None and found.state == "done":
-            result = call_record.result_of(call, found.output or {})
+            output = dict(found.output or {})
+            for run in output.pop("runs", ()):
+                self._repeat_run(scope, call.id, run)
+            result = call_record.result_of(call, output)
             retell(result)
             noted["done"] = True
             return result
         handle = ToolCallStep(
             self.step_log, JournalStep(path, n, "tool", digest, "intent"), call, found, scope.agent
         )
-        with self.step_log.waiting.calling():
-            result = await do(replace(context, step=handle))
-        await self.step_log.write(
-            handle.step._replace(state="done", output=call_record.result_to_json(result))
-        )
+        runs = self._runs[scope.path, call.id] = list[_NestedRun]()
+        try:
+            with self.step_log.waiting.calling():
+                result = await do(replace(context, step=handle))
+        finally:
+            self._runs.pop((scope.path, call.id), None)
+        output = call_record.result_to_json(result)
+        if runs:
+            output["runs"] = [run.to_json() for run in runs]
+        await self.step_log.write(handle.step._replace(state="done", output=output))
         failpoints.reach(failpoints.TOOL_DONE)
         noted["done"] = True
         return result
@@ -708,6 +749,9 @@ class NodeVisit:
 
     async def finish(self, record: JsonObject) -> None:
         await self._log.while_active()
+        for call in self.calls:
+            if call["kind"] == "run":
+                call["run"] = call["run"].to_json()
         done = self._step._replace(state="done", output={**self._about, **record, "calls": self.calls})
         if self._about["once"]:
             await self._log.write(done)
@@ -742,7 +786,11 @@ def _has_reasoning(step: JournalStep) -> bool:
     if step.kind == "model":
         calls = output.get("result", {}).get("tool_calls", ())
     elif step.kind == "node":
-        calls = output["result"].get("tool_calls", ())
+        result = output["result"]
+        _, own = output["writes"].get("lists", {}).get("messages", (0, ()))
+        added = (one for one in (*result.get("messages", ()), *own) if isinstance(one, dict))
+        calls = [call for message in added for call in message["tool_calls"]]
+        calls += result.get("tool_calls", ())
     else:
         return False
     return any(call_record.has_kept(call) for call in calls)

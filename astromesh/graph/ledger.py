@@ -15,9 +15,11 @@ import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
+from msgspec import convert, to_builtins
+
 from astromesh.errors import BudgetExhausted
 from astromesh.graph.call_bounds import CallBounds
-from astromesh.types import Usage
+from astromesh.types import JsonObject, Usage
 
 _NO_USAGE = Usage()
 #: The budgets that one call may exceed by itself, so that calls reserve them.
@@ -197,6 +199,17 @@ class RunLedger:
             used["tokens"] = used.get("tokens", 0) + tokens
             used["cost_usd"] = used.get("cost_usd", 0.0) + usage.cost_usd
             ledger = ledger.parent
+
+    def to_json(self) -> JsonObject:
+        """Returns what was spent."""
+        return {"usage": to_builtins(self.usage), "used": dict(self.used)}
+
+    def add(self, spent: JsonObject) -> None:
+        """Charges what another ledger has spent, as its `to_json` wrote it."""
+        self.add_usage(convert(spent["usage"], Usage))
+        for key, amount in spent["used"].items():
+            if key not in _RESERVED:
+                self.spend(key, amount)
 
     def exhausted(self, keys: Sequence[str] = _KEYS) -> str:
         """Returns the first of these keys that is used up here or in a parent, or an empty string."""

@@ -7,10 +7,11 @@ JSON, but for an output with `output_schema`, which is validated again.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import MISSING, fields
+from typing import Any, get_type_hints
 
 import orjson
-from msgspec import Struct, convert, structs, to_builtins
+from msgspec import Struct, convert, json, structs, to_builtins
 
 from astromesh.errors import AstromeshError, GraphError, GraphStopped, NodeFailed, OutputRefused
 from astromesh.graph.call_record import error_of, error_to_json
@@ -81,17 +82,18 @@ def context_to_json(context: Mapping[str, Any]) -> JsonObject:
 class Snapshot:
     """The state before a node, in a form in which every change shows, nested ones too."""
 
-    __slots__ = ("context", "lists", "messages", "updates")
+    __slots__ = ("context", "lists", "messages", "notes", "updates")
 
-    def __init__(self, state: GraphState) -> None:
+    def __init__(self, state: GraphState, notes: Any = None) -> None:
         self.context = {key: _quietly_encoded(value) for key, value in state.context.items()}
         self.messages = list(state.messages)
         self.updates = {key: len(values) for key, values in (state.updates or {}).items()}
         self.lists = {
             name: (len(getattr(state, name)), _quietly_encoded(getattr(state, name))) for name in _DATA
         }
+        self.notes = _notes_to_json(notes)
 
-    def writes(self, state: GraphState) -> JsonObject:
+    def writes(self, state: GraphState, notes: Any = None) -> JsonObject:
         """Returns what was written since then.
 
         Raises:
@@ -115,7 +117,12 @@ class Snapshot:
             for key, values in (state.updates or {}).items()
             if (added := values[self.updates.get(key, 0) :])
         }
-        writes = {"context": changed, "removed": removed, "lists": lists, "updates": updates}
+        noted = {
+            name: orjson.Fragment(value)
+            for name, value in _notes_to_json(notes).items()
+            if self.notes[name] != value
+        }
+        writes = {"context": changed, "removed": removed, "lists": lists, "updates": updates, "notes": noted}
         return {name: value for name, value in writes.items() if value}
 
     def _added(self, state: GraphState, name: str) -> tuple[int, Any] | None:
@@ -145,8 +152,19 @@ def _quietly_encoded(value: Any) -> bytes | None:
         return None
 
 
-def apply_writes(state: GraphState, writes: JsonObject) -> list[Message]:
+def _notes_to_json(notes: Any) -> dict[str, bytes]:
+    """Returns the fields of a pattern's notes, without those that they are made with: they stay."""
+    every = () if notes is None else fields(notes)
+    own = (one.name for one in every if (one.default, one.default_factory) != (MISSING, MISSING))
+    return {name: json.encode(getattr(notes, name)) for name in own}
+
+
+def apply_writes(state: GraphState, writes: JsonObject, notes: Any = None) -> list[Message]:
     """Repeats what a node wrote. Returns the messages that it added itself."""
+    if "notes" in writes:
+        types = get_type_hints(type(notes))
+        for name, value in writes["notes"].items():
+            setattr(notes, name, convert(value, types[name]))
     for key, value in writes.get("context", {}).items():
         engine_write(state.context, key, value)
     for key in writes.get("removed", ()):

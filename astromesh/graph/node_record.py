@@ -4,10 +4,11 @@ A record is JSON:
 
     node     its path
     result   the fields of its NodeResult that have no default
-    writes   what the node itself wrote to the state: values of the context, and what was added to lists
+    writes   what the node itself wrote to the state: values of the context, what was added to lists, and
+             fields of the notes of a pattern
     edge     the next node and the rule that chose it, or None if the run was stopped
     stop     the reason and the error with which the node stopped the run, or None
-    calls    the visits of children, model calls, tool calls and questions in it (by the journal)
+    calls    the visits of children, model calls, tool calls, questions and nested runs in it (by the journal)
 
 What the engine writes after a node (`output_key`, messages) follows from the result, so the loop writes it
 again. `node_json` says what JSON can carry.
@@ -67,12 +68,14 @@ class RepeatedRun(Protocol):
 class RecordedVisit:
     """One visit of a node, from its beginning to its record."""
 
-    __slots__ = ("before", "entry", "has_own_limits", "limits", "path", "record", "stopped")
+    __slots__ = ("before", "entry", "has_own_limits", "limits", "notes", "path", "record", "stopped")
 
-    def __init__(self, path: str, entry: JournaledNode, state: GraphState, limits: NodeLimits) -> None:
-        self.path, self.entry, self.limits = path, entry, limits
+    def __init__(
+        self, path: str, entry: JournaledNode, state: GraphState, limits: NodeLimits, notes: Any = None
+    ) -> None:
+        self.path, self.entry, self.limits, self.notes = path, entry, limits, notes
         self.has_own_limits = False
-        self.before = None if entry.record is not None else Snapshot(state)
+        self.before = None if entry.record is not None else Snapshot(state, notes)
         self.stopped = state.shared.stop_reason is not None
         self.record: JsonObject = {}
 
@@ -83,10 +86,14 @@ class RecordedVisit:
 
 
 class NodeRecorder:
-    """Records the finished nodes of one run of a graph, and takes recorded ones as done."""
+    """Records the finished nodes of one run of a graph, and takes recorded ones as done.
 
-    def __init__(self, journal: Journal) -> None:
-        self._journal = journal
+    Args:
+        notes: A dataclass that the nodes of the graph itself change, beside the state. None if there is none.
+    """
+
+    def __init__(self, journal: Journal, notes: Any = None) -> None:
+        self._journal, self._notes = journal, notes
         self._exceptions: dict[bytes, BaseException] = {}
         #: the limits that active visits count against, by path
         self._limits: dict[str, NodeLimits] = {}
@@ -108,7 +115,7 @@ class NodeRecorder:
         except NondeterministicGraph as error:
             state.stop("nondeterministic_graph", str(error))
             raise
-        visit = RecordedVisit(path, entry, state, limits)
+        visit = RecordedVisit(path, entry, state, limits, None if frame else self._notes)
         around = self._limits.get(path.rpartition("/")[0].partition("#")[0])
         visit.has_own_limits = around is not None and around is not limits
         self._limits[path.partition("#")[0]] = limits
@@ -143,7 +150,7 @@ class NodeRecorder:
         self, visit: RecordedVisit, result: NodeResult, state: GraphState, config: Any
     ) -> JsonObject:
         assert visit.before is not None
-        writes = visit.before.writes(state)
+        writes = visit.before.writes(state, visit.notes)
         same, _ = writes.get("lists", {}).get("messages", (len(state.messages), ()))
         data = result_to_json(result, state.messages[same:])
         if result.usage is not NO_USAGE and config.usage is NO_USAGE:
@@ -193,7 +200,7 @@ class NodeRecorder:
     ) -> NodeResult:
         """Takes a visit as done: its calls are emitted and charged, its writes are repeated."""
         await self._repeat_calls(run, record["calls"], state.node_history, visit.limits)
-        own = apply_writes(state, record["writes"])
+        own = apply_writes(state, record["writes"], visit.notes)
         result = self._result(step.name, record["result"], own, step.node.output_schema)
         if record["result"].get("charged"):
             state.ledger.add_usage(result.usage)

@@ -69,9 +69,8 @@ class GraphPattern:
         graph: The graph, whose node executions the run's iterations limit. Or a function that makes the graph
             for a number of iterations; its tool loops limit themselves. It is called once for each number.
         notes: Makes the notes of a run, which its nodes read as `config[NOTES]`. With notes, the iterations
-            of the outcome are model calls; without, node executions.
-        records_nodes: Whether a durable run records finished nodes: those of a graph whose nodes may be
-            anybody's code. The nodes of other patterns do nothing but make recorded calls.
+            of the outcome are model calls; without, node executions. A durable run records what the nodes of
+            the graph itself change in them, and no other node may change them.
 
     Raises:
         InvalidGraph: The graph cannot run.
@@ -81,10 +80,8 @@ class GraphPattern:
         self,
         graph: PromptGraph | Callable[[int], PromptGraph],
         notes: Callable[[PatternTask], Notes] | None = None,
-        *,
-        records_nodes: bool = False,
     ) -> None:
-        self._graph, self._notes, self._records_nodes = graph, notes, records_nodes
+        self._graph, self._notes = graph, notes
         self._engines: dict[int, PromptGraphEngine] = {}
         if isinstance(graph, PromptGraph):
             self._engine(1).plan  # noqa: B018 (compiles it: a graph that cannot run is found at load)
@@ -108,8 +105,7 @@ class GraphPattern:
         )
         if scope.journal is not None:
             run.settings = replace(run.settings, human_handler=human_handler(scope))
-            if self._records_nodes:
-                run.recorder = NodeRecorder(scope.journal)
+            run.recorder = NodeRecorder(scope.journal, notes)
         result = await run.execute()
         if scope.keeps_graph_result:
             scope.graph_result = result

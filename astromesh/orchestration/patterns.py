@@ -169,7 +169,7 @@ class OwnGraph:
             known = ", ".join(sorted(deps.graphs)) or "none"
             raise ConfigError(f"There is no graph {options.graph!r}. Known: {known}.")
         graph = source if isinstance(source, PromptGraph) else PromptGraph.from_config(source)
-        return GraphPattern(_with_known_roles(graph, deps), records_nodes=True)
+        return GraphPattern(_with_known_roles(graph, deps))
 
 
 class Pipeline:
@@ -214,7 +214,7 @@ class Autonomous:
     async def open(cls, options: Options, deps: Deps) -> GraphPattern:
         """Opens the pattern. Raises InvalidGraph if the pool cannot run."""
         graph = autonomous_graph(options.pool, options.max_steps)
-        return GraphPattern(_with_known_roles(graph, deps), records_nodes=True)
+        return GraphPattern(_with_known_roles(graph, deps))
 
 
 def _with_known_roles(graph: PromptGraph, deps: Deps) -> PromptGraph:

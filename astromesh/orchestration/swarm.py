@@ -151,7 +151,7 @@ class Swarm:
 
 @dataclass(slots=True)
 class SwarmNotes:
-    """The agents that had the conversation, in order, and the metadata of the last one.
+    """The agents that had the conversation, in order, what they have used, and the metadata of the last one.
 
     Args:
         task: The task of the swarm.
@@ -161,12 +161,19 @@ class SwarmNotes:
     turns: list[str] = field(default_factory=list)
     handoff: Handoff | None = None
     iterations: int = 0
+    tools_called: list[str] = field(default_factory=list)
     reported: JsonObject = field(default_factory=dict)
 
     def metadata(self) -> JsonObject:
         handoffs = [{"from": one, "to": other} for one, other in pairwise(self.turns)]
         last = self.turns[-1] if self.turns else ""
-        return {**self.reported, "answered_by": last, "handoffs": handoffs, "iterations": self.iterations}
+        return {
+            **self.reported,
+            "answered_by": last,
+            "handoffs": handoffs,
+            "iterations": self.iterations,
+            "tools_called": list(self.tools_called),
+        }
 
 
 def swarm_graph(
@@ -278,7 +285,8 @@ def _handoff_notice(notes: SwarmNotes, handoff: Handoff | None) -> str:
 
 
 def _record_run(notes: SwarmNotes, details: JsonObject, config: NodeConfig) -> None:
-    tools = (tool for tool in details["tools_called"] if not tool.startswith("handoff_to_"))
+    tools = [tool for tool in details["tools_called"] if not tool.startswith("handoff_to_")]
+    notes.tools_called += tools
     config.scope.tools_called.extend(tools)
     notes.iterations += details["iterations"]
     notes.reported = {key: details[key] for key in _REPORTED if key in details}

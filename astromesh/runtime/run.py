@@ -315,10 +315,10 @@ class RunFactory:
         above = f"{parent.run_id}.{parent.call_id}" if parent else ""
         outer: Scope | None = parent.run if parent else None
         record: RunJournal | None = outer.journal if outer else None  # type: ignore[assignment]
+        ledger = RunLedger(agent.budget, outer.ledger if outer else None)
         place = ""
         if record is not None and parent is not None:
-            place, run_id = record.nested(parent.path, parent.call_id, agent.name)
-        ledger = RunLedger(agent.budget, outer.ledger if outer else None)
+            place, run_id = record.nested(parent.path, parent.call_id, agent.name, ledger)
         scope = Scope(
             run_id,
             agent=agent.name,
