@@ -339,6 +339,10 @@ class NotWaiting(Conflict, code="not_waiting"): ...
 class NotDurable(Conflict, code="not_durable"): ...
 
 
+class NotRecorded(Conflict, code="not_recorded"):
+    """The run, or a part of it, has no record that others could see or repeat."""
+
+
 class ApprovalRequired(Conflict, code="approval_required"):
     """The run waits for a person.
 

@@ -37,6 +37,7 @@ from astromesh.api.routes import (
     rag,
     runs,
     sessions,
+    time_travel,
     workflows,
 )
 from astromesh.api.ws import ConnectionManager
@@ -49,6 +50,7 @@ _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False)
 ROUTERS = (
     agents.router,
     channels.router,
+    time_travel.router,
     runs.router,
     sessions.router,
     principals.router,

@@ -228,6 +228,9 @@ class JournalStep(NamedTuple):
         n: its number in the path, from 1.
         request_hash: SHA-256 hex digits of the request; another request under the same key is a divergence.
         output: JSON value; of an intent what is known so far, or None.
+        ordinal: its number in the run, in the order in which steps begin, from 1; 0: it has none.
+        started_at, duration_ms: of the call that has finished, or of its last start.
+        about: of a finished step that has a number: `{"name", "in"}`, as the rules of its agent leave it.
     """
 
     path: str
@@ -236,6 +239,10 @@ class JournalStep(NamedTuple):
     request_hash: str
     state: StepState
     output: JsonObject | None = None
+    ordinal: int = 0
+    started_at: float = 0.0
+    duration_ms: float = 0.0
+    about: JsonObject | None = None
 
 
 class RunChange(NamedTuple):

@@ -29,6 +29,15 @@ from msgspec import convert, to_builtins
 from astromesh.durable import failpoints
 from astromesh.durable.base import JournalStep, StepKind, StepState
 from astromesh.durable.event_stream import DurableStream
+from astromesh.durable.recording import (
+    CALL_KINDS,
+    Redactor,
+    RequestEncoder,
+    StepMark,
+    message_json,
+    redacted,
+    redacted_arguments,
+)
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import Divergence, NondeterministicGraph, OutcomeUnknown, StoreError, UpstreamError
 from astromesh.graph import call_record
@@ -42,6 +51,7 @@ from astromesh.types import (
     CompletionResult,
     Event,
     JsonObject,
+    Message,
     ToolCall,
     ToolResult,
     ToolSpec,
@@ -137,9 +147,13 @@ class StepLog:
         self.suspended = False
         self._steps = {(step.path, step.n): step for step in steps}
         self._passed: dict[str, int] = {}
-        #: done steps of models, tools and nodes that this segment has added, and whether they hold hidden
-        #: reasoning
-        self._added_calls: list[tuple[JournalStep, bool]] = []
+        self._last_ordinal = max((step.ordinal for step in steps), default=0)
+        #: what the requests of models are written by
+        self.requests = RequestEncoder()
+        #: the rules of the agents of the runs in this record, by the place of the run
+        self._redactors: dict[str, Redactor | None] = {}
+        #: calls that this segment has finished, as they are stored when the run has ended
+        self._redacted: list[JournalStep] = []
         #: the nodes of earlier segments: by graph and position, and those that this segment has not reached
         self._positions: dict[tuple[str, int], str] = {}
         self._unreached: set[tuple[str, int]] = set()
@@ -176,6 +190,21 @@ class StepLog:
             raise asyncio.CancelledError
         n = self._passed[path] = self._passed.get(path, 0) + 1
         return n
+
+    def mark(self, found: JournalStep | None) -> StepMark:
+        """Returns the beginning of a step. A step that began before keeps its number."""
+        if found is not None and found.ordinal:
+            return StepMark.begin(found.ordinal)
+        self._last_ordinal += 1
+        return StepMark.begin(self._last_ordinal)
+
+    def protect(self, place: str, redact: Redactor | None) -> None:
+        """Sets the rules that the texts of a run pass once it has ended.
+
+        Args:
+            place: of the run in this record.
+        """
+        self._redactors[place] = redact
 
     def peek(self, path: str, n: int) -> JournalStep | None:
         """Returns the step of the record, whatever its request was."""
@@ -246,7 +275,7 @@ class StepLog:
         if self.failure is not None:
             raise self.failure
         step = self._steps.get((path, n))
-        if step is not None and step.request_hash != request_hash:
+        if step is not None and step.request_hash not in ("", request_hash):
             self.failure = Divergence(
                 f"The run cannot be resumed: step {n} of {path!r} makes a different request than the "
                 "recorded one. Start the run again."
@@ -256,8 +285,10 @@ class StepLog:
 
     def add(self, step: JournalStep) -> None:
         """Adds a step to the next transaction."""
-        if step.state == "done" and step.kind in _CALL_KINDS:
-            self._added_calls.append((step._replace(output=None), _has_reasoning(step)))
+        if step.state == "done" and step.kind in CALL_KINDS:
+            redact = self._redactors.get(self._place_of(step.path) or "")
+            if redact is not None:
+                self._redacted.append(redacted(step, redact))
         if self._segment is None:  # a stage may run a second time in the same process
             self._steps[step.path, step.n] = step
         self._writer.step(step)
@@ -267,19 +298,28 @@ class StepLog:
         self.add(step)
         await self._writer.flush()
 
-    def drop_outputs(self, *, always: bool) -> None:
-        """Deletes the raw outputs of models and tools from the record of a run that has ended.
+    def redact(self) -> None:
+        """Replaces raw texts of models and tools by what the rules leave of them: the run has ended.
 
-        Args:
-            always: all of them. Otherwise those with hidden reasoning, and all if a run is nested in it: the
-                agent of a nested run may have output rules.
+        The output of a run nested in an earlier segment is deleted if this segment did not come to it: its
+        rules are not known here.
         """
-        recorded = (s for s in self._steps.values() if s.kind in _CALL_KINDS and s.state == "done")
-        calls = [*((step, _has_reasoning(step)) for step in recorded), *self._added_calls]
-        always = always or any(_NESTED in step.path for step, _ in calls)
-        for step, has_reasoning in calls:
-            if always or has_reasoning:
-                self._writer.step(step._replace(output=None))
+        for step in self._steps.values():
+            if step.kind in CALL_KINDS and step.state == "done":
+                place = self._place_of(step.path)
+                if place is None:
+                    self._writer.step(step._replace(output=None))
+                elif (rules := self._redactors.get(place)) is not None:
+                    self._writer.step(redacted(step, rules))
+        for step in self._redacted:
+            self._writer.step(step)
+
+    def _place_of(self, path: str) -> str | None:
+        """Returns the place of the run that has made a step; None if that run is not known."""
+        path = path.removeprefix(_NODE)
+        places = [place for place in self._redactors if path == place or path.startswith(f"{place}/")]
+        place = max(places, key=len, default="")
+        return None if _NESTED in path[len(place) :] else place
 
 
 class _NestedRun(NamedTuple):
@@ -298,13 +338,23 @@ class RunJournal:
     Args:
         place: the place of this run in the tree of the accepted run; empty for that run itself.
         model: receives the answers that the record gives.
+        redact: the output rules of its agent: what steps show has passed them.
     """
 
     _stream: DurableStream | None = None
     _last_step: int = 0
 
-    def __init__(self, step_log: StepLog, place: str, run_id: str, model: ReplayListener) -> None:
+    def __init__(
+        self,
+        step_log: StepLog,
+        place: str,
+        run_id: str,
+        model: ReplayListener,
+        redact: Redactor | None = None,
+    ) -> None:
         self.step_log, self.place, self.run_id, self._model = step_log, place, run_id, model
+        self._redact = redact
+        step_log.protect(place, redact)
         #: active visits of nodes, by their path in this run
         self.visits: dict[str, NodeVisit] = {}
         #: the runs that active tool calls have started, by the path and id of the call
@@ -352,6 +402,7 @@ class RunJournal:
         if found is not None and found.state == "done":
             visit.record = found.output
         else:
+            visit.mark = step_log.mark(found)
             self.visits[path] = visit
             await visit.begin(found)
         return visit
@@ -372,6 +423,8 @@ class RunJournal:
             step = self.step_log.peek(path, self.step_log.number(path))
             if step is not None and step.state == "done":
                 request = convert(call.get("request", {"messages": ()}), CompletionRequest)
+                if "request" in call:
+                    self.step_log.requests.note(path, step.n, request)
                 self._repeat_model(scope, step.output or {}, request, call["role"])
         else:
             self.step_log.number(f"{path}/{kind}:{call['id']}".lstrip("/"))
@@ -415,7 +468,8 @@ class RunJournal:
         found = log.find(path, n, request_hash)
         if found is not None and found.state == "done":
             return found.output or {}
-        step = JournalStep(path, n, "tool" if once else "value", request_hash, "intent")
+        mark = log.mark(found)
+        step = mark.of(JournalStep(path, n, "tool" if once else "value", request_hash, "intent"))
         if once:
             asked = (found.output or {}).get("asked", 0) if found is not None else 0
             if found is not None:
@@ -426,7 +480,7 @@ class RunJournal:
             failpoints.reach(failpoints.TOOL_INTENT)
         with log.waiting.calling():
             answer = await make()
-        await log.write(step._replace(state="done", output=answer))
+        await log.write(mark.of(step._replace(state="done", output=answer), {"name": name}))
         failpoints.reach(failpoints.TOOL_DONE)
         return answer
 
@@ -461,11 +515,14 @@ class RunJournal:
             call["request"] = to_builtins(request)
         found = self.step_log.find(path, n, digest)
         if found is not None and found.state == "done":
+            self.step_log.requests.note(path, n, request)
             return self._answer(scope, found.output or {}, request, role)
-        number = self._begin(found, step)
+        number, mark = self._begin(found, step), self.step_log.mark(found)
+        about = {"name": role, "in": self.step_log.requests.encode(path, n, request, self._redact)}
 
         def entry(state: StepState, **output: Any) -> JournalStep:
-            return JournalStep(path, n, "model", digest, state, {"step": number, **output})
+            begun = JournalStep(path, n, "model", digest, state, {"step": number, **output})
+            return mark.of(begun, about if state == "done" else None)
 
         self.step_log.add(entry("intent"))
         failpoints.reach(failpoints.BEFORE_MODEL)
@@ -538,9 +595,9 @@ class RunJournal:
             retell(result)
             noted["done"] = True
             return result
-        handle = ToolCallStep(
-            self.step_log, JournalStep(path, n, "tool", digest, "intent"), call, found, scope.agent
-        )
+        mark = self.step_log.mark(found)
+        begun = mark.of(JournalStep(path, n, "tool", digest, "intent"))
+        handle = ToolCallStep(self.step_log, begun, call, found, scope.agent)
         runs = self._runs[scope.path, call.id] = list[_NestedRun]()
         try:
             with self.step_log.waiting.calling():
@@ -550,7 +607,11 @@ class RunJournal:
         output = call_record.result_to_json(result)
         if runs:
             output["runs"] = [run.to_json() for run in runs]
-        await self.step_log.write(handle.step._replace(state="done", output=output))
+        arguments = call.arguments
+        if self._redact is not None:
+            arguments = redacted_arguments(arguments, self._redact)
+        done = handle.step._replace(state="done", output=output)
+        await self.step_log.write(mark.of(done, {"name": call.name, "in": arguments}))
         failpoints.reach(failpoints.TOOL_DONE)
         noted["done"] = True
         return result
@@ -593,8 +654,9 @@ class RunJournal:
         found = self.step_log.find(path, 1, "")
         if found is not None and found.output is not None:
             return of_json(found.output)
+        mark = self._mark_of(name)
         made = make()
-        self.step_log.add(JournalStep(path, 1, _VALUE, "", "done", to_json(made)))
+        self._add_value(name, mark, to_json(made))
         return made
 
     async def value(
@@ -609,10 +671,37 @@ class RunJournal:
         found = self.step_log.find(path, 1, "")
         if found is not None and found.output is not None:
             return of_json(found.output)
+        mark = self._mark_of(name)
         with self.step_log.waiting.calling():
             made = await make()
-        self.step_log.add(JournalStep(path, 1, _VALUE, "", "done", to_json(made)))
+        self._add_value(name, mark, to_json(made))
         return made
+
+    def note(self, name: str, output: JsonObject) -> None:
+        """Records a value that the run makes again when it is resumed, so that others can see it.
+
+        Args:
+            output: as the rules of the agent leave it.
+        """
+        path = self.at(name)
+        if self.step_log.find(path, 1, "") is None:
+            about = {"name": name}
+            step = JournalStep(path, 1, _VALUE, "", "done", output)
+            self.step_log.add(self.step_log.mark(None).of(step, about))
+
+    def note_prompt(self, messages: Iterable[Message]) -> None:
+        """Records the message array that the run begins with."""
+        self.note("prompt", {"messages": [message_json(one, self._redact) for one in messages]})
+
+    def _mark_of(self, name: str) -> StepMark | None:
+        return self.step_log.mark(None) if name in LISTED_VALUES else None
+
+    def _add_value(self, name: str, mark: StepMark | None, output: JsonObject) -> None:
+        step = JournalStep(self.at(name), 1, _VALUE, "", "done", output)
+        if mark is not None:
+            shown = {} if self._redact is None else {"out": self._redact(output, "output")}
+            step = mark.of(step, {"name": name, **shown})
+        self.step_log.add(step)
 
     async def require_lease(self) -> None:
         """Returns once the lease has just been confirmed. Call it before each effect that others see.
@@ -694,6 +783,7 @@ class NodeVisit:
 
     def __init__(self, journal: RunJournal, path: str, step: JournalStep) -> None:
         self.record: JsonObject | None = None
+        self.mark: StepMark | None = None
         self.refusal: OutcomeUnknown | None = None
         self.calls: list[JsonObject] = []
         self._journal, self._log, self._path, self._step = journal, journal.step_log, path, step
@@ -702,6 +792,8 @@ class NodeVisit:
 
     async def begin(self, found: JournalStep | None) -> None:
         """Records that the visit begins: on disk, if it must not be repeated."""
+        if self.mark is not None:
+            self._step = self.mark.of(self._step)
         if not self._about["once"]:
             self._log.add(self._step)
             return
@@ -753,6 +845,8 @@ class NodeVisit:
             if call["kind"] == "run":
                 call["run"] = call["run"].to_json()
         done = self._step._replace(state="done", output={**self._about, **record, "calls": self.calls})
+        if self.mark is not None:
+            done = self.mark.of(done, {"name": self._path.rpartition("/")[2]})
         if self._about["once"]:
             await self._log.write(done)
             failpoints.reach(failpoints.NODE_DONE)
@@ -773,27 +867,12 @@ def _name(path: str) -> str:
 
 
 _VALUE: StepKind = "value"
-_CALL_KINDS = ("model", "tool", "node")
+#: values that are steps of a run, by name
+LISTED_VALUES = frozenset({"input", "memory", "prompt", "output"})
 #: before the path of a node, in the path of its step; the path of calls outside of any node
 _NODE, _MODEL = "node:", "model"
 #: in a path, before the place of a nested run
 _NESTED = "/run:"
-
-
-def _has_reasoning(step: JournalStep) -> bool:
-    """Whether a step holds what only its provider may read: signed or encrypted thoughts of a model."""
-    output = step.output or {}
-    if step.kind == "model":
-        calls = output.get("result", {}).get("tool_calls", ())
-    elif step.kind == "node":
-        result = output["result"]
-        _, own = output["writes"].get("lists", {}).get("messages", (0, ()))
-        added = (one for one in (*result.get("messages", ()), *own) if isinstance(one, dict))
-        calls = [call for message in added for call in message["tool_calls"]]
-        calls += result.get("tool_calls", ())
-    else:
-        return False
-    return any(call_record.has_kept(call) for call in calls)
 
 
 def _emit_again(scope: Any, step: int, role: str, result: CompletionResult) -> None:

@@ -38,7 +38,7 @@ from astromesh.storage.queries import Dialect, Transaction
 from astromesh.telemetry.clock import Clock
 
 #: columns of the claims, steps and events of a commit
-_CLAIM, _STEP, _EVENT = 3, 7, 5
+_CLAIM, _STEP, _EVENT = 3, 11, 5
 
 
 class PostgresTasks(SqlTasks, PostgresStore):

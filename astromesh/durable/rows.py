@@ -138,12 +138,17 @@ def value_of(text: str | None) -> Any:
 
 
 def step_values(run_id: str, step: JournalStep) -> tuple[object, ...]:
-    return (run_id, *step[:5], text_of(step.output))
+    return (run_id, *step[:5], text_of(step.output), *step[6:9], text_of(step.about))
 
 
 def step_of(row: Iterable[Any]) -> JournalStep:
-    path, n, kind, request_hash, state, output = row
-    return JournalStep(path, n, kind, request_hash, state, value_of(output))
+    path, n, kind, request_hash, state, output, ordinal, started_at, duration_ms, about = row
+    step = JournalStep(path, n, kind, request_hash, state, value_of(output))
+    if not ordinal:
+        return step
+    return step._replace(
+        ordinal=ordinal, started_at=started_at, duration_ms=duration_ms, about=value_of(about)
+    )
 
 
 def event_values(event: Event) -> tuple[object, ...]:

@@ -112,11 +112,6 @@ def completion_of(data: JsonObject) -> CompletionResult:
     return convert({**data, "tool_calls": calls}, CompletionResult)
 
 
-def has_kept(call: JsonObject | list[Any]) -> bool:
-    """Whether a recorded tool call has data that goes back to its provider alone."""
-    return bool(call.get("kept")) if isinstance(call, dict) else any(call[3:4])
-
-
 # -- results of tools ----------------------------------------------------------------------------------------
 
 

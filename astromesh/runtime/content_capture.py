@@ -7,11 +7,15 @@ or blocks, is in no trace. Texts and calls are bounded.
 from __future__ import annotations
 
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 from astromesh.core.guardrails import GuardrailsEngine, filter_data
+from astromesh.durable.recording import Redactor
 from astromesh.graph.call_record import arguments_of
+from astromesh.graph.reasoning.parsing import without_thinking
 from astromesh.graph.scope import Scope
 from astromesh.guardrails.base import CheckContext, Guardrail, Place, RuleStream, Verdict
+from astromesh.runtime.agent import Agent
 from astromesh.telemetry.events import MODEL_CONTENT, TOOL_CONTENT
 from astromesh.types import (
     CompletionRequest,
@@ -88,6 +92,23 @@ class ContentCapture:
             if len(self._known) < _MAX_CHECKED:
                 self._known[text, place] = found
         return found
+
+
+def redactor_of(agent: Agent) -> Redactor | None:
+    """Returns what the steps of an agent's runs pass before they are stored for good. None: they stay.
+
+    It is the output rules. The reasoning controller hides the thinking of its models besides.
+    """
+    rules, hides_thinking = agent.guardrails, agent.pattern_name == "reasoning"
+    if not (rules.output_rules or hides_thinking):
+        return None
+
+    def redact(value: Any, place: Place) -> Any:
+        if hides_thinking and place == "output" and isinstance(value, str):
+            value = without_thinking(value)
+        return filter_data(rules, value, place) if rules.output_rules else value
+
+    return redact
 
 
 class _Redaction:

@@ -26,6 +26,7 @@ from astromesh.runtime.declarations import Declarations, DeclaredAgent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.runner import AgentRunner
 from astromesh.runtime.stores import RuntimeStores
+from astromesh.runtime.time_travel import TimeTravel
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.telemetry.events import EventSink
 from astromesh.telemetry.metrics import Metrics
@@ -66,6 +67,7 @@ class AgentRuntime:
         stores: Opens the stores of `storage.url`.
         runs: Every run and trace that callers may ask about.
         durable: The worker of durable runs.
+        time_travel: The steps of recorded runs.
         metrics: The metrics of this runtime.
     """
 
@@ -98,6 +100,7 @@ class AgentRuntime:
         )
         self.runner.keeps_runs = keeps_runs
         self.runs, self.durable = self.runner.runs, self.runner.durable
+        self.time_travel = TimeTravel(self.runs, self.durable)
         self._env: Mapping[str, str] = os.environ if env is None else env
         self._graphs = {**(graphs or {}), **declared.graphs}
         self._resuming: asyncio.Task[None] | None = None

@@ -22,7 +22,7 @@ from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import MAX_ANSWER_BYTES, Scope
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import Accounts, ChargedModel
-from astromesh.runtime.content_capture import ContentCapture
+from astromesh.runtime.content_capture import ContentCapture, redactor_of
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.sessions import SessionLock
 from astromesh.telemetry import ids
@@ -366,7 +366,9 @@ class RunFactory:
             run.content_recorder = scope.capture = ContentCapture(scope, agent.guardrails)
         if record is not None:
             log.durable = record.step_log.is_of_run
-            run.journal = scope.journal = RunJournal(record.step_log, place, run_id, model)
+            run.journal = scope.journal = RunJournal(
+                record.step_log, place, run_id, model, redactor_of(agent)
+            )
         return run
 
     def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:

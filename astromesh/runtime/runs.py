@@ -102,7 +102,11 @@ class Runs:
 
     async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
         """Returns one run as the API shows it."""
-        return await self._stored.detailed((await self._require(run_id, viewer))[1])
+        return await self._stored.detailed(await self.row(run_id, viewer))
+
+    async def row(self, run_id: str, viewer: Viewer) -> RunRow:
+        """Returns the row of a run."""
+        return (await self._require(run_id, viewer))[1]
 
     async def follow(
         self, run_id: str, viewer: Viewer, after: int, sink: EventSink

@@ -22,6 +22,7 @@ from astromesh.durable.serialization import SCHEMA, caller_to_json, ended_reques
 from astromesh.durable.writer import SegmentWriter, retry_while_unavailable
 from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.content_capture import redactor_of
 from astromesh.runtime.records import RunAnswer, RunRequest, new_request_to_json, request_of
 from astromesh.runtime.run import Handler, Run
 from astromesh.telemetry import ids
@@ -142,7 +143,8 @@ class Segment:
             manifest=row.manifest,
             segment=SegmentRecord(self.writer, self._load_events, self._postpone),
         )
-        run.journal = run.scope.journal = RunJournal(step_log, "", row.run_id, run.model)
+        redact = redactor_of(self.agent)
+        run.journal = run.scope.journal = RunJournal(step_log, "", row.run_id, run.model, redact)
         run.use_stream(stream, self.agent)
         run.scope.deadline = self._deadline(steps)
         if steps:
@@ -191,8 +193,7 @@ class Segment:
         if last.type == "run.failed":
             failure = {"code": last.data["code"], "detail": last.data["detail"]}
         if run.journal is not None:
-            always = bool(self.agent.guardrails.output_rules) or self.agent.pattern_name == "reasoning"
-            run.journal.step_log.drop_outputs(always=always)
+            run.journal.step_log.redact()
         failpoints.reach(failpoints.BEFORE_LAST_EVENT)
         await self.writer.finish(
             RunChange(

@@ -292,6 +292,8 @@ async def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQue
         *admitted.preface,
         Message("user", admitted.query, images=request.images),
     )
+    if run.journal is not None:
+        run.journal.note_prompt(messages)
     run.stream.emit("prompt.rendered", characters=len(system), duration_ms=ms_since(started))
     return PromptedQuery(recalled, messages)
 
@@ -434,6 +436,8 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
         raise
     run.scope.check_answer(checked.text)
     _emit_checks(run, "output", checked.actions, started, checked.text)
+    if run.journal is not None:
+        run.journal.note("output", {"response": checked.text, "actions": list(checked.actions)})
     details: JsonObject = {
         "provider": last.provider if last else "",
         "model": last.model if last else "",

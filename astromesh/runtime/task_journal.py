@@ -24,7 +24,8 @@ def open_task_journal(task_id: str, records: Sequence[Mapping[str, Any]], writer
     Args:
         records: the steps in its records.
     """
-    steps = (JournalStep(**{key: record[key] for key in JournalStep._fields}) for record in records)
+    fields = JournalStep._fields  # a record of an earlier version has fewer
+    steps = (JournalStep(**{key: record[key] for key in fields if key in record}) for record in records)
     log = StepLog(task_id, "", _TaskWriter(writer), _StageWaits(), steps)
     return RunJournal(log, "", task_id, _NoReplays())
 

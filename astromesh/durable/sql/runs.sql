@@ -58,9 +58,11 @@ WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND owner = $4 AND ordered 
 ORDER BY id FOR UPDATE
 
 -- name: store_step
-INSERT INTO astromesh.run_steps VALUES ($1, $2, $3, $4, $5, $6, $7)
+INSERT INTO astromesh.run_steps VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11)
 ON CONFLICT (run_id, path, n) DO UPDATE
-SET kind = excluded.kind, request_hash = excluded.request_hash, state = excluded.state, output = excluded.output
+SET kind = excluded.kind, request_hash = excluded.request_hash, state = excluded.state, output = excluded.output,
+    ordinal = excluded.ordinal, started_at = excluded.started_at, duration_ms = excluded.duration_ms,
+    about = excluded.about
 
 -- name: store_nested
 -- A nested run that has begun is stored once; its end replaces that.
@@ -76,7 +78,8 @@ WHERE excluded.finished_at > 0
 SELECT {columns} FROM astromesh.runs WHERE durable = FALSE AND status = 'running' AND worker = $1 AND parent <> ''
 
 -- name: steps
-SELECT path, n, kind, request_hash, state, output FROM astromesh.run_steps WHERE run_id = $1 ORDER BY path, n
+SELECT path, n, kind, request_hash, state, output, ordinal, started_at, duration_ms, about
+FROM astromesh.run_steps WHERE run_id = $1 ORDER BY path, n
 
 -- name: add_last_event
 INSERT INTO astromesh.run_events

@@ -172,6 +172,17 @@ async def test_branches_keep_their_own_steps(store):
     }  # fmt: skip
 
 
+async def test_a_step_keeps_its_number_its_time_and_its_input(store):
+    """A later commit of the same step replaces them."""
+    claim = await running(store)
+    begun = JournalStep("react", 1, "model", "h", "intent", {"step": 1}, 4, NOW)
+    ended = begun._replace(state="done", duration_ms=1.5, about={"name": "m", "in": {"messages": []}})
+    await store.commit(claim, steps=[begun])
+    assert await store.steps("run_1") == (begun,)
+    await store.commit(claim, steps=[ended])
+    assert await store.steps("run_1") == (ended,)
+
+
 # -- waiting -------------------------------------------------------------------------------------------------
 
 

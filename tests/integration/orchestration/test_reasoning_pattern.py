@@ -320,16 +320,20 @@ async def test_the_record_of_an_ended_run_holds_no_hidden_reasoning(tmp_path: Pa
     assert "SECRET" not in json.dumps([step.output for step in steps], default=str)
 
 
-async def test_signed_thoughts_of_any_pattern_leave_the_record_at_the_end(tmp_path: Path) -> None:
-    """They go back to their provider within the run, and nobody else may read them."""
+async def test_signed_thoughts_of_any_pattern_are_in_no_step_that_is_shown(tmp_path: Path) -> None:
+    """They go back to their provider, in a fork of the run too, and nobody else may read them."""
     call = ToolCall("c1", "lookup", '{"query": "csv"}', kept='["scripted/test-model","SECRET"]')
     write(tmp_path, manifest(tools=TOOLS))
     running = runtime_of(tmp_path, ScriptedProvider(call, "Done."))
     async with client_of(running) as client:
         run = await durable(client)
-        steps = await running.durable.store.steps(run["run_id"])
-    assert [step.output is None for step in steps if step.kind == "model"] == [True, False]
-    assert "SECRET" not in json.dumps([step.output for step in steps], default=str)
+        place = f"/v1/runs/{run['run_id']}/steps"
+        steps = (await client.get(place)).json()["steps"]
+        shown = [(await client.get(f"{place}/{step['step']}")).text for step in steps]
+        kept = await running.durable.store.steps(run["run_id"])
+    assert "SECRET" not in "".join(shown)
+    assert "SECRET" in json.dumps([step.output for step in kept if step.kind == "model"])
+    assert "SECRET" not in json.dumps([step.about for step in kept])
 
 
 async def test_the_budget_of_the_agent_bounds_the_controller(tmp_path: Path) -> None:

@@ -47,14 +47,16 @@ WITH held AS (
     ORDER BY r.id FOR NO KEY UPDATE OF r),
 stored_steps AS (
     INSERT INTO astromesh.run_steps
-    SELECT s.* FROM unnest($4::text[], $5::text[], $6::int[], $7::text[], $8::text[], $9::text[], $10::text[])
-        AS s (run_id, path, n, kind, request_hash, state, output)
+    SELECT s.* FROM unnest($4::text[], $5::text[], $6::int[], $7::text[], $8::text[], $9::text[], $10::text[],
+            $11::bigint[], $12::float8[], $13::float8[], $14::text[])
+        AS s (run_id, path, n, kind, request_hash, state, output, ordinal, started_at, duration_ms, about)
     WHERE s.run_id IN (SELECT run_id FROM held)
     ON CONFLICT (run_id, path, n) DO UPDATE SET kind = excluded.kind, request_hash = excluded.request_hash,
-        state = excluded.state, output = excluded.output),
+        state = excluded.state, output = excluded.output, ordinal = excluded.ordinal,
+        started_at = excluded.started_at, duration_ms = excluded.duration_ms, about = excluded.about),
 stored_events AS (
     INSERT INTO astromesh.run_events
-    SELECT e.* FROM unnest($11::text[], $12::int[], $13::float8[], $14::text[], $15::text[])
+    SELECT e.* FROM unnest($15::text[], $16::int[], $17::float8[], $18::text[], $19::text[])
         AS e (run_id, seq, ts, type, data)
     WHERE e.run_id IN (SELECT run_id FROM held)
     ON CONFLICT (run_id, seq) DO NOTHING)
@@ -69,7 +71,7 @@ SELECT run_id FROM held
 {writes},
 changed AS (
     UPDATE astromesh.runs r SET {assignments}
-    FROM unnest($16::text[], {change_parameters}) AS c (run_id, {change_columns})
+    FROM unnest($20::text[], {change_parameters}) AS c (run_id, {change_columns})
     WHERE r.run_id = c.run_id AND r.run_id IN (SELECT run_id FROM held))
 SELECT run_id FROM held
 

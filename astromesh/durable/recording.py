@@ -1,0 +1,198 @@
+"""What a recorded step shows: its number in the run, its time, its input; and how an ended run is redacted.
+
+A step is numbered when it begins, over all branches and nested runs, and keeps its number when the run is
+resumed. The input of a model call is its request without the messages that it shares with the call before it
+on the same path, so that a long conversation is stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from time import perf_counter, time
+from typing import Any, NamedTuple, Protocol
+
+import orjson
+from msgspec.structs import replace
+
+from astromesh.durable.base import JournalStep
+from astromesh.graph import call_record
+from astromesh.guardrails.base import Place
+from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
+
+#: the step kinds that call something
+CALL_KINDS = ("model", "tool", "node")
+
+
+class Redactor(Protocol):
+    """Applies the output rules of an agent to JSON data."""
+
+    def __call__(self, value: Any, place: Place) -> Any: ...
+
+
+class StepMark(NamedTuple):
+    """The beginning of a step.
+
+    Args:
+        ordinal: number of the step in its run, from 1.
+        started_at: seconds since the epoch.
+    """
+
+    ordinal: int
+    started_at: float
+    started: float
+
+    @classmethod
+    def begin(cls, ordinal: int) -> StepMark:
+        return cls(ordinal, time(), perf_counter())
+
+    def of(self, step: JournalStep, about: JsonObject | None = None) -> JournalStep:
+        """Returns a step with its number and time. `about`: of a step that has ended."""
+        ms = 0.0 if about is None else round((perf_counter() - self.started) * 1000, 3)
+        return step._replace(ordinal=self.ordinal, started_at=self.started_at, duration_ms=ms, about=about)
+
+
+# -- requests of models --------------------------------------------------------------------------------------
+
+
+class RequestEncoder:
+    """Writes the requests of a run as input of its steps: each as what differs from the one before."""
+
+    def __init__(self) -> None:
+        self._last: dict[str, tuple[int, CompletionRequest]] = {}
+
+    def encode(self, path: str, n: int, request: CompletionRequest, redact: Redactor | None) -> JsonObject:
+        """Returns `{"messages", "after"?, "same"?, "rest"?}`.
+
+        Args:
+            path, n: of the step.
+        """
+        before, self._last[path] = self._last.get(path), (n, request)
+        same, encoded = 0, JsonObject()
+        if before is not None:
+            same = _common(before[1].messages, request.messages)
+            encoded |= {"after": before[0], "same": same}
+        encoded["messages"] = [message_json(one, redact) for one in request.messages[same:]]
+        if before is None or _without_messages(before[1]) != _without_messages(request):
+            encoded["rest"] = call_record.request_to_json(_without_messages(request))
+        return encoded
+
+    def note(self, path: str, n: int, request: CompletionRequest) -> None:
+        """Notes the request of a step that the record answers."""
+        self._last[path] = (n, request)
+
+
+def _common(earlier: tuple[Message, ...], later: tuple[Message, ...]) -> int:
+    count = 0
+    for one, other in zip(earlier, later, strict=False):
+        if one is not other and one != other:
+            break
+        count += 1
+    return count
+
+
+def _without_messages(request: CompletionRequest) -> CompletionRequest:
+    return replace(request, messages=())
+
+
+def message_json(message: Message, redact: Redactor | None) -> JsonObject:
+    """Returns a message as steps show it: without what only its provider may read, under the rules."""
+    if message.tool_calls:
+        message = replace(message, tool_calls=tuple(replace(call, kept="") for call in message.tool_calls))
+    data: JsonObject = call_record.request_to_json(message)
+    if redact is not None:
+        place: Place = "tool_result" if message.role == "tool" else "output"
+        if message.content:
+            data["content"] = redact(message.content, place)
+        for call in data.get("tool_calls", ()):
+            call["arguments"] = redacted_arguments(call.get("arguments", "{}"), redact)
+    return data
+
+
+def requests_of(steps: Iterable[JournalStep]) -> dict[tuple[str, int], JsonObject]:
+    """Returns the whole requests of model calls by path and number: messages and other keys.
+
+    Args:
+        steps: in the order of their paths and numbers, as the store returns them.
+    """
+    found: dict[tuple[str, int], JsonObject] = {}
+    for step in steps:
+        encoded = (step.about or {}).get("in") if step.kind == "model" else None
+        if encoded is None:
+            continue
+        before = found.get((step.path, encoded["after"]), {}) if "after" in encoded else {}
+        rest = encoded.get("rest", {key: value for key, value in before.items() if key != "messages"})
+        shared = before.get("messages", [])[: encoded.get("same", 0)]
+        found[step.path, step.n] = {**rest, "messages": [*shared, *encoded["messages"]]}
+    return found
+
+
+def redacted_arguments(arguments: str, redact: Redactor) -> str:
+    """Returns the arguments of a tool call under the rules, as JSON text."""
+    data = call_record.arguments_of(ToolCall("", "", arguments))
+    checked = redact(data, "tool_argument")
+    if checked == data:
+        return arguments
+    return checked if isinstance(checked, str) else orjson.dumps(checked).decode()
+
+
+# -- the record of an ended run ------------------------------------------------------------------------------
+
+
+def redacted(step: JournalStep, redact: Redactor) -> JournalStep:
+    """Returns a finished step as it is stored once its run has ended.
+
+    Its texts are those that the rules leave, so its request is no longer compared: `request_hash` is empty.
+    """
+    output = step.output
+    if output is None:
+        return step
+    if step.kind == "model" and "result" in output:
+        output = {**output, "result": _redacted_answer(output["result"], redact)}
+    elif step.kind == "tool":
+        output = {key: redact(value, "tool_result") if key in ("content", "value") else value
+                  for key, value in output.items()}  # fmt: skip
+    elif step.kind == "node":
+        output = _redacted_node(output, redact)
+    return step._replace(output=output, request_hash="")
+
+
+def _redacted_answer(result: JsonObject, redact: Redactor) -> JsonObject:
+    calls = [
+        {**call, "arguments": redacted_arguments(call.get("arguments", "{}"), redact), "kept": ""}
+        for call in result.get("tool_calls", ())
+    ]
+    return {**result, "content": redact(result["content"], "output"), "tool_calls": calls}
+
+
+#: texts of a node's record that are not said by anybody: names, ids and places
+_NAMES = frozenset(
+    {"id", "tool_call_id", "call_id", "name", "node_name", "role", "tool", "transition_reason"}
+)
+
+
+def _redacted_node(record: JsonObject, redact: Redactor) -> JsonObject:
+    """Returns the record of a node with the texts of its result, its writes and its calls redacted.
+
+    Names, paths and numbers stay: the run follows them.
+    """
+
+    def texts(value: Any, key: str = "") -> Any:
+        if isinstance(value, str):
+            if key in _NAMES:
+                return value
+            return redacted_arguments(value, redact) if key == "arguments" else redact(value, "output")
+        if isinstance(value, list):
+            return [*map(texts, value)]
+        if isinstance(value, dict):
+            return {key: "" if key == "kept" else texts(inner, key) for key, inner in value.items()}
+        return value
+
+    record = orjson.loads(orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS))  # parts may be encoded
+    for key in ("result", "writes", "text"):
+        if key in record:
+            record[key] = texts(record[key])
+    for call in record.get("calls", ()):
+        call.pop("request", None)
+        if "arguments" in call:
+            call["arguments"] = redacted_arguments(call["arguments"], redact)
+    return record

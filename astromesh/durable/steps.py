@@ -1,0 +1,121 @@
+"""The steps of a recorded run as others see them: one list, numbered over all branches and nested runs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
+
+from astromesh.durable.base import JournalStep
+from astromesh.durable.recording import requests_of
+from astromesh.types import JsonObject
+
+RecordedKind = Literal["rule", "memory", "prompt", "model", "tool", "node", "stage"]
+#: the kind of a recorded value, by its name
+_VALUE_KINDS: Mapping[str, RecordedKind] = {
+    "input": "rule",
+    "memory": "memory",
+    "prompt": "prompt",
+    "output": "rule",
+}
+#: keys of a model's answer that steps show
+_ANSWER = ("content", "tool_calls", "finish_reason", "provider", "model")
+#: keys of a tool's result that steps show
+_RESULT = ("content", "ok", "error", "value")
+#: keys of the record of a node that steps show
+_NODE = ("result", "writes", "edge", "stop")
+
+
+def numbered(steps: Iterable[JournalStep]) -> list[JournalStep]:
+    """Returns the steps that have a number, in its order."""
+    return sorted((step for step in steps if step.ordinal), key=lambda step: step.ordinal)
+
+
+def steps_json(steps: Iterable[JournalStep]) -> list[JsonObject]:
+    """Returns the steps as `GET /v1/runs/{id}/steps` shows them."""
+    return [step_json(step) for step in numbered(steps)]
+
+
+def step_json(step: JournalStep) -> JsonObject:
+    """Returns one step. `duration_ms` and `usage` of one that has not ended are None."""
+    ended = step.state == "done"
+    return {
+        "step": step.ordinal,
+        "path": step.path.removeprefix("node:"),
+        "kind": kind_of(step),
+        "name": name_of(step),
+        "started_at": step.started_at,
+        "duration_ms": step.duration_ms if ended else None,
+        "usage": usage_of(step),
+    }
+
+
+def kind_of(step: JournalStep) -> RecordedKind:
+    if step.kind == "value":
+        return _VALUE_KINDS.get((step.about or {}).get("name", ""), "stage")
+    return step.kind  # type: ignore[return-value]  # a wait has no number
+
+
+def name_of(step: JournalStep) -> str:
+    """Returns the name of the rule, tool or node, or of the model that has answered."""
+    answered = ((step.output or {}).get("result") or {}).get("model") if step.kind == "model" else ""
+    name: str = answered or (step.about or {}).get("name", "")
+    return name or step.path.removeprefix("node:").rpartition("/")[2]
+
+
+def usage_of(step: JournalStep) -> JsonObject | None:
+    """Returns the usage of a model call, or of what a node has called."""
+    result = (step.output or {}).get("result") if step.kind in ("model", "node") else None
+    found: JsonObject | None = result.get("usage") if isinstance(result, dict) else None
+    return found
+
+
+def step_content(steps: Sequence[JournalStep], ordinal: int) -> JsonObject | None:
+    """Returns a step with its input and output, or None if there is no such step.
+
+    Args:
+        steps: all steps, in the order of their paths and numbers.
+    """
+    step = next((one for one in steps if one.ordinal == ordinal), None)
+    if step is None:
+        return None
+    return {**step_json(step), "input": input_of(steps, step), "output": output_of(step)}
+
+
+def input_of(steps: Sequence[JournalStep], step: JournalStep) -> JsonObject | None:
+    """Returns the request of a model call, or the arguments of a tool call."""
+    if step.kind == "model":
+        same_path = (one for one in steps if one.path == step.path)
+        return requests_of(same_path).get((step.path, step.n))
+    arguments = (step.about or {}).get("in")
+    return None if arguments is None else {"arguments": arguments}
+
+
+def output_of(step: JournalStep) -> JsonObject | None:
+    """Returns the output of a step without what only the provider of a model may read."""
+    if step.about is not None and "out" in step.about:
+        return dict(step.about["out"])
+    output = step.output
+    if output is None or step.state != "done":
+        return None
+    if step.kind == "model":
+        return _answer_json(output)
+    if step.kind == "tool":
+        return {key: output[key] for key in _RESULT if key in output}
+    if step.kind == "node":
+        return {key: _without_kept(output[key]) for key in _NODE if key in output}
+    return output
+
+
+def _answer_json(output: JsonObject) -> JsonObject:
+    if "failure" in output:
+        return {"error": output["failure"]["type"], "message": output["failure"]["message"]}
+    found: JsonObject = _without_kept({key: output["result"][key] for key in _ANSWER})
+    return found
+
+
+def _without_kept(value: Any) -> Any:
+    if isinstance(value, list):
+        return [*map(_without_kept, value)]
+    if isinstance(value, dict):
+        return {key: _without_kept(inner) for key, inner in value.items() if key != "kept"}
+    return value
