@@ -5,8 +5,6 @@ How a block says what it wants is in the docstring of `tests.docs.blocks`.
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,7 +24,8 @@ from tests.docs.blocks import (
 )
 from tests.docs.hooks import astromesh_command, manifest_faults
 from tests.platform.astromesh import CHILD, ROOT
-from tests.platform.processes import plain_environment
+from tests.platform.forked import ForkServer
+from tests.platform.processes import Command, plain_environment
 
 DEFAULT_FILES = {
     "Agent": "agents/{name}.agent.yaml",
@@ -57,35 +56,40 @@ def test_what_does_not_run_says_why(subtests: pytest.Subtests) -> None:
                 assert block.runs or block.options.get("reason"), 'no-run needs reason="…"'
 
 
-@pytest.mark.timeout(600)
-def test_programs_run(subtests: pytest.Subtests, tmp_path_factory: pytest.TempPathFactory) -> None:
-    for blocks in page_blocks():
-        for number, block in enumerate(blocks):
-            if block.language == "python" and block.runs and "file" not in block.options:
-                with subtests.test(block.place):
-                    run_program(block, blocks[:number], tmp_path_factory.mktemp("page"))
+def is_program(block: Block) -> bool:
+    return block.language == "python" and block.runs and "file" not in block.options
 
 
-def run_program(block: Block, before: list[Block], folder: Path) -> None:
+def programs() -> list[tuple[Block, list[Block]]]:
+    """Every program, and the blocks before it on its page."""
+    return [
+        (block, blocks[:number])
+        for blocks in page_blocks()
+        for number, block in enumerate(blocks)
+        if is_program(block)
+    ]
+
+
+@pytest.fixture(scope="session")
+def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
+    server = ForkServer(tmp_path_factory.mktemp("forks"), {})
+    yield server
+    server.close()
+
+
+@pytest.mark.parametrize(("block", "before"), [pytest.param(*p, id=p[0].place) for p in programs()])
+def test_programs_run(block: Block, before: list[Block], fork_server: ForkServer, tmp_path: Path) -> None:
+    run_program(block, before, tmp_path, fork_server)
+
+
+def run_program(block: Block, before: list[Block], folder: Path, fork_server: ForkServer) -> None:
     write_files(before, folder)
     parts = [earlier for earlier in before if is_program(earlier)] if "continues" in block.options else []
     program = "\n".join(part.content for part in [*parts, block])
     environment = plain_environment(folder, {"PYTHONPATH": f"{folder}:{CHILD}:{ROOT}"})
-    done = subprocess.run(
-        [sys.executable, "-W", "error::DeprecationWarning:__main__", "-c", program],
-        cwd=folder,
-        env=environment,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-def is_program(block: Block) -> bool:
-    return block.language == "python" and block.runs and "file" not in block.options
+    log = folder / "program.log"
+    code = fork_server.spawn(Command(["-c", program], environment, folder), log).wait(60)
+    assert code == 0, log.read_text()
 
 
 def write_files(blocks: list[Block], folder: Path) -> None:
@@ -161,18 +165,18 @@ def test_blocks_are_found_with_their_options() -> None:
     assert not block.runs
 
 
-def test_a_program_that_fails_is_found(tmp_path: Path) -> None:
+def test_a_program_that_fails_is_found(tmp_path: Path, fork_server: ForkServer) -> None:
     (block,) = blocks_of("x.md", "```python\nraise SystemExit('broken')\n```\n")
     with pytest.raises(AssertionError, match="broken"):
-        run_program(block, [], tmp_path)
+        run_program(block, [], tmp_path, fork_server)
 
 
-def test_a_program_continues_and_reads_files(tmp_path: Path) -> None:
+def test_a_program_continues_and_reads_files(tmp_path: Path, fork_server: ForkServer) -> None:
     text = "```python\nx = 1\n```\n```text file=a.txt\nhello\n```\n```python continues\n{}\n```\n"
     *before, block = blocks_of(
         "x.md", text.format("assert x == 1; assert open('a.txt').read() == 'hello\\n'")
     )
-    run_program(block, before, tmp_path)
+    run_program(block, before, tmp_path, fork_server)
 
 
 @pytest.mark.parametrize(

@@ -1,5 +1,7 @@
 """A process that has imported a server and forks it: a start takes a tenth. Run by `tests.platform.forked`.
 
+A child is a command, `["astromesh", …]`, or a program, `["-c", TEXT]`.
+
 Reads a line of JSON for each start, `{"argv", "env", "cwd", "log", "exit"}`, and answers the process id; the
 exit code stands in the file `exit` when the process has ended. What modules read of the environment while
 they are imported is that of this process, but for the places to die at.
@@ -13,11 +15,15 @@ import os
 import select
 import signal
 import sys
+import traceback
+import warnings
 from contextlib import suppress
 from importlib.metadata import distribution
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
+import astromesh.agents
 from astromesh.cli.commands import serve, worker
 from astromesh.cli.main import main as command
 from astromesh.durable import failpoints
@@ -25,7 +31,7 @@ from astromesh.runtime import task_log
 from tests.platform.network import NetworkGuard
 
 #: what the commands would import by and by
-IMPORTED = (serve, worker)
+IMPORTED = (serve, worker, astromesh.agents)
 #: plugins that the servers of these tests open
 WANTED = {
     "openai", "sqlite", "postgres", "in_process", "internal", "react", "graph", "channels", "otlp",
@@ -65,15 +71,30 @@ def become(order: dict[str, Any]) -> None:
         os.environ.update(order["env"])
         armed()
         NetworkGuard(os.environ.get("ASTROMESH_TEST_NETWORK_REPORT")).install()
+        sys.path[:0] = os.environ.get("PYTHONPATH", "").split(":")
         sys.argv = order["argv"]
-        command()
+        if order["argv"][0] == "-c":
+            run_program(order["argv"][1])
+        else:
+            command()
         code = 0
     except SystemExit as end:
         code = end.code if isinstance(end.code, int) else int(end.code is not None)
+        if isinstance(end.code, str):
+            print(end.code, file=sys.stderr)
+    except Exception:  # noqa: BLE001 - what the interpreter does
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)
+
+
+def run_program(text: str) -> None:
+    """Runs a program as `python -W error::DeprecationWarning:__main__ -c TEXT` does."""
+    sys.modules["__main__"] = module = ModuleType("__main__")
+    warnings.filterwarnings("error", category=DeprecationWarning, module="__main__")
+    exec(compile(text, "<string>", "exec"), module.__dict__)
 
 
 def buried(exits: dict[int, Path]) -> None:

@@ -61,7 +61,7 @@ class ForkServer:
         self._answer()
 
     def spawn(self, command: Command, log: Path) -> ForkedProcess:
-        """Starts `astromesh …`; the first word of the command is not looked at."""
+        """Starts `astromesh …`, or the program behind a first word `-c`."""
         ended = self._home / f"exit-{next(self._numbers)}"
         order = {
             "argv": list(command.argv), "env": dict(command.env), "cwd": str(command.cwd),
@@ -74,8 +74,10 @@ class ForkServer:
     def close(self) -> None:
         """Servers that still run are their tests' to end."""
         assert self._process.stdin
+        assert self._process.stdout
         self._process.stdin.close()
         self._process.wait(10)
+        self._process.stdout.close()
 
     def _answer(self) -> str:
         assert self._process.stdout
