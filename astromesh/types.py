@@ -67,6 +67,8 @@ class Message(Struct, frozen=True):
     images: tuple[Image, ...] = ()
 
 
+#: the tenant of callers that name none
+DEFAULT_TENANT = "default"
 #: the record separator of ASCII, also in the migrations of the stores
 _OWNER_SEPARATOR = "\x1e"
 

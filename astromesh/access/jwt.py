@@ -20,7 +20,7 @@ from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
-from astromesh.types import CallerContext, JsonObject
+from astromesh.types import DEFAULT_TENANT, CallerContext, JsonObject
 
 log = get_logger("astromesh.identity")
 #: seconds after which keys are fetched again; while the issuer does not answer, the known keys stay valid
@@ -143,7 +143,6 @@ MAX_TOKEN_LENGTH = 16 * 1024
 MAX_NAME_LENGTH = 256
 #: seconds by which an issuer's clock may be ahead; a token's end is not extended
 LEEWAY_SECONDS = 5.0
-DEFAULT_TENANT = "default"
 #: principals of API keys have these names, and tokens may not
 _RESERVED_PREFIXES = ("key:",)
 _PYJWT_ERRORS = (jwt.PyJWTError, ValueError, TypeError, OverflowError, RecursionError)

@@ -20,14 +20,13 @@ from astromesh.storage.queries import Transaction
 from astromesh.storage.sqlite import Database, SqliteQueries
 from astromesh.telemetry.clock import Clock
 from astromesh.text import CONTROL_CHARACTERS
-from astromesh.types import CallerContext
+from astromesh.types import DEFAULT_TENANT, CallerContext
 
 _PACKAGE = "astromesh.access"
 SCHEMA = Schema("keys", _PACKAGE, "sql/keys")
 _STATEMENTS = queries(_PACKAGE, "sql/keys.sql")
 _CONTROL = re.compile(f"[{CONTROL_CHARACTERS}]")
 TOKEN_PREFIX = "am"  # noqa: S105 (the first letters of every key, no secret)
-DEFAULT_TENANT = "default"
 DAY_SECONDS = 86_400.0
 #: a hundred years; beyond the year 9999 there are no dates
 MAX_DAYS = 36_500

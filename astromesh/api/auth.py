@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from astromesh.access.keys import DEFAULT_TENANT, ApiKeyAuthenticator, ApiKeyStore, open_authenticator
+from astromesh.access.keys import ApiKeyAuthenticator, ApiKeyStore, open_authenticator
 from astromesh.access.scopes import permits, permits_any
 from astromesh.api.requests import headers_of
 from astromesh.errors import Forbidden, RateLimited, Unauthorized
@@ -21,7 +21,7 @@ from astromesh.storage.sqlite import FILE, shared_database
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import RateLimit
 from astromesh.tools.rate_limit import SlidingWindow
-from astromesh.types import CallerContext
+from astromesh.types import DEFAULT_TENANT, CallerContext
 
 #: the principal of a server without authentication, which listens on loopback: it may do everything
 ANONYMOUS = CallerContext(user_id="anonymous", tenant_id=DEFAULT_TENANT, scopes=frozenset({"admin"}))

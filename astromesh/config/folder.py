@@ -391,6 +391,11 @@ def _check_pipeline(manifest: RAGManifest, _: Node) -> Iterator[Finding]:
             f"{spec.mode} needs spec.embeddings",
             "Add them, or write `mode: lexical`.",
         )
+    if spec.shared and not spec.owner:
+        message = "`shared: true` needs `owner`, whose documents every tenant then reads"
+        yield Finding(("spec", "shared"), message, "Add `owner: TENANT`.")
+    if spec.owner and not spec.shared:
+        yield Finding(("spec", "owner"), "has no effect without `shared: true`", "Add it, or remove `owner`.")
     for i, source in enumerate(spec.sources):
         if not manifest.folder(source).is_dir():
             message = f"the folder {manifest.folder(source)} does not exist"

@@ -66,6 +66,8 @@ class RAGSpec(Record):
     embeddings: Embeddings | None = Field(None, description="Absent: lexical search only.")
     store: VectorStore = Field(default_factory=VectorStore)
     retrieval: Retrieval = Retrieval.empty()
+    shared: bool = Field(False, description="Every tenant reads the documents that `owner` has sent.")
+    owner: str = Field("", description="With `shared`: the tenant whose documents every tenant reads.")
 
     @property
     def mode(self) -> Literal["lexical", "vector", "hybrid"]:

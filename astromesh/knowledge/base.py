@@ -9,8 +9,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from astromesh.types import JsonObject, SemanticResult, SessionKey
+from astromesh.types import DEFAULT_TENANT, JsonObject, SemanticResult, SessionKey
 
+#: the owner of the documents of `sources`, which every tenant reads; other owners are tenants
+OPERATOR = ""
 #: called with the number of finished documents and the number of all documents
 ProgressCallback: TypeAlias = Callable[[int, int], None]
 
@@ -121,24 +123,25 @@ class IndexedDocument:
 
 
 class ChunkStore(Protocol):
-    """The chunks of one pipeline."""
+    """The chunks of one pipeline. A document is named by its owner and its id."""
 
-    async def known(self) -> Mapping[str, DocumentVersion]:
-        """Every stored document by its id."""
+    async def known(self, owner: str = OPERATOR) -> Mapping[str, DocumentVersion]:
+        """Every stored document of an owner by its id."""
 
-    async def replace(self, documents: Sequence[IndexedDocument]) -> None:
+    async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:
         """Replaces the documents stored under these ids, all or none."""
 
-    async def touch(self, stamps: Mapping[str, str]) -> None:
+    async def touch(self, stamps: Mapping[str, str], owner: str = OPERATOR) -> None:
         """Stores new stamps of documents whose content has not changed."""
 
-    async def remove(self, ids: Sequence[str]) -> None: ...
+    async def remove(self, ids: Sequence[str], owner: str = OPERATOR) -> None: ...
 
     async def search(
         self,
         query: str,
         *,
         top_k: int,
+        owners: Sequence[str] = (OPERATOR,),
         filters: Mapping[str, Any] | None = None,
         vector: array[float] | None = None,
     ) -> tuple[Passage, ...]:
@@ -146,6 +149,7 @@ class ChunkStore(Protocol):
 
         Args:
             query: its words are searched; empty for vectors only.
+            owners: whose documents are searched; each once. Others have no effect on the passages.
             vector: the nearest vectors of the same embedder are searched, too. With words, both rankings are
                 fused by reciprocal rank fusion.
         """
@@ -194,32 +198,48 @@ class Embedder(Protocol):
 
 
 class KnowledgePipeline(Protocol):
-    """A RAG pipeline as tools and routes see it."""
+    """A RAG pipeline as tools and routes see it.
+
+    A tenant finds its own documents, those of the pipeline's `sources`, and those of the tenant that shares
+    its documents in this pipeline. It changes and removes its own documents only.
+    """
 
     name: str
 
     async def query(
-        self, query: str, *, top_k: int | None = None, filters: Mapping[str, Any] | None = None
+        self,
+        query: str,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        top_k: int | None = None,
+        filters: Mapping[str, Any] | None = None,
     ) -> tuple[Passage, ...]:
         """Returns the best passages, best first, each with its source.
 
         Args:
             query: any text.
+            tenant: who asks.
             top_k: passages at most; None for the pipeline's `retrieval.top_k`.
             filters: metadata values that a document must have; a list means any of its values.
                 `document` is the document's id.
         """
 
     async def ingest(
-        self, documents: Sequence[Document], progress: ProgressCallback | None = None
+        self,
+        documents: Sequence[Document],
+        progress: ProgressCallback | None = None,
+        *,
+        tenant: str = DEFAULT_TENANT,
     ) -> IngestReport:
-        """Adds or replaces these documents; documents with an unchanged hash are skipped."""
+        """Adds or replaces documents of a tenant; documents with an unchanged hash are skipped."""
 
-    async def ingest_path(self, path: Path, progress: ProgressCallback | None = None) -> IngestReport:
-        """Ingests a file, or all files of a folder that can be read."""
+    async def ingest_path(
+        self, path: Path, progress: ProgressCallback | None = None, *, tenant: str = DEFAULT_TENANT
+    ) -> IngestReport:
+        """Ingests a file, or all files of a folder that can be read, as documents of a tenant."""
 
-    async def remove(self, ids: Sequence[str]) -> IngestReport:
-        """Removes documents that a caller ingested; unknown ids are ignored."""
+    async def remove(self, ids: Sequence[str], *, tenant: str = DEFAULT_TENANT) -> IngestReport:
+        """Removes documents of a tenant; unknown ids, and ids of other tenants, are ignored."""
 
     async def refresh(self, progress: ProgressCallback | None = None) -> IngestReport:
         """Reads the configured sources again; documents of deleted files are removed."""

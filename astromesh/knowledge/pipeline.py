@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
 from pathlib import Path
@@ -21,6 +21,7 @@ import orjson
 
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, ProviderError
 from astromesh.knowledge.base import (
+    OPERATOR,
     Chunk,
     Chunker,
     ChunkStore,
@@ -36,6 +37,7 @@ from astromesh.knowledge.base import (
 from astromesh.knowledge.loaders import Folder, folder_of, load_document, no_reader
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.types import DEFAULT_TENANT
 
 T = TypeVar("T")
 #: documents that are cut and stored together, and texts that are embedded together
@@ -58,12 +60,13 @@ class Indexer:
         documents: Sequence[tuple[Document, str]],
         known: Mapping[str, DocumentVersion],
         step: ProgressStep,
+        owner: str = OPERATOR,
     ) -> IngestReport:
         """Stores what is new or has changed.
 
         Args:
             documents: each with its stamp.
-            known: what the store holds.
+            known: what the store holds of this owner.
 
         Raises:
             StoreError: the index cannot be written.
@@ -73,9 +76,9 @@ class Indexer:
         for some in batches(documents):
             fresh, stamps = await asyncio.to_thread(self._find_changes, some, known)
             if fresh:
-                await self._store.replace(await self._embed(fresh))
+                await self._store.replace(await self._embed(fresh), owner)
             if stamps:
-                await self._store.touch(stamps)
+                await self._store.touch(stamps, owner)
             changed = sum(one.document.id in known for one in fresh)
             total += IngestReport(len(fresh) - changed, changed, 0, len(some) - len(fresh))
             step(len(some))
@@ -114,11 +117,11 @@ def embedded_text(document: Document, chunk: Chunk) -> str:
     return f"{chunk.heading or document.title}\n\n{chunk.text}"
 
 
-def check_ids(ids: Sequence[str], known: Mapping[str, DocumentVersion]) -> None:
+def check_ids(ids: Sequence[str], files: Container[str]) -> None:
     """Raises: InvalidInput: an id is empty, occurs twice, or belongs to a file of the folders."""
     taken = set()
     for name in ids:
-        if name in known and known[name].stamp:
+        if name in files:
             raise InvalidInput(f"The document {name!r} comes from a folder; change the file there.")
         if not name or name in taken:
             raise InvalidInput(f"Document ids must be unique and not empty; {name!r} is not.")
@@ -164,6 +167,7 @@ class RAGPipeline:
         embedder: makes vectors; needed by every mode but `lexical`.
         mode: how passages are found.
         top_k: passages that a query returns by default.
+        shared_owner: the tenant whose documents every tenant reads; empty for none.
         clock: for the pause between two scans of the folders.
 
     Raises:
@@ -181,12 +185,14 @@ class RAGPipeline:
         embedder: Embedder | None = None,
         mode: Mode = "lexical",
         top_k: int = 5,
+        shared_owner: str = "",
         clock: Clock | None = None,
     ) -> None:
         if mode != "lexical" and embedder is None:
             raise ConfigError(f"The pipeline {name!r} has 'mode: {mode}', which needs 'embeddings'.")
         self.name = name
         self._store, self._embedder, self._mode, self._top_k = store, embedder, mode, top_k
+        self._shared_owner = shared_owner
         self._indexer = Indexer(store, chunker, embedder)
         self._readers = readers or no_reader
         self._folders = _folders(sources, self._readers)
@@ -197,7 +203,12 @@ class RAGPipeline:
         self._write_lock = asyncio.Lock()
 
     async def query(
-        self, query: str, *, top_k: int | None = None, filters: Mapping[str, Any] | None = None
+        self,
+        query: str,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        top_k: int | None = None,
+        filters: Mapping[str, Any] | None = None,
     ) -> tuple[Passage, ...]:
         """Returns the best passages, best first, after a refresh of the folders.
 
@@ -209,12 +220,22 @@ class RAGPipeline:
             await self._refresh_if_idle()
         vector = await self._embed_query(query)
         words = "" if self._mode == "vector" else query
-        return await self._store.search(words, top_k=top_k or self._top_k, filters=filters, vector=vector)
+        return await self._store.search(
+            words,
+            top_k=top_k or self._top_k,
+            owners=self._readable_owners(tenant),
+            filters=filters,
+            vector=vector,
+        )
 
     async def ingest(
-        self, documents: Sequence[Document], progress: ProgressCallback | None = None
+        self,
+        documents: Sequence[Document],
+        progress: ProgressCallback | None = None,
+        *,
+        tenant: str = DEFAULT_TENANT,
     ) -> IngestReport:
-        """Adds or replaces documents of a caller.
+        """Adds or replaces documents of a tenant.
 
         Raises:
             InvalidInput: two documents have one id, an id belongs to a file of the folders, or a file cannot
@@ -223,16 +244,18 @@ class RAGPipeline:
             ProviderError: they cannot be embedded; batches stored before stay.
         """
         async with self._write_lock:
-            known = await self._store.known()
-            check_ids([document.id for document in documents], known)
+            check_ids([document.id for document in documents], await self._store.known())
+            known = await self._store.known(tenant)
             step = _progress_counter(len(documents), progress)
             texts = await asyncio.to_thread(lambda: [load_document(one, self._readers) for one in documents])
-            done = await self._indexer.write([(one, "") for one in texts], known, step)
+            done = await self._indexer.write([(one, "") for one in texts], known, step, tenant)
             await self._store.settle()
             return done
 
-    async def ingest_path(self, path: Path, progress: ProgressCallback | None = None) -> IngestReport:
-        """Adds or replaces the documents of a file or a folder; their ids are paths in that folder.
+    async def ingest_path(
+        self, path: Path, progress: ProgressCallback | None = None, *, tenant: str = DEFAULT_TENANT
+    ) -> IngestReport:
+        """Adds or replaces a tenant's documents of a file or a folder; their ids are paths in that folder.
 
         Raises:
             InvalidInput: nothing can be read, or an id belongs to a file of the sources.
@@ -241,32 +264,32 @@ class RAGPipeline:
         async with self._write_lock:
             folder = await asyncio.to_thread(folder_of, path, self._readers)
             stamps = await asyncio.to_thread(folder.scan)
-            known = await self._store.known()
-            check_ids(list(stamps), known)
+            check_ids(list(stamps), await self._store.known())
+            known = await self._store.known(tenant)
             total, step, found = IngestReport(), _progress_counter(len(stamps), progress), 0
             for some in batches(list(stamps)):
                 read = await asyncio.to_thread(_read_folder, folder, some, stamps)
                 found += len(read)
-                total += await self._indexer.write([(one, "") for one in read], known, step)
+                total += await self._indexer.write([(one, "") for one in read], known, step, tenant)
                 step(len(some) - len(read))
             if not found:
                 raise InvalidInput(f"No file at {path} can be read.")
             await self._store.settle()
             return total
 
-    async def remove(self, ids: Sequence[str]) -> IngestReport:
-        """Removes documents that a caller ingested.
+    async def remove(self, ids: Sequence[str], *, tenant: str = DEFAULT_TENANT) -> IngestReport:
+        """Removes documents of a tenant.
 
         Raises:
             InvalidInput: an id belongs to a file of the folders.
         """
         names = list(dict.fromkeys(ids))
         async with self._write_lock:
-            known = await self._store.known()
-            check_ids(names, known)
+            check_ids(names, await self._store.known())
+            known = await self._store.known(tenant)
             there = [name for name in names if name in known]
             if there:
-                await self._store.remove(there)
+                await self._store.remove(there, tenant)
             return IngestReport(removed=len(there))
 
     async def refresh(self, progress: ProgressCallback | None = None) -> IngestReport:
@@ -351,6 +374,9 @@ class RAGPipeline:
         found = [(name, self._folder_of(name).read(name, stamps[name])) for name in ids]
         return [(document, stamps[name]) for name, document in found if document is not None]
 
+    def _readable_owners(self, tenant: str) -> list[str]:
+        return list(dict.fromkeys((OPERATOR, tenant, self._shared_owner)))
+
     def _folder_of(self, name: str) -> Folder:
         return next(folder for folder in self._folders if folder.owns(name))
 
@@ -373,9 +399,9 @@ def _read_folder(folder: Folder, ids: Iterable[str], stamps: Mapping[str, str]) 
     return [one for name in ids if (one := folder.read(name, stamps[name])) is not None]
 
 
-def _vanished(known: Mapping[str, DocumentVersion], stamps: Mapping[str, str]) -> list[str]:
-    """Documents of files that no longer exist; documents of callers have no stamp."""
-    return [name for name, version in known.items() if version.stamp and name not in stamps]
+def _vanished(known: Iterable[str], stamps: Mapping[str, str]) -> list[str]:
+    """Documents of files that no longer exist."""
+    return [name for name in known if name not in stamps]
 
 
 def _progress_counter(total: int, progress: ProgressCallback | None) -> Callable[[int], None]:

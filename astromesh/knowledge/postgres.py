@@ -17,7 +17,14 @@ from typing import Any, ClassVar, NamedTuple, Self
 import orjson
 from pydantic import BaseModel
 
-from astromesh.knowledge.base import Chunk, DocumentVersion, IndexedDocument, Passage, wanted_values
+from astromesh.knowledge.base import (
+    OPERATOR,
+    Chunk,
+    DocumentVersion,
+    IndexedDocument,
+    Passage,
+    wanted_values,
+)
 from astromesh.knowledge.postgres_search import PassageSearch, Ranking, fill, index_type
 from astromesh.knowledge.ranking import candidate_count, fuse_rankings
 from astromesh.knowledge.words import fold, terms, words_of
@@ -54,6 +61,19 @@ class Partition(NamedTuple):
     def sql(self, name: str, **more: object) -> str:
         own = {"pipeline": self.pipeline, "space": self.space, "size": self.size}
         return fill(SQL[name], **own, type=index_type(self.size) or "vector", **more)
+
+
+class _Searched(NamedTuple):
+    """The documents that a query searches.
+
+    Args:
+        owners: whose documents.
+        owned, documents: only these documents, each with its owner in the other list; None for all.
+    """
+
+    owners: list[str]
+    owned: list[str] | None = None
+    documents: list[str] | None = None
 
 
 class PgvectorChunkStores:
@@ -101,43 +121,46 @@ class PgvectorChunks:
         self._search = PassageSearch(database, clock or SystemClock(), fold_words)
         self._written = 0
 
-    async def known(self) -> Mapping[str, DocumentVersion]:
+    async def known(self, owner: str = OPERATOR) -> Mapping[str, DocumentVersion]:
         partition = await self._partition()
-        rows = await self._database.read(partition.sql("known"))
+        rows = await self._database.read(partition.sql("known"), escape_nul(owner))
         return {
             unescape_nul(name): DocumentVersion(digest, unescape_nul(stamp)) for name, digest, stamp in rows
         }
 
-    async def replace(self, documents: Sequence[IndexedDocument]) -> None:
+    async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:
         partition = await self._partition(next((len(one.vectors[0]) for one in documents if one.vectors), 0))
-        await self._database.transact(partial(_replace, partition, documents), deadline=_BATCH_DEADLINE)
+        replace = partial(_replace, partition, escape_nul(owner), documents)
+        await self._database.transact(replace, deadline=_BATCH_DEADLINE)
         self._written += sum(len(one.chunks) for one in documents)
 
-    async def touch(self, stamps: Mapping[str, str]) -> None:
+    async def touch(self, stamps: Mapping[str, str], owner: str = OPERATOR) -> None:
         partition = await self._partition()
         names, values = map(escape_nul, stamps), map(escape_nul, stamps.values())
-        await self._database.write(partition.sql("touch"), list(names), list(values))
+        await self._database.write(partition.sql("touch"), list(names), list(values), escape_nul(owner))
 
-    async def remove(self, ids: Sequence[str]) -> None:
+    async def remove(self, ids: Sequence[str], owner: str = OPERATOR) -> None:
         partition = await self._partition()
-        await self._database.transact(partial(_drop, partition, ids), deadline=_BATCH_DEADLINE)
+        drop = partial(_drop, partition, escape_nul(owner), ids)
+        await self._database.transact(drop, deadline=_BATCH_DEADLINE)
 
     async def search(
         self,
         query: str,
         *,
         top_k: int,
+        owners: Sequence[str] = (OPERATOR,),
         filters: Mapping[str, Any] | None = None,
         vector: array[float] | None = None,
     ) -> tuple[Passage, ...]:
         partition = await self._partition(len(vector) if vector is not None else 0)
         words, limit = terms(query), candidate_count(top_k)
-        documents = await self._filtered_documents(partition, filters) if filters else None
-        by_words = self._search.by_words(partition.sql, words, limit, [documents])
+        searched = await self._searched_documents(partition, list(map(escape_nul, owners)), filters)
+        by_words = self._search.by_words(partition.sql, words, limit, searched)
         if vector is None:
             found = await by_words
         else:
-            found, near = await asyncio.gather(by_words, self._nearest(partition, vector, limit, documents))
+            found, near = await asyncio.gather(by_words, self._nearest(partition, vector, limit, searched))
             found = fuse_rankings(found, near) if words else near
         return await self._passages(partition, found[:top_k])
 
@@ -163,16 +186,21 @@ class PgvectorChunks:
         await self._database.ping()
 
     async def _nearest(
-        self, partition: Partition, vector: array[float], limit: int, documents: list[str] | None
+        self, partition: Partition, vector: array[float], limit: int, searched: _Searched
     ) -> Ranking:
-        if documents is None:
-            return await self._search.nearest(partition.sql, vector, limit, (), filter="")
-        condition = "AND document = ANY($3::TEXT[])"
-        return await self._search.nearest(partition.sql, vector, limit, (documents,), filter=condition)
+        if searched.documents is None:
+            return await self._search.nearest(partition.sql, vector, limit, searched[:1], filter="")
+        condition = "AND (owner, document) IN (SELECT * FROM unnest($4::TEXT[], $5::TEXT[]))"
+        return await self._search.nearest(partition.sql, vector, limit, searched, filter=condition)
 
-    async def _filtered_documents(self, partition: Partition, filters: Mapping[str, Any]) -> list[str]:
+    async def _searched_documents(
+        self, partition: Partition, owners: list[str], filters: Mapping[str, Any] | None
+    ) -> _Searched:
+        if not filters:
+            return _Searched(owners)
         bound = orjson.dumps(without_nul(wanted_values(filters))).decode()
-        return [name for (name,) in await self._database.read(partition.sql("documents_with"), bound)]
+        rows = await self._database.read(partition.sql("documents_with"), bound, owners)
+        return _Searched(owners, [owner for owner, _ in rows], [name for _, name in rows])
 
     async def _passages(self, partition: Partition, found: Ranking) -> tuple[Passage, ...]:
         """The chunks that are still there, with their scores."""
@@ -208,18 +236,20 @@ async def _create_partition(name: str, space: str, size: int, connection: Connec
 
 
 async def _replace(
-    partition: Partition, documents: Sequence[IndexedDocument], connection: Connection
+    partition: Partition, owner: str, documents: Sequence[IndexedDocument], connection: Connection
 ) -> None:
-    await connection.execute(partition.sql("drop_chunks"), [escape_nul(one.document.id) for one in documents])
-    await connection.executemany(partition.sql("put_document"), [_document_row(one) for one in documents])
-    rows = [row for one in documents for row in _chunk_rows(one, partition.space)]
+    names = [escape_nul(one.document.id) for one in documents]
+    await connection.execute(partition.sql("drop_chunks"), owner, names)
+    versions = [(owner, *_document_row(one)) for one in documents]
+    await connection.executemany(partition.sql("put_document"), versions)
+    rows = [(owner, *row) for one in documents for row in _chunk_rows(one, partition.space)]
     await connection.executemany(partition.sql("put_chunk"), rows)
 
 
-async def _drop(partition: Partition, ids: Sequence[str], connection: Connection) -> None:
+async def _drop(partition: Partition, owner: str, ids: Sequence[str], connection: Connection) -> None:
     names = [escape_nul(name) for name in ids]
-    await connection.execute(partition.sql("drop_chunks"), names)
-    await connection.execute(partition.sql("drop_documents"), names)
+    await connection.execute(partition.sql("drop_chunks"), owner, names)
+    await connection.execute(partition.sql("drop_documents"), owner, names)
 
 
 async def _execute(statements: str, connection: Connection) -> None:

@@ -17,7 +17,7 @@ from astromesh.errors import UpstreamError
 from astromesh.knowledge.base import Document, IngestReport, KnowledgePipeline, Passage, ProgressCallback
 from astromesh.logs import get_logger
 from astromesh.providers.base import ModelPort
-from astromesh.types import CompletionRequest, JsonObject, Message
+from astromesh.types import DEFAULT_TENANT, CompletionRequest, JsonObject, Message
 
 ROLE = "reranker"
 BEST_GRADE = 10
@@ -50,24 +50,37 @@ class RerankingPipeline:
         self._inner, self._model, self._candidates, self._top_k = inner, model, candidates, top_k
 
     async def query(
-        self, query: str, *, top_k: int | None = None, filters: Mapping[str, Any] | None = None
+        self,
+        query: str,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        top_k: int | None = None,
+        filters: Mapping[str, Any] | None = None,
     ) -> tuple[Passage, ...]:
         wanted = top_k or self._top_k
-        found = await self._inner.query(query, top_k=max(wanted, self._candidates), filters=filters)
+        found = await self._inner.query(
+            query, tenant=tenant, top_k=max(wanted, self._candidates), filters=filters
+        )
         if len(found) > 1:
             found = await self._rerank(query, found)
         return found[:wanted]
 
     async def ingest(
-        self, documents: Sequence[Document], progress: ProgressCallback | None = None
+        self,
+        documents: Sequence[Document],
+        progress: ProgressCallback | None = None,
+        *,
+        tenant: str = DEFAULT_TENANT,
     ) -> IngestReport:
-        return await self._inner.ingest(documents, progress)
+        return await self._inner.ingest(documents, progress, tenant=tenant)
 
-    async def ingest_path(self, path: Path, progress: ProgressCallback | None = None) -> IngestReport:
-        return await self._inner.ingest_path(path, progress)
+    async def ingest_path(
+        self, path: Path, progress: ProgressCallback | None = None, *, tenant: str = DEFAULT_TENANT
+    ) -> IngestReport:
+        return await self._inner.ingest_path(path, progress, tenant=tenant)
 
-    async def remove(self, ids: Sequence[str]) -> IngestReport:
-        return await self._inner.remove(ids)
+    async def remove(self, ids: Sequence[str], *, tenant: str = DEFAULT_TENANT) -> IngestReport:
+        return await self._inner.remove(ids, tenant=tenant)
 
     async def refresh(self, progress: ProgressCallback | None = None) -> IngestReport:
         return await self._inner.refresh(progress)

@@ -1,7 +1,8 @@
 """The chunks of RAG pipelines in SQLite, searched by `knowledge.sqlite_search`.
 
 Each pipeline has its own file, `DATA/rag/PIPELINE.db`: BM25 then counts the words of this pipeline only, and
-a file can be deleted to start anew.
+a file can be deleted to start anew. An owner of documents is a word of the full-text index and has vectors of
+its own, so that a search never reads the chunks of others.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.knowledge.base import (
+    OPERATOR,
     Chunk,
     DocumentVersion,
     IndexedDocument,
@@ -22,7 +24,7 @@ from astromesh.knowledge.base import (
     vector_blob,
     wanted_values,
 )
-from astromesh.knowledge.ranking import candidate_count, fuse_rankings
+from astromesh.knowledge.ranking import candidate_count, fuse_rankings, match_any
 from astromesh.knowledge.sqlite_search import Corpus, PassageSearch, TableState
 from astromesh.knowledge.words import terms
 from astromesh.plugins import Deps
@@ -33,13 +35,16 @@ from astromesh.storage.sqlite import Database, SqliteQueries, shared_database
 _PACKAGE = "astromesh.knowledge"
 SCHEMA = Schema("chunks", _PACKAGE, "sql/sqlite/chunks")
 SQL = queries(_PACKAGE, "sql/sqlite/chunks.sql")
+#: before the number of an owner in the full-text index, also in the migrations; no sought word has it
+OWNER_MARK = "\ue000"
 
 
 class ChunkQuery(NamedTuple):
-    """Args: filters: JSON object of lists of wanted values, or empty."""
+    """Args: filters: JSON object of lists of wanted values, or empty. owners: JSON list of names."""
 
     terms: tuple[str, ...]
     top_k: int
+    owners: str
     filters: str = ""
     vector: array[float] | None = None
 
@@ -83,29 +88,32 @@ class SqliteChunks:
         self._queries = SqliteQueries(database, SQL)
         self._search = PassageSearch(SQL)
 
-    async def known(self) -> Mapping[str, DocumentVersion]:
-        rows = await self._queries.read("known")
+    async def known(self, owner: str = OPERATOR) -> Mapping[str, DocumentVersion]:
+        rows = await self._queries.read("known", owner)
         return {name: DocumentVersion(*version) for name, *version in rows}
 
-    async def replace(self, documents: Sequence[IndexedDocument]) -> None:
+    async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:
         async def replace(tx: Transaction) -> None:
+            await tx.execute("put_owner", owner)
+            [(number, _)] = await tx.fetch("owners", [owner])
             for one in documents:
-                await _drop(one.document.id, tx)
-                await _insert(one, self._embedder, tx)
+                await _drop(owner, one.document.id, tx)
+                await _insert(one, number, self._embedder, tx)
 
         await self._queries.transact(replace)
 
-    async def touch(self, stamps: Mapping[str, str]) -> None:
+    async def touch(self, stamps: Mapping[str, str], owner: str = OPERATOR) -> None:
         async def touch(tx: Transaction) -> None:
             for name, stamp in stamps.items():
-                await tx.execute("touch", stamp, name)
+                await tx.execute("touch", stamp, owner, name)
 
         await self._queries.transact(touch)
 
-    async def remove(self, ids: Sequence[str]) -> None:
+    async def remove(self, ids: Sequence[str], owner: str = OPERATOR) -> None:
         async def remove(tx: Transaction) -> None:
             for name in ids:
-                await _drop(name, tx)
+                await _drop(owner, name, tx)
+            await tx.execute("drop_owner", owner)
 
         await self._queries.transact(remove)
 
@@ -114,6 +122,7 @@ class SqliteChunks:
         query: str,
         *,
         top_k: int,
+        owners: Sequence[str] = (OPERATOR,),
         filters: Mapping[str, Any] | None = None,
         vector: array[float] | None = None,
     ) -> tuple[Passage, ...]:
@@ -121,7 +130,7 @@ class SqliteChunks:
         if not words and vector is None:
             return ()
         wanted = orjson.dumps(wanted_values(filters)).decode() if filters else ""
-        search = ChunkQuery(words, top_k, wanted, vector)
+        search = ChunkQuery(words, top_k, orjson.dumps(list(owners)).decode(), wanted, vector)
         return await self._database.read(self._find, search)
 
     async def settle(self) -> None:
@@ -137,13 +146,17 @@ class SqliteChunks:
 
     def _find_one(self, connection: sqlite3.Connection, query: ChunkQuery) -> tuple[Passage, ...]:
         state = TableState(*connection.execute(SQL["state"]).fetchone())
-        documents = _filtered_documents(connection, query.filters) if query.filters else None
-        corpus = Corpus(state, headings="{title heading} : ", documents=documents)
+        owners = connection.execute(SQL["owners"], (query.owners,)).fetchall()
+        if not owners:
+            return ()
+        numbers = [number for number, _ in owners]
+        documents = _filtered_documents(connection, query.filters, numbers) if query.filters else None
+        corpus = Corpus(state, headings="{title heading} : ", scope=_scope(owners), documents=documents)
         limit = candidate_count(query.top_k)
         candidates = self._search.propose(connection, corpus, query.terms, limit)
         found = self._search.score(connection, corpus, candidates, len(query.terms))
         if query.vector is not None:
-            near = self._nearest(connection, query.vector, state, limit, documents)
+            near = self._nearest(connection, query.vector, state, limit, numbers, documents)
             found = fuse_rankings(found, near) if query.terms else near
         return tuple(_passage(connection, row, score) for row, score in found[: query.top_k])
 
@@ -153,20 +166,35 @@ class SqliteChunks:
         vector: array[float],
         state: TableState,
         limit: int,
+        owners: Sequence[int],
         documents: str | None,
     ) -> list[tuple[int, float]]:
-        index = self._search.index(connection, (self._embedder,), state, len(vector))
         among = None
         if documents is not None:
             among = [row for (row,) in connection.execute(SQL["chunks_of"], (documents,))]
-        near = index.nearest(vector, limit, among)
-        return [(row, min(1.0, cosine)) for row, cosine in near if cosine > 0]
+        near: list[tuple[int, float]] = []
+        for owner in owners:
+            index = self._search.index(connection, (owner, self._embedder), state, len(vector))
+            near += index.nearest(vector, limit, among)
+        best = sorted(near, key=lambda one: (-one[1], one[0]))[:limit]
+        return [(row, min(1.0, cosine)) for row, cosine in best if cosine > 0]
 
 
-def _filtered_documents(connection: sqlite3.Connection, filters: str) -> str:
-    """The ids of the documents whose metadata have these values, as JSON."""
-    rows = connection.execute(SQL["documents_with"], (filters,))
-    return orjson.dumps([name for (name,) in rows]).decode()
+def _scope(owners: Sequence[tuple[int, int]]) -> str:
+    """An FTS5 expression for the chunks of these owners; empty if they are all owners of the file.
+
+    Args:
+        owners: the number of each, and how many owners there are.
+    """
+    if len(owners) == owners[0][1]:
+        return ""
+    return f"owner : ({match_any([f'{OWNER_MARK}{number}' for number, _ in owners])}) AND "
+
+
+def _filtered_documents(connection: sqlite3.Connection, filters: str, owners: Sequence[int]) -> str:
+    """The numbers of the owners' documents whose metadata have these values, as JSON."""
+    rows = connection.execute(SQL["documents_with"], (filters, orjson.dumps(owners).decode()))
+    return orjson.dumps([number for (number,) in rows]).decode()
 
 
 def _passage(connection: sqlite3.Connection, row: int, score: float) -> Passage:
@@ -174,20 +202,21 @@ def _passage(connection: sqlite3.Connection, row: int, score: float) -> Passage:
     return Passage(Chunk(document, text, start, end, heading, orjson.loads(metadata)), score)
 
 
-async def _insert(one: IndexedDocument, embedder: str, tx: Transaction) -> None:
-    name, title = one.document.id, one.document.title
+async def _insert(one: IndexedDocument, owner: int, embedder: str, tx: Transaction) -> None:
+    title = one.document.title
     metadata = orjson.dumps({"title": title, **one.document.metadata}).decode()
-    await tx.execute("put_document", name, one.known.hash, one.known.stamp, metadata)
+    await tx.execute("put_document", owner, one.document.id, one.known.hash, one.known.stamp, metadata)
+    [(number,)] = await tx.fetch("last_row")
     for place, chunk in enumerate(one.chunks):
-        await tx.execute("put_chunk", name, chunk.start, chunk.end)
-        [(row,)] = await tx.fetch("last_chunk")
-        await tx.execute("put_words", row, title, chunk.heading, chunk.text)
+        await tx.execute("put_chunk", number, chunk.start, chunk.end)
+        [(row,)] = await tx.fetch("last_row")
+        await tx.execute("put_words", row, owner, title, chunk.heading, chunk.text)
         if one.vectors:
-            await tx.execute("put_vector", row, embedder, vector_blob(one.vectors[place]))
+            await tx.execute("put_vector", row, owner, embedder, vector_blob(one.vectors[place]))
 
 
-async def _drop(name: str, tx: Transaction) -> None:
-    for query in ("drop_words", "drop_vectors", "drop_chunks"):
-        await tx.execute(query, name)
-    if await tx.execute("drop_document", name):
+async def _drop(owner: str, name: str, tx: Transaction) -> None:
+    for (number,) in await tx.fetch("number", owner, name):
+        for query in ("drop_words", "drop_vectors", "drop_chunks", "drop_document"):
+            await tx.execute(query, number)
         await tx.execute("count_removal")

@@ -44,7 +44,7 @@ class Corpus(NamedTuple):
         columns: FTS5 column filter of the text, or empty.
         headings: FTS5 column filter of titles and headings; empty where there are none.
         scope: FTS5 expression that limits a search to one scope, or empty.
-        documents: JSON list of document ids; None for all documents.
+        documents: JSON list of numbers of documents; None for all documents.
         newest_first: the order of passages that rank equally.
     """
 
@@ -191,7 +191,7 @@ class PassageSearch:
         found: dict[int, float] = {}
         expressions = [_within(corpus, match_all(words)), _within(corpus, match_any(words))]
         if corpus.headings:
-            expressions.insert(0, f"{corpus.headings}({match_all(words)})")
+            expressions.insert(0, f"{corpus.scope}{corpus.headings}({match_all(words)})")
         for expression in expressions:
             if len(found) < limit:
                 rows = self._select(connection, corpus, "some", expression, limit)

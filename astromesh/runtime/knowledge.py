@@ -94,6 +94,7 @@ async def open_rag_pipeline(
         embedder=embedder,
         mode="lexical" if spec.mode == "hybrid" and embedder is None else spec.mode,
         top_k=spec.retrieval.top_k,
+        shared_owner=spec.owner,
         clock=deps.clock,
     )
     deps.resources.on_close(pipeline.close)

@@ -61,11 +61,18 @@ def test_ingest_and_query(project: Path) -> None:
 
 
 def test_a_path_is_taken_in(project: Path) -> None:
-    """Documents beside the sources; `--where` selects them."""
+    """Documents of a tenant beside the sources; `--where` selects them."""
     (project / "note.txt").write_text("tea time is at five")
     assert astromesh(project, "rag", "ingest", "k", "note.txt").stdout.startswith("1 added")
     found = astromesh(project, "rag", "query", "k", "tea", "--where", "document=note.txt", "--json")
     assert [p["document"] for p in json.loads(found.stdout)["passages"]] == ["note.txt"]
+    (project / "more.txt").write_text("tea time of acme")
+    assert astromesh(project, "rag", "ingest", "k", "more.txt", "--tenant", "acme").stdout.startswith(
+        "1 added"
+    )
+    for tenant, names in (("acme", {"tea.md", "more.txt"}), ("other", {"tea.md"})):
+        found = astromesh(project, "rag", "query", "k", "tea time", "--tenant", tenant, "--json")
+        assert {p["document"] for p in json.loads(found.stdout)["passages"]} == names
 
 
 def test_wrong_calls_are_2_with_a_hint(project: Path) -> None:
@@ -129,10 +136,12 @@ def test_a_killed_ingest_goes_on_where_it_was(project: Path) -> None:
     assert done["unchanged"] >= half
     with closing(sqlite3.connect(index)) as connection:
         counted = connection.execute(
-            "SELECT count(*), count(DISTINCT document || ' ' || start) FROM chunks WHERE document LIKE 'd%'"
+            "SELECT count(*), count(DISTINCT document || ' ' || start) FROM chunks"
+            " WHERE document IN (SELECT number FROM documents WHERE id LIKE 'd%')"
         ).fetchone()
         vectors = connection.execute(
-            "SELECT count(*) FROM vectors JOIN chunks ON chunks.id = chunk WHERE document LIKE 'd%'"
+            "SELECT count(*) FROM vectors JOIN chunks ON chunks.id = chunk"
+            " WHERE document IN (SELECT number FROM documents WHERE id LIKE 'd%')"
         ).fetchone()
         words = connection.execute("SELECT count(*) FROM words WHERE words MATCH 'filler'").fetchone()
     assert counted == (DOCUMENTS * SECTIONS, DOCUMENTS * SECTIONS)

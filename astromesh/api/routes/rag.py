@@ -8,8 +8,9 @@ from typing import Annotated, Any, Literal, Self
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
+from astromesh.access.scopes import principal_of
 from astromesh.api.dependencies import audited, scope
-from astromesh.api.requests import SINGLE_LINE, runtime_of
+from astromesh.api.requests import SINGLE_LINE, caller_of, runtime_of
 from astromesh.errors import InvalidInput
 from astromesh.knowledge.base import Document, IngestReport, Passage
 from astromesh.runtime.bootstrap import pipeline_of
@@ -117,8 +118,9 @@ async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonO
     if not body.documents and not body.remove:
         raise InvalidInput("There is nothing to do: send documents, or ids to remove.")
     knowledge = pipeline_of(runtime_of(request).state, pipeline)
-    removed = await knowledge.remove(body.remove) if body.remove else IngestReport()
-    done = await knowledge.ingest([_document(one) for one in body.documents])
+    tenant, _ = principal_of(caller_of(request))
+    removed = await knowledge.remove(body.remove, tenant=tenant) if body.remove else IngestReport()
+    done = await knowledge.ingest([_document(one) for one in body.documents], tenant=tenant)
     return {
         "pipeline": pipeline, "added": done.added, "changed": done.changed, "removed": removed.removed,
         "unchanged": done.unchanged,
@@ -134,7 +136,8 @@ async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonO
 async def query(pipeline: str, body: QueryIn, request: Request) -> JsonObject:
     """Returns the best passages with their sources, best first; an empty list where nothing matches."""
     knowledge = pipeline_of(runtime_of(request).state, pipeline)
-    found = await knowledge.query(body.query, top_k=body.top_k, filters=body.filters or None)
+    tenant, _ = principal_of(caller_of(request))
+    found = await knowledge.query(body.query, tenant=tenant, top_k=body.top_k, filters=body.filters or None)
     return {"pipeline": pipeline, "passages": list(map(Passage.to_json, found))}
 
 

@@ -20,9 +20,12 @@ from astromesh.errors import InvalidInput
 from astromesh.knowledge.base import IngestReport, Passage, ProgressCallback
 from astromesh.logs import configure_logging
 from astromesh.runtime.bootstrap import open_single_pipeline
+from astromesh.types import DEFAULT_TENANT
 
 app = typer.Typer()
 Pipeline = Annotated[str, typer.Argument(help="NAME of rag/NAME.rag.yaml.")]
+Tenant = Annotated[str, typer.Option("--tenant", metavar="ID", help="Tenant whose documents they are.")]
+Asking = Annotated[str, typer.Option("--tenant", metavar="ID", help="Tenant that asks.")]
 
 
 @app.command()
@@ -32,6 +35,7 @@ def ingest(
         Path | None,
         typer.Argument(metavar="[PATH]", help="A file or folder; default: the pipeline's sources."),
     ] = None,
+    tenant: Tenant = DEFAULT_TENANT,
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     json: Json = False,
@@ -42,7 +46,7 @@ def ingest(
     if path is not None and not path.exists():
         raise InvalidInput(f"There is no file or folder {path}.")
     with _progress_bar() as progress:
-        report = asyncio.run(_ingest(folders, pipeline, path, progress))
+        report = asyncio.run(_ingest(folders, pipeline, path, tenant, progress))
     if json:
         print_json({"pipeline": pipeline, **{key: getattr(report, key) for key in IngestReport.__slots__}})
         return
@@ -54,6 +58,7 @@ def ingest(
 def query(
     pipeline: Pipeline,
     text: Annotated[str, typer.Argument(help="The question; '-' reads it from stdin.")],
+    tenant: Asking = DEFAULT_TENANT,
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     top_k: Annotated[int, typer.Option(min=0, max=100, help="Passages; 0: the pipeline's own.")] = 0,
@@ -69,7 +74,7 @@ def query(
     text = sys.stdin.read() if text == "-" else text
     if not text.strip():
         raise InvalidInput("The query is empty.")
-    found = asyncio.run(_query(folders, pipeline, text, conditions, top_k))
+    found = asyncio.run(_query(folders, pipeline, text, tenant, conditions, top_k))
     if json:
         print_json({"pipeline": pipeline, "passages": [passage.to_json() for passage in found]})
     elif not found:
@@ -104,20 +109,25 @@ def _values(value: str) -> Iterator[Any]:
 
 
 async def _ingest(
-    folders: tuple[Path, Path], pipeline: str, path: Path | None, progress: ProgressCallback
+    folders: tuple[Path, Path], pipeline: str, path: Path | None, tenant: str, progress: ProgressCallback
 ) -> IngestReport:
     async with open_single_pipeline(*folders, pipeline) as knowledge:
         if path is not None:
-            return await knowledge.ingest_path(path, progress)
+            return await knowledge.ingest_path(path, progress, tenant=tenant)
         return await knowledge.refresh(progress)
 
 
 async def _query(
-    folders: tuple[Path, Path], pipeline: str, text: str, conditions: dict[str, list[Any]], top_k: int
+    folders: tuple[Path, Path],
+    pipeline: str,
+    text: str,
+    tenant: str,
+    conditions: dict[str, list[Any]],
+    top_k: int,
 ) -> tuple[Passage, ...]:
     async with open_single_pipeline(*folders, pipeline) as knowledge:
         await knowledge.refresh()
-        return await knowledge.query(text, top_k=top_k or None, filters=conditions or None)
+        return await knowledge.query(text, tenant=tenant, top_k=top_k or None, filters=conditions or None)
 
 
 @contextmanager

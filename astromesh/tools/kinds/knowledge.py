@@ -11,7 +11,7 @@ from astromesh.knowledge.base import KnowledgePipeline
 from astromesh.plugins import Deps
 from astromesh.text import did_you_mean
 from astromesh.tools.base import ToolContext
-from astromesh.types import JsonObject, ToolSpec
+from astromesh.types import DEFAULT_TENANT, JsonObject, ToolSpec
 
 #: most passages per call
 MAX_TOP_K = 50
@@ -71,5 +71,10 @@ class KnowledgeTool:
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> JsonObject:
         top_k = arguments.get("top_k") or self._top_k
-        found = await self._knowledge.query(arguments["query"], top_k=top_k, filters=self._filters or None)
+        found = await self._knowledge.query(
+            arguments["query"],
+            tenant=context.session.tenant or DEFAULT_TENANT,
+            top_k=top_k,
+            filters=self._filters or None,
+        )
         return {"passages": [passage.to_json() for passage in found]}

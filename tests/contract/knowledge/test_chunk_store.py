@@ -11,7 +11,14 @@ from typing import Any
 import pytest
 
 from astromesh.errors import StoreError
-from astromesh.knowledge.base import Chunk, ChunkStore, Document, DocumentVersion, IndexedDocument
+from astromesh.knowledge.base import (
+    OPERATOR,
+    Chunk,
+    ChunkStore,
+    Document,
+    DocumentVersion,
+    IndexedDocument,
+)
 from astromesh.knowledge.hashing import HashingEmbedder
 from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.telemetry.clock import SystemClock
@@ -296,3 +303,88 @@ async def test_searches_go_on_while_documents_come_in(store, free_loop):
 async def test_ping(store):
     """A store that answers says nothing."""
     await store.ping()
+
+
+# -- owners --------------------------------------------------------------------------------------------------
+
+OWNERS = (OPERATOR, "acme", "other", 'o\'ther "x" λ')
+
+
+async def owned(store: ChunkStore) -> ChunkStore:
+    """Each owner has `same`, and a document of a name of its own; every passage has the owner's colour."""
+    for owner, colour in zip(OWNERS, ("red", "green", "blue", "violet"), strict=True):
+        texts = {"same": f"The kettle is {colour}", f"own {colour}": f"A {colour} teapot with a kettle"}
+        await store.replace(
+            [await indexed(name, text, heading="Kettles", lang="de") for name, text in texts.items()], owner
+        )
+    await store.settle()
+    return store
+
+
+async def test_a_search_finds_passages_of_the_named_owners_only(opened):
+    """By words in any number of passages, beginnings of words, vectors and both, with filters and without."""
+    one = await owned(await opened())
+    other = await opened()
+    for owners in (
+        OWNERS[:1],
+        OWNERS[1:2],
+        OWNERS[:2],
+        OWNERS[1:],
+        OWNERS,
+        ("nobody",),
+        (OPERATOR, "nobody"),
+    ):
+        colours = {"red", "green", "blue", "violet"} - {
+            colour
+            for owner, colour in zip(OWNERS, ("red", "green", "blue", "violet"), strict=True)
+            if owner not in owners
+        }
+        for text in ("kettle", "teapot", "kett", "the kettle is red green blue violet", "violet blue"):
+            [vector] = await EMBEDDER.embed([text])
+            for filters in (None, {"lang": "de"}, {"document": "same"}):
+                for asked in (
+                    {"query": text},
+                    {"query": "", "vector": vector},
+                    {"query": text, "vector": vector},
+                ):
+                    for store in (one, other):
+                        found = await store.search(**asked, top_k=20, owners=owners, filters=filters)
+                        shown = " ".join(passage.chunk.text for passage in found)
+                        assert set(shown.split()) & {"red", "green", "blue", "violet"} <= colours
+                        if text == "kettle":
+                            assert len(found) == len(colours) * (1 if filters == {"document": "same"} else 2)
+
+
+async def test_a_document_of_another_owner_is_neither_replaced_nor_removed(store):
+    """Nor does a removal of what another has reach it, under the same id."""
+    await owned(store)
+    before = {owner: dict(await store.known(owner)) for owner in OWNERS}
+    assert all(set(before[owner]) > {"same"} for owner in OWNERS)
+    await store.replace([await indexed("same", "The kettle is black")], "acme")
+    await store.touch({"same": "new"}, "acme")
+    assert [p.chunk.text for p in await store.search("black", top_k=5, owners=OWNERS)] == [
+        "The kettle is black"
+    ]
+    assert (await store.known("acme"))["same"].stamp == "new"
+    await store.remove(["same", "own red", "own blue"], "acme")
+    assert set(await store.known("acme")) == {"own green"}
+    assert {owner: await store.known(owner) for owner in OWNERS if owner != "acme"} == {
+        owner: known for owner, known in before.items() if owner != "acme"
+    }
+    await store.remove(["own green"], "acme")
+    assert await store.known("acme") == {}
+    assert await store.search("teapot", top_k=5, owners=("acme",)) == ()
+    await store.replace([await indexed("back", "A white teapot")], "acme")
+    assert await worded(store, "teapot", owners=("acme",)) == ["back"]
+    assert await near(store, "teapot", owners=("acme",)) == ["back"]
+
+
+async def test_passages_of_others_push_none_of_mine_out(store):
+    """However many passages of others have the word and the same vector."""
+    await store.replace([await indexed("mine", "kettle of mine")], "acme")
+    crowd = [await indexed(f"crowd {n}", *["kettle kettle"] * 50) for n in range(30)]
+    await store.replace(crowd, "other")
+    await store.replace([await indexed("mine too", "another kettle")], "acme")
+    await store.settle()
+    assert set(await worded(store, "kettle", owners=("acme",), top_k=2)) == {"mine", "mine too"}
+    assert set(await near(store, "kettle kettle", owners=("acme",), top_k=2)) == {"mine", "mine too"}

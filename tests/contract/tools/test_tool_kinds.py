@@ -67,17 +67,22 @@ class FarKnowledge:
         self._far = far
 
     async def query(
-        self, query: str, *, top_k: int | None = None, filters: Mapping[str, Any] | None = None
+        self,
+        query: str,
+        *,
+        tenant: str = "default",
+        top_k: int | None = None,
+        filters: Mapping[str, Any] | None = None,
     ) -> tuple[Passage, ...]:
         return (Passage(Chunk("far.md", str(await self._far(query)), 0, 1, "Far"), 1.0),)
 
-    async def ingest(self, documents: Any, progress: Any = None) -> IngestReport:
+    async def ingest(self, documents: Any, progress: Any = None, *, tenant: str = "default") -> IngestReport:
         return IngestReport(unchanged=len(documents))
 
-    async def ingest_path(self, path: Any, progress: Any = None) -> IngestReport:
+    async def ingest_path(self, path: Any, progress: Any = None, *, tenant: str = "default") -> IngestReport:
         return IngestReport()
 
-    async def remove(self, ids: Any) -> IngestReport:
+    async def remove(self, ids: Any, *, tenant: str = "default") -> IngestReport:
         return IngestReport(removed=len(ids))
 
     async def refresh(self, progress: Any = None) -> IngestReport:

@@ -426,6 +426,18 @@ def test_a_pipeline_needs_its_folder_and_embeddings_for_vectors(good: Path) -> N
     assert any("spec.retrieval.mode: hybrid needs spec.embeddings" in line for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("key", "message"),
+    [
+        ("  shared: true\n", "spec.shared: `shared: true` needs `owner`"),
+        ("  owner: acme\n", "spec.owner: has no effect without `shared: true`"),
+    ],
+)
+def test_a_pipeline_is_shared_by_an_owner(good: Path, key: str, message: str) -> None:
+    lines = edited(good, "rag/product-knowledge.rag.yaml", ("spec:\n", f"spec:\n{key}"))
+    assert any(message in line for line in lines)
+
+
 # -- warnings ------------------------------------------------------------------------------------------------
 
 

@@ -7,7 +7,9 @@ import os
 import sqlite3
 from array import array
 from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +22,12 @@ from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
 from astromesh.knowledge.hashing import HashingEmbedder
 from astromesh.knowledge.loaders import Folder
 from astromesh.knowledge.pipeline import RAGPipeline
+from astromesh.knowledge.postgres import SCHEMA as POSTGRES_SCHEMA
+from astromesh.knowledge.sqlite import SCHEMA as SQLITE_SCHEMA
 from astromesh.knowledge.sqlite import SqliteChunkStores
 from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.storage.migrations import statements
+from astromesh.storage.postgres import Address, Connection, Postgres
 from astromesh.testing import FaultInjector, ManualClock
 from tests.integration.knowledge.rag_files import pdf
 
@@ -309,31 +314,62 @@ async def test_a_database_that_is_away_when_the_pipeline_opens(tmp_path, postgre
 # -- from earlier versions -----------------------------------------------------------------------------------
 
 
-async def test_an_index_of_version_one_is_brought_up_to_date(tmp_path):
-    """What was indexed before vectors existed is still found, and can be embedded."""
-    file = tmp_path / "data" / "rag" / "k.db"
+#: documents of a folder (`file`) and of a caller (`sent`), as the last version before owners stored them
+_SQLITE_WITHOUT_OWNERS = """
+INSERT INTO documents VALUES ('file', 'h', 'stamp', '{}'), ('sent', 'h', '', '{"lang": "de"}');
+INSERT INTO chunks VALUES (7, 'file', 0, 10), (8, 'sent', 0, 10);
+INSERT INTO words (rowid, title, heading, body) VALUES (7, '', '', 'alpha file'), (8, '', '', 'alpha sent');
+"""
+_POSTGRES_WITHOUT_OWNERS = """
+INSERT INTO astromesh.rag_pipelines (name) VALUES ('k');
+CREATE TABLE astromesh.rag_chunks_1 PARTITION OF astromesh.rag_chunks FOR VALUES IN (1);
+INSERT INTO astromesh.rag_documents (pipeline, id, hash, stamp, metadata)
+VALUES (1, 'file', 'h', 'stamp', '{}'), (1, 'sent', 'h', '', '{"lang": "de"}');
+INSERT INTO astromesh.rag_chunks (pipeline, document, start, "end", heading, body, words)
+SELECT 1, id, 0, 10, '', 'alpha ' || id, to_tsvector('astromesh.words', 'alpha ' || id)
+FROM astromesh.rag_documents;
+"""
+
+
+@pytest.mark.parametrize(("backend", "version"), [("sqlite", 1), ("sqlite", 2), ("pgvector", 1)])
+async def test_documents_without_an_owner_get_one(tmp_path, request, backend, version):
+    """Those of folders are the operator's, others of the tenant `default`; both can be embedded now."""
+    deps = Deps(data_dir=tmp_path / "data", embedder=HashingEmbedder(64))
+    if backend == "pgvector":
+        deps = replace(deps, storage_url=request.getfixturevalue("postgres_database"))
+        async with Postgres(Address.parse(deps.storage_url)) as database:
+            await database.transact(partial(_left_in_postgres, version))
+    else:
+        _leave_in_sqlite(tmp_path / "data" / "rag" / "k.db", version)
+    plugin = Plugins().load("vector_stores", backend)
+    store = await (await plugin.open(plugin.Options(), deps)).collection("k")
+    pipe = RAGPipeline("k", store, MarkdownChunker(ChunkOptions()), embedder=deps.embedder, mode="hybrid")
+    assert await store.known() == {"file": DocumentVersion("h", "stamp")}
+    assert await store.known("default") == {"sent": DocumentVersion("h")}
+    assert sorted(await found(pipe, "alpha", top_k=5)) == ["file", "sent"]
+    assert await found(pipe, "alpha", filters={"lang": "de"}) == ["sent"]
+    assert await found(pipe, "alpha", tenant="acme") == ["file"]
+    assert await pipe.ingest([Document("sent", "omega")]) == IngestReport(changed=1)
+    assert await found(pipe, "omega") == ["sent"]
+    assert await found(pipe, "omega", tenant="acme", top_k=5) == []
+    await deps.resources.close()
+
+
+def _leave_in_sqlite(file: Path, version: int) -> None:
     file.parent.mkdir(parents=True)
-    old = sqlite3.connect(file)
-    step = (
-        Path(__file__).parents[3]
-        / "astromesh"
-        / "knowledge"
-        / "sql"
-        / "sqlite"
-        / "chunks"
-        / "0001_chunks.sql"
+    with closing(sqlite3.connect(file)) as old, old:
+        old.execute("CREATE TABLE schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID")
+        old.execute("INSERT INTO schemas VALUES ('chunks', ?)", (version,))
+        for script in (*SQLITE_SCHEMA.steps("sqlite")[:version], _SQLITE_WITHOUT_OWNERS):
+            for statement in statements(script):
+                old.execute(statement)
+
+
+async def _left_in_postgres(version: int, connection: Connection) -> None:
+    await connection.execute("CREATE SCHEMA astromesh")
+    await connection.execute(
+        "CREATE TABLE astromesh.schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL)"
     )
-    for statement in statements(step.read_text()):
-        old.execute(statement)
-    old.execute("CREATE TABLE schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID")
-    old.execute("INSERT INTO schemas VALUES ('chunks', 1)")
-    old.execute("INSERT INTO documents VALUES ('old', 'h', '', '{}')")
-    old.execute("INSERT INTO chunks VALUES (7, 'old', 0, 5)")
-    old.execute("INSERT INTO words (rowid, title, heading, body) VALUES (7, '', '', 'alpha')")
-    old.commit()
-    old.close()
-    async with pipeline(tmp_path, sources=(), embedder=HashingEmbedder(64), mode="hybrid") as pipe:
-        assert await pipe._store.known() == {"old": DocumentVersion("h")}
-        assert await found(pipe, "alpha") == ["old"]
-        assert await pipe.ingest([Document("old", "omega")]) == IngestReport(changed=1)
-        assert await found(pipe, "omega") == ["old"]
+    for script in (*POSTGRES_SCHEMA.steps()[:version], _POSTGRES_WITHOUT_OWNERS):
+        await connection.execute(script)
+    await connection.execute("INSERT INTO astromesh.schemas VALUES ('rag', $1)", version)

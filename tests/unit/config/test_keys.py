@@ -213,6 +213,8 @@ OTHER_KEYS = [
     Key("RAGPipeline", ("spec", "sources", 0, "glob"), ["*.md", "*.pdf"], [""], "**/*.md"),
     Key("RAGPipeline", ("spec", "retrieval", "reranker"), {"primary": MODEL, "fallback": [MODEL]}, {}, None),
     Key("RAGPipeline", (*RERANKER, "candidates"), 30, 1, 20),
+    Key("RAGPipeline", ("spec", "shared"), True, "maybe", False),
+    Key("RAGPipeline", ("spec", "owner"), "acme", 5, ""),
     *model_keys("RAGPipeline", (*RERANKER, "primary")),
     *[Key("MCPConfig", (*SERVER, "transport"), right, "tcp", NOTHING) for right in ("http", "sse", "stdio")],
     Key("MCPConfig", (*SERVER, "url"), "https://x/mcp", 1, ""),

@@ -92,18 +92,23 @@ class Three:
 
     def __init__(self) -> None:
         self.asked: list[int | None] = []
+        self.tenants: list[str] = []
 
-    async def query(self, query, *, top_k=None, filters=None) -> tuple[Passage, ...]:
+    async def query(self, query, *, tenant="default", top_k=None, filters=None) -> tuple[Passage, ...]:
         self.asked.append(top_k)
+        self.tenants.append(tenant)
         return tuple(Passage(Chunk(f"d{n}", f"text {n}", 0, 6), 1 - n / 10) for n in range(3))
 
-    async def ingest(self, documents, progress=None) -> IngestReport:
+    async def ingest(self, documents, progress=None, *, tenant="default") -> IngestReport:
+        self.tenants.append(tenant)
         return IngestReport(added=len(documents))
 
-    async def ingest_path(self, path, progress=None) -> IngestReport:
+    async def ingest_path(self, path, progress=None, *, tenant="default") -> IngestReport:
+        self.tenants.append(tenant)
         return IngestReport(added=1)
 
-    async def remove(self, ids) -> IngestReport:
+    async def remove(self, ids, *, tenant="default") -> IngestReport:
+        self.tenants.append(tenant)
         return IngestReport(removed=len(ids))
 
     async def refresh(self, progress=None) -> IngestReport:
@@ -135,11 +140,14 @@ async def test_a_model_that_does_not_answer_changes_nothing(line):
 
 
 async def test_everything_else_goes_to_the_pipeline_within(tmp_path):
-    """A wrapper adds grades and takes nothing away."""
-    outer = RerankingPipeline(Three(), ScriptedProvider())
-    assert await outer.ingest([Document("a", "b")]) == IngestReport(added=1)
-    assert await outer.ingest_path(tmp_path) == IngestReport(added=1)
-    assert await outer.remove(["a"]) == IngestReport(removed=1)
+    """A wrapper adds grades and takes nothing away: the tenant is who asks."""
+    inner = Three()
+    outer = RerankingPipeline(inner, ScriptedProvider('{"grades": [1, 2, 3]}'))
+    assert await outer.ingest([Document("a", "b")], tenant="t") == IngestReport(added=1)
+    assert await outer.ingest_path(tmp_path, tenant="t") == IngestReport(added=1)
+    assert await outer.remove(["a"], tenant="t") == IngestReport(removed=1)
+    assert len(await outer.query("which?", tenant="t")) == 3
+    assert inner.tenants == ["t"] * 4
     assert await outer.refresh() == IngestReport(unchanged=3)
     await outer.ping()
     await outer.close()

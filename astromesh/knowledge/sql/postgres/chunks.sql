@@ -14,32 +14,33 @@ INSERT INTO astromesh.rag_spaces (name) VALUES ($1)
 ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id
 
 -- name: known
-SELECT id, hash, stamp FROM astromesh.rag_documents WHERE pipeline = {pipeline}
+SELECT id, hash, stamp FROM astromesh.rag_documents WHERE pipeline = {pipeline} AND owner = $1
 
 -- name: drop_chunks
-DELETE FROM astromesh.rag_chunks_{pipeline} WHERE document = ANY($1::TEXT[])
+DELETE FROM astromesh.rag_chunks_{pipeline} WHERE owner = $1 AND document = ANY($2::TEXT[])
 
 -- name: drop_documents
-DELETE FROM astromesh.rag_documents WHERE pipeline = {pipeline} AND id = ANY($1::TEXT[])
+DELETE FROM astromesh.rag_documents WHERE pipeline = {pipeline} AND owner = $1 AND id = ANY($2::TEXT[])
 
 -- name: put_document
-INSERT INTO astromesh.rag_documents (pipeline, id, hash, stamp, metadata) VALUES ({pipeline}, $1, $2, $3, $4::JSONB)
-ON CONFLICT (pipeline, id) DO UPDATE
+INSERT INTO astromesh.rag_documents (pipeline, owner, id, hash, stamp, metadata)
+VALUES ({pipeline}, $1, $2, $3, $4, $5::JSONB)
+ON CONFLICT (pipeline, owner, id) DO UPDATE
 SET hash = excluded.hash, stamp = excluded.stamp, metadata = excluded.metadata
 
 -- name: put_chunk
-INSERT INTO astromesh.rag_chunks (pipeline, document, start, "end", heading, body, words, space, embedding)
+INSERT INTO astromesh.rag_chunks (pipeline, owner, document, start, "end", heading, body, words, space, embedding)
 VALUES (
-    {pipeline}, $1, $2, $3, $4, $5,
-    setweight(to_tsvector('astromesh.words', $6), 'B') || setweight(to_tsvector('astromesh.words', $7), 'A')
-        || to_tsvector('astromesh.words', $8),
-    $9, $10::REAL[]::vector
+    {pipeline}, $1, $2, $3, $4, $5, $6,
+    setweight(to_tsvector('astromesh.words', $7), 'B') || setweight(to_tsvector('astromesh.words', $8), 'A')
+        || to_tsvector('astromesh.words', $9),
+    $10, $11::REAL[]::vector
 )
 
 -- name: touch
 UPDATE astromesh.rag_documents SET stamp = new.stamp
 FROM unnest($1::TEXT[], $2::TEXT[]) AS new(id, stamp)
-WHERE pipeline = {pipeline} AND rag_documents.id = new.id
+WHERE pipeline = {pipeline} AND owner = $3 AND rag_documents.id = new.id
 
 -- name: stems
 -- Each word as a query, stemmed; empty if it is not a word.
@@ -54,7 +55,8 @@ FROM (SELECT 1) AS one LEFT JOIN pg_stats
     ON schemaname = 'astromesh' AND tablename = 'rag_chunks_{pipeline}' AND attname = 'words'
 
 -- name: ranked
--- The first chunks that each query of $1 finds, up to the number in $2, with a rank for each of the words $3.
+-- The first chunks of the owners $4 that each query of $1 finds, up to the number in $2, with a rank for each of the words
+-- $3. If $6 is not null: chunks of these documents of the owners $5, one by one.
 SELECT id, ARRAY(
     SELECT ts_rank('{0.33, 0.33, 0.66, 1}', words, one.word::TSQUERY, 1)
     FROM unnest($3::TEXT[]) WITH ORDINALITY AS one(word, place) ORDER BY place
@@ -63,13 +65,15 @@ FROM (
     SELECT DISTINCT ON (id) id, words
     FROM unnest($1::TEXT[], $2::INTEGER[]) AS look(query, room) CROSS JOIN LATERAL (
         SELECT id, words FROM astromesh.rag_chunks_{pipeline}
-        WHERE {words} @@ look.query::TSQUERY AND ($4::TEXT[] IS NULL OR document = ANY($4)) LIMIT look.room
+        WHERE {words} @@ look.query::TSQUERY AND owner = ANY($4::TEXT[])
+            AND ($6::TEXT[] IS NULL OR (owner, document) IN (SELECT * FROM unnest($5::TEXT[], $6::TEXT[])))
+        LIMIT look.room
     ) AS first_ones
 ) AS found
 
 -- name: near
 SELECT id, -(embedding::{type}({size}) <#> $1::REAL[]::vector::{type}({size})) AS cosine
-FROM astromesh.rag_chunks_{pipeline} WHERE space = {space} {filter}
+FROM astromesh.rag_chunks_{pipeline} WHERE space = {space} AND owner = ANY($3::TEXT[]) {filter}
 ORDER BY embedding::{type}({size}) <#> $1::REAL[]::vector::{type}({size}) LIMIT $2
 
 -- name: scan
@@ -93,7 +97,7 @@ WHERE inhparent = 'astromesh.rag_chunks_by_words'::REGCLASS
 ANALYZE astromesh.rag_chunks_{pipeline}
 
 -- name: documents_with
-SELECT id FROM astromesh.rag_documents WHERE pipeline = {pipeline} AND NOT EXISTS (
+SELECT owner, id FROM astromesh.rag_documents WHERE pipeline = {pipeline} AND owner = ANY($2::TEXT[]) AND NOT EXISTS (
     SELECT 1 FROM jsonb_each($1::TEXT::JSONB) AS filter
     WHERE NOT EXISTS (
         SELECT 1 FROM jsonb_array_elements(filter.value) AS wanted
@@ -106,5 +110,5 @@ SELECT id FROM astromesh.rag_documents WHERE pipeline = {pipeline} AND NOT EXIST
 -- name: passages
 SELECT c.id, c.document, c.body, c.start, c."end", c.heading, d.metadata::TEXT
 FROM astromesh.rag_chunks_{pipeline} c
-JOIN astromesh.rag_documents d ON d.pipeline = {pipeline} AND d.id = c.document
+JOIN astromesh.rag_documents d ON d.pipeline = {pipeline} AND d.owner = c.owner AND d.id = c.document
 WHERE c.id = ANY($1::BIGINT[])

@@ -1,24 +1,39 @@
+-- name: owners
+-- The numbers of owners by their names, and how many owners there are.
+SELECT id, (SELECT count(*) FROM owners) FROM owners WHERE name IN (SELECT value FROM json_each(?))
+
+-- name: put_owner
+INSERT INTO owners (name) VALUES (?) ON CONFLICT DO NOTHING
+
+-- name: drop_owner
+DELETE FROM owners
+WHERE name = ? AND id <> 0 AND NOT EXISTS (SELECT 1 FROM documents WHERE documents.owner = owners.id)
+
 -- name: known
-SELECT id, hash, stamp FROM documents
+SELECT documents.id, hash, stamp FROM documents JOIN owners ON owners.id = documents.owner WHERE owners.name = ?
+
+-- name: number
+SELECT documents.number FROM documents JOIN owners ON owners.id = documents.owner
+WHERE owners.name = ? AND documents.id = ?
 
 -- name: put_document
-INSERT INTO documents (id, hash, stamp, metadata) VALUES (?, ?, ?, ?)
+INSERT INTO documents (owner, id, hash, stamp, metadata) VALUES (?, ?, ?, ?, ?)
 
 -- name: put_chunk
 INSERT INTO chunks (document, start, "end") VALUES (?, ?, ?)
 
--- name: last_chunk
+-- name: last_row
 -- Not RETURNING: that opens a savepoint, at which FTS5 writes its index to the file, for every chunk.
 SELECT last_insert_rowid()
 
 -- name: put_words
-INSERT INTO words (rowid, title, heading, body) VALUES (?, ?, ?, ?)
+INSERT INTO words (rowid, owner, title, heading, body) VALUES (?, char(57344) || ?, ?, ?, ?)
 
 -- name: touch
-UPDATE documents SET stamp = ? WHERE id = ?
+UPDATE documents SET stamp = ? WHERE owner = (SELECT id FROM owners WHERE name = ?) AND id = ?
 
 -- name: drop_document
-DELETE FROM documents WHERE id = ?
+DELETE FROM documents WHERE number = ?
 
 -- name: drop_words
 DELETE FROM words WHERE rowid IN (SELECT id FROM chunks WHERE document = ?)
@@ -27,7 +42,7 @@ DELETE FROM words WHERE rowid IN (SELECT id FROM chunks WHERE document = ?)
 DELETE FROM chunks WHERE document = ?
 
 -- name: put_vector
-INSERT INTO vectors (chunk, embedder, vector) VALUES (?, ?, ?)
+INSERT INTO vectors (chunk, owner, embedder, vector) VALUES (?, ?, ?, ?)
 
 -- name: drop_vectors
 DELETE FROM vectors WHERE chunk IN (SELECT id FROM chunks WHERE document = ?)
@@ -43,14 +58,14 @@ SELECT count(*) FROM (SELECT 1 FROM words WHERE words MATCH ? LIMIT ?)
 
 -- name: ranked
 SELECT row, rank FROM (
-    SELECT rowid AS row, -bm25(words, 2.0, 3.0, 1.0) AS rank FROM words WHERE words MATCH ? LIMIT ?
+    SELECT rowid AS row, -bm25(words, 0.0, 2.0, 3.0, 1.0) AS rank FROM words WHERE words MATCH ? LIMIT ?
 )
 ORDER BY rank DESC, row
 LIMIT ?
 
 -- name: ranked_of
 SELECT row, rank FROM (
-    SELECT rowid AS row, -bm25(words, 2.0, 3.0, 1.0) AS rank
+    SELECT rowid AS row, -bm25(words, 0.0, 2.0, 3.0, 1.0) AS rank
     FROM words
     WHERE words MATCH ?1 AND (SELECT document FROM chunks WHERE chunks.id = words.rowid) IN (SELECT value FROM json_each(?4))
     LIMIT ?2
@@ -74,8 +89,8 @@ SELECT rowid FROM words WHERE words MATCH ? AND rowid IN (SELECT value FROM json
 SELECT rowid FROM words WHERE words MATCH ? AND rowid BETWEEN ? AND ?
 
 -- name: documents_with
-SELECT id FROM documents WHERE NOT EXISTS (
-    SELECT 1 FROM json_each(?) AS filter
+SELECT number FROM documents WHERE owner IN (SELECT value FROM json_each(?2)) AND NOT EXISTS (
+    SELECT 1 FROM json_each(?1) AS filter
     WHERE NOT EXISTS (
         SELECT 1 FROM json_each(filter.value) AS wanted
         WHERE (filter.key = 'document' AND wanted.value = documents.id)
@@ -91,12 +106,13 @@ SELECT id FROM documents WHERE NOT EXISTS (
 SELECT id FROM chunks WHERE document IN (SELECT value FROM json_each(?))
 
 -- name: vector_ids
-SELECT chunk FROM vectors WHERE embedder = ? AND chunk <= ?
+SELECT chunk FROM vectors WHERE owner = ? AND embedder = ? AND chunk <= ?
 
 -- name: vectors
-SELECT chunk, vector FROM vectors WHERE embedder = ? AND chunk > ? AND length(vector) = ? ORDER BY chunk
+SELECT chunk, vector FROM vectors
+WHERE owner = ? AND embedder = ? AND chunk > ? AND length(vector) = ? ORDER BY chunk
 
 -- name: passage
-SELECT chunks.document, words.body, chunks.start, chunks."end", words.heading, documents.metadata
-FROM chunks JOIN words ON words.rowid = chunks.id JOIN documents ON documents.id = chunks.document
+SELECT documents.id, words.body, chunks.start, chunks."end", words.heading, documents.metadata
+FROM chunks JOIN words ON words.rowid = chunks.id JOIN documents ON documents.number = chunks.document
 WHERE chunks.id = ?
