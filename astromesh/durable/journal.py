@@ -177,7 +177,7 @@ class StepLog:
 
     def restart(self, path: str) -> None:
         """Begins the work below a path again: its steps are numbered from 1."""
-        for known in [one for one in self._passed if one.partition(":")[2].startswith(f"{path}/")]:
+        for known in [one for one in self._passed if _is_below(one, path)]:
             del self._passed[known]
 
     def number(self, path: str) -> int:
@@ -219,7 +219,7 @@ class StepLog:
         n, position = self.number(path), 0
         self._unreached.discard((path, n))
         if graph is not None:
-            position = self.number(f"graph:{graph}")
+            position = self.number(f"{_GRAPH}{graph}")
             recorded = self._positions.get((graph, position), path)
             if recorded != path:
                 self.diverge(
@@ -296,7 +296,15 @@ class StepLog:
     async def write(self, step: JournalStep) -> None:
         """Adds a step and returns when it is on disk, with everything before it."""
         self.add(step)
+        await self.flush()
+
+    async def flush(self) -> None:
+        """Returns when everything added so far is on disk."""
         await self._writer.flush()
+
+    def below(self, path: str) -> list[JournalStep]:
+        """Returns the steps of the record whose work is below a path."""
+        return [step for step in self._steps.values() if _is_below(step.path, path)]
 
     def redact(self) -> None:
         """Replaces raw texts of models and tools by what the rules leave of them: the run has ended.
@@ -861,6 +869,14 @@ class NodeVisit:
             self._log.waiting.end()
 
 
+def _is_below(key: str, path: str) -> bool:
+    """Whether a step, or the positions of a graph, belong to the work below a path.
+
+    Runs in a stage of a Task itself have an `@` before the path of the stage.
+    """
+    return key.removeprefix(_NODE).removeprefix(_GRAPH).removeprefix("@").startswith(f"{path}/")
+
+
 def _name(path: str) -> str:
     """Returns the node of a step as messages show it."""
     return path.removeprefix(_NODE)
@@ -871,6 +887,8 @@ _VALUE: StepKind = "value"
 LISTED_VALUES = frozenset({"input", "memory", "prompt", "output"})
 #: before the path of a node, in the path of its step; the path of calls outside of any node
 _NODE, _MODEL = "node:", "model"
+#: before the path of a graph that counts its visits
+_GRAPH = "graph:"
 #: in a path, before the place of a nested run
 _NESTED = "/run:"
 

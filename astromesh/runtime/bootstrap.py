@@ -87,6 +87,8 @@ class RuntimeState:
         live: What agents that are declared in Python have beside their manifest, by name.
         deps: The dependencies of plugins that are opened later.
         reopen: Opens an agent as a snapshot describes it, for runs that began under it.
+        factory: `module:function` that makes the runtime again, of the folders of configuration and data, in
+            another process. Empty: it has parts in Python, which no other process can make.
     """
 
     configuration: Configuration
@@ -104,6 +106,7 @@ class RuntimeState:
     live: Mapping[str, LiveParts] = field(default_factory=dict)
     deps: Deps = field(default_factory=Deps)
     reopen: Callable[[str, JsonObject], Awaitable[Agent]] | None = None
+    factory: str = ""
 
 
 async def open_runtime(

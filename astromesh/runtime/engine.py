@@ -69,6 +69,7 @@ class AgentRuntime:
         durable: The worker of durable runs.
         time_travel: The steps of recorded runs.
         metrics: The metrics of this runtime.
+        factory: See `RuntimeState`.
     """
 
     def __init__(  # noqa: PLR0913 (what a runtime is made of)
@@ -83,6 +84,8 @@ class AgentRuntime:
         agents: Iterable[DeclaredAgent] = (),
         keeps_runs: bool = True,
     ) -> None:
+        has_parts_in_python = any((plugins, env, clock, graphs)) or config_dir is None
+        self.factory = "" if has_parts_in_python else f"{__name__}:{runtime_of.__name__}"
         self._declared = declared = Declarations(agents)
         folder = config_dir if config_dir is not None else declared.folder
         #: whether there are no other agents, and whether there is no configuration folder at all
@@ -129,6 +132,7 @@ class AgentRuntime:
             configuration = self.load_configuration()
         live = self._declared.live
         state = RuntimeState(configuration, plugins=self.plugins, env=self._env, live=live)
+        state.factory = self.factory
         await open_runtime(state, self.data_dir, self.clock, self.runner.run_nested, self._graphs)
         self.directory.current = state
         try:
@@ -281,6 +285,11 @@ class AgentRuntime:
         return await self.runner.start(
             self.agent(agent_name), request, caller=caller, sinks=sinks, trace_id=trace_id
         )
+
+
+def runtime_of(folders: tuple[str | Path, str | Path]) -> AgentRuntime:
+    """Returns a runtime of a folder of configuration and a folder of data, which is not open yet."""
+    return AgentRuntime(folders[0], data_dir=folders[1])
 
 
 def _log_resume_error(resuming: asyncio.Task[None]) -> None:

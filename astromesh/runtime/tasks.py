@@ -37,6 +37,7 @@ from astromesh.errors import (
     is_failure,
 )
 from astromesh.logs import OutageLog, get_logger
+from astromesh.runtime.agent_process import agent_process
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.runner import AgentRunner
 from astromesh.runtime.task_log import LiveTask, TaskMetrics, TaskRecords, TaskTraces
@@ -102,7 +103,7 @@ class WorkflowTasks:
         self.waits = TaskWaits(
             self.worker, self.records.live, self.store, runner.clock, self._worker.stop_requested
         )
-        self.loaded = WorkflowRegistry(runner.directory, self.records, self.waits)
+        self.loaded = WorkflowRegistry(runner.directory, self.records, self.waits, agent_process)
         self.tasks = TaskView(self.loaded, self.records.live, self.store, self.stop, self.waits)
         self.replays = TaskReplays(runner.directory, self.loaded, self.tasks)
         self.records.listeners += [

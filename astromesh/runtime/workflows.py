@@ -30,6 +30,7 @@ from astromesh.types import JsonObject
 from astromesh.workflow.base import Gate, OpenJournal, TaskLog
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.inspector import Inspector
+from astromesh.workflow.isolation import AgentProcess
 from astromesh.workflow.journal import Recorder, StageJournal
 from astromesh.workflow.memory import LayerStore
 from astromesh.workflow.observers import Observers
@@ -50,6 +51,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     journals: OpenJournal | None = None,
     layers: Mapping[str, LayerStore] | None = None,
     resources: Resources | None = None,
+    agent_process: AgentProcess | None = None,
     stages_at_once: int = 0,
     overrides: Mapping[str, object] | None = None,
     snapshot: JsonObject | None = None,
@@ -59,6 +61,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     Args:
         layers: Stores that replace those of its memory.
         resources: Where models are opened; the caller closes them. None: those of the runtime.
+        agent_process: Runs the agents of suspects.
         snapshot: Manifests that replace those of the folder.
 
     Raises:
@@ -94,6 +97,7 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
         journals=journals,
         layers=layers,
         stages_at_once=stages_at_once,
+        agent_process=agent_process,
         overrides=overrides,
         snapshot=snapshot,
         observed=False,
@@ -151,10 +155,18 @@ class WorkflowRegistry:
     Args:
         log: Stores the Tasks of all engines.
         waits: What their stages wait for.
+        agent_process: Returns what runs the agents of suspects of a workflow, by its name.
     """
 
-    def __init__(self, directory: AgentDirectory, log: TaskLog, waits: TaskWaits) -> None:
+    def __init__(
+        self,
+        directory: AgentDirectory,
+        log: TaskLog,
+        waits: TaskWaits,
+        agent_process: Callable[[RuntimeState, str], AgentProcess | None],
+    ) -> None:
         self._directory, self._log, self._waits = directory, log, waits
+        self._agent_process = agent_process
         self._loaded: dict[str, Workflow] = {}
         self._opening = asyncio.Lock()
         self._restored: OrderedDict[str, Project] = OrderedDict()
@@ -208,9 +220,11 @@ class WorkflowRegistry:
         overrides: Mapping[str, object] | None = None,
         snapshot: JsonObject | None = None,
     ) -> Engine:
+        state = self._directory.state
         return await open_workflow(
-            self._directory.state,
+            state,
             workflow.place,
+            agent_process=self._agent_process(state, workflow.place),
             log=self._log,
             observe=workflow.observe,
             gate=TaskGate(workflow.inspector, self._waits),

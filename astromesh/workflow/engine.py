@@ -13,8 +13,10 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
+from msgspec import convert
+
 from astromesh.errors import InvalidInput, QueueFull
-from astromesh.graph.scope import Scope
+from astromesh.graph.scope import Journal, Scope
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins
 from astromesh.providers.base import ModelPort
@@ -35,6 +37,8 @@ from astromesh.workflow.base import (
 )
 from astromesh.workflow.credentials import masked_secrets
 from astromesh.workflow.execution import Execution, ExecutionSetup, rerun_stage
+from astromesh.workflow.isolated_agent import run_agent
+from astromesh.workflow.isolation import AgentProcess
 from astromesh.workflow.journal import JournaledModel, JournaledTool, StageJournal, journaled_agents
 from astromesh.workflow.memory import LayerStore, RunMemory, open_layers
 from astromesh.workflow.observers import Observers
@@ -85,6 +89,7 @@ class Engine:
         journal: records the calls of stages, or answers them from a recording.
         journals: opens the journal of a Task with a log: its interrupted stages repeat no finished call.
         layers: stores that replace those of memory.yaml, by layer.
+        agent_process: runs the agents of suspects in processes of their own. None: there are none.
         stages_at_once: replaces `max_stage_concurrency` of scheduler.yaml; 0: as the file says.
         new_id: creates ids of runs; random ones by default.
     """
@@ -106,6 +111,7 @@ class Engine:
         journal: StageJournal | None = None,
         journals: OpenJournal | None = None,
         layers: Mapping[str, LayerStore] | None = None,
+        agent_process: AgentProcess | None = None,
         stages_at_once: int = 0,
         new_id: Callable[[], str] = lambda: uuid4().hex,
     ) -> None:
@@ -117,6 +123,7 @@ class Engine:
         self._clock: Clock = clock or SystemClock()
         self._log, self._gate, self._journal, self._new_id = log, gate, journal, new_id
         self._observe, self._people, self._journals = observe, people, journals
+        self._agent_process = agent_process
         scheduler = project.scheduler
         self._stage_slots = StageSlots(stages_at_once or scheduler.max_stage_concurrency)
         self._task_slots = asyncio.Semaphore(scheduler.max_concurrency if scheduler.enabled else _UNLIMITED)
@@ -242,6 +249,21 @@ class Engine:
             plan, self._stage_calls(plan)(plan.stages[entry["stage_id"]]), scope, entry, context
         )
 
+    async def run_agent(self, request: JsonObject, journal: Journal | None) -> JsonObject:
+        """Runs the agent of a stage for the process that asked for it. See `AgentProcess`.
+
+        Args:
+            journal: of the Task.
+        """
+        await self.open()
+        resources, plan = self._resources, self.project.plan(request["start"])
+        assert resources is not None
+        caller = convert(request["caller"], CallerContext | None)
+        scope = self._scope(request["task_id"], caller, (), None)
+        scope.trace_id, scope.sampled = request["trace_id"], request["sampled"]
+        with calling_as(caller), in_trace(scope.trace_id, scope.run_id, scope.sampled):
+            return await run_agent(plan, resources, scope, request, journal)
+
     def cancel(self, task_id: str) -> bool:
         """Cancels a running Task, which ends with status failure. Returns False where there is none."""
         execution = self._active.get(task_id)
@@ -323,8 +345,9 @@ class Engine:
         credentials = self.project.credentials.provider_credentials
         secrets = masked_secrets(credentials, self.project.folder, self._env)
         return StageResources(
-            self.project, tools, agents, run_agent, self._gate, journal, secrets, self._people
-        )
+            self.project, tools, agents, run_agent, self._gate, journal, secrets, self._people,
+            self._agent_process,
+        )  # fmt: skip
 
     async def _execute(
         self,

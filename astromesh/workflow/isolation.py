@@ -1,21 +1,28 @@
-"""Operations in worker processes: both sides of the call."""
+"""Operations in worker processes: both sides of the call. What agents need for it is in `isolated_agent`."""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from astromesh.graph.call_record import to_lenient_json
+from astromesh.graph.scope import Journal
 from astromesh.tools.process_pool import call_in_process
 from astromesh.tools.worker_process import Port
 from astromesh.types import JsonObject, ToolResult
 from astromesh.workflow.base import StageFault, canonical
 from astromesh.workflow.memory import OperationContext, item_from_json
 from astromesh.workflow.operations import load_operation
+from astromesh.workflow.questions import Ask
 from astromesh.workflow.tools import StageTools
+
+#: runs the agent of a stage in a process that opens the workflow anew; returns what `isolated_agent` does.
+#: Takes the request, the journal of the Task, and what asks people. The request is `{start, stage, manifests,
+#: place, task_id, task, input, context, caller, trace_id, sampled, can_wait}`. Raises ProcessDied.
+AgentProcess: TypeAlias = Callable[[JsonObject, Journal | None, Ask], Awaitable[JsonObject]]
 
 # -- in this process -----------------------------------------------------------------------------------------
 

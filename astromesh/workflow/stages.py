@@ -14,6 +14,7 @@ from typing import Any
 from uuid import UUID, uuid5
 
 import orjson
+from msgspec import to_builtins
 
 from astromesh.config.workflow.manifest import ContextProfile, HumanSpec, MergeSpec
 from astromesh.core.answer_schema import AnswerSchema
@@ -43,7 +44,7 @@ from astromesh.workflow.agents import AgentRequest, RuntimeAgent, StageAgent
 from astromesh.workflow.attempts import DEATH, START, StageAttempts
 from astromesh.workflow.base import Entry, Gate, NotJson, StageFault, canonical, private_copy, stage_path
 from astromesh.workflow.credentials import mask_secrets
-from astromesh.workflow.isolation import call_operation
+from astromesh.workflow.isolation import AgentProcess, call_operation
 from astromesh.workflow.journal import StageCalls, StageJournal, begin_stage, recorded_question
 from astromesh.workflow.memory import GLOBAL_PROFILE, ContextPackage, OperationContext, RunMemory
 from astromesh.workflow.merge import STRATEGIES, without_run_fields
@@ -180,6 +181,8 @@ class StageResources:
         agents: of agents.yaml, opened; other names are the runtime's.
         secrets: masked in outputs, errors and tool calls.
         people: asks people; None: no stage can wait for one.
+        agent_process: runs the agent of a suspect; None: this process does, and only its Python tools and
+            plain nodes run in a process of their own.
     """
 
     project: Project
@@ -190,6 +193,7 @@ class StageResources:
     journal: StageJournal | None = None
     secrets: tuple[str, ...] = ()
     people: People | None = None
+    agent_process: AgentProcess | None = None
 
 
 def compile_stage(stage: Stage, resources: StageResources) -> StageCall:
@@ -491,7 +495,8 @@ def _operation_body(stage: Stage, resources: StageResources) -> _StageBody:
         port = job.port = _port(job, box, stage, resources)
         tools = StageTools(port, job.scope)
         if node.isolation or job.is_suspect:
-            result = await _in_process(stage, resources.project, job, package, tools)
+            attempt = partial(_in_process, stage, resources.project, job, package, tools)
+            result = await _surviving(stage, resources.project, job, attempt)
         else:
             value, context = private_copy(job.entry.input), _operation_context(job, package)
             if is_async:
@@ -508,30 +513,40 @@ def _operation_body(stage: Stage, resources: StageResources) -> _StageBody:
 async def _in_process(
     stage: Stage, project: Project, job: StageExecution, package: ContextPackage | None, tools: StageTools
 ) -> Any:
-    """Runs an operation in a worker process, again where that dies, up to `task.max_attempts` times."""
+    """Runs an operation in a worker process."""
+    node = stage.node
+    try:
+        return await call_operation(
+            (project.folder, node.op or ""),
+            job.entry.input,
+            _operation_context(job, package),
+            tools,
+            max_memory_mb=node.max_memory_mb or 0,
+            alone=job.is_suspect,
+        )
+    except ForeignError:
+        if tools.fault is not None:
+            raise tools.fault from None
+        raise
+
+
+async def _surviving(
+    stage: Stage, project: Project, job: StageExecution, attempt: Callable[[], Awaitable[Any]]
+) -> Any:
+    """Runs the code of a stage in a process, again where that dies, up to `task.max_attempts` times."""
     node, most = stage.node, 1 if stage.node.idempotent is False else project.workflow.task.max_attempts
+    what = f"operation {node.op!r}" if node.op else f"agent {node.agent!r}"
     while True:
         try:
-            return await call_operation(
-                (project.folder, node.op or ""),
-                job.entry.input,
-                _operation_context(job, package),
-                tools,
-                max_memory_mb=node.max_memory_mb or 0,
-                alone=job.is_suspect,
-            )
+            return await attempt()
         except ProcessDied as died:
             deaths = await job.note_death()
             log.warning(
                 "stage_process_died", task_id=job.task.id, stage=stage.id, deaths=deaths, error=str(died)
             )
             if deaths >= most:
-                raise StageFault(died.code, f"The operation {node.op!r} failed. {died}") from died
+                raise StageFault(died.code, f"The {what} failed. {died}") from died
             await job.note(START)
-        except ForeignError:
-            if tools.fault is not None:
-                raise tools.fault from None
-            raise
 
 
 #: of the idempotency keys of stages
@@ -557,6 +572,10 @@ def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:
     answer_schema = AnswerSchema(schema) if schema else None
 
     async def respond(job: StageExecution, package: ContextPackage | None) -> Any:
+        if job.is_suspect and (process := resources.agent_process) is not None:
+            job.port = _port(job, box, stage, resources)
+            attempt = partial(_agent_in_process, process, stage, resources, job, package)
+            return await _surviving(stage, resources.project, job, attempt)
         token = ISOLATED.set(job.is_suspect or ISOLATED.get())
         try:
             return await ask(job, package)
@@ -589,6 +608,51 @@ def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:
         return canonical(answer.output)
 
     return respond
+
+
+def agent_call(stage: Stage, resources: StageResources) -> StageCall:
+    """Returns the agent of a stage as a call, without what stands around it: its parent process has that."""
+    return unit(_agent_body(stage, resources), _succeeded, _failed)
+
+
+async def _agent_in_process(
+    process: AgentProcess,
+    stage: Stage,
+    resources: StageResources,
+    job: StageExecution,
+    package: ContextPackage | None,
+) -> Any:
+    """Runs an agent in a process of its own, with everything that it calls."""
+    scope, calls, people, project = job.scope, job.calls, resources.people, resources.project
+    request = {
+        "start": job.machine.plan.start,
+        "stage": stage.id,
+        "manifests": project.snapshot.content,
+        "place": job.place,
+        "task_id": scope.run_id,
+        "task": job.task.path,
+        "input": job.entry.input,
+        "context": package.to_json() if package else None,
+        "caller": to_builtins(scope.caller),
+        "trace_id": scope.trace_id,
+        "sampled": scope.sampled,
+        "can_wait": people is not None and people.can_wait(job.task.id),
+    }
+
+    async def ask(ticket: str, question: Question) -> JsonObject:
+        assert people is not None
+        return await job.ask_now(people, ticket, question)
+
+    found = await process(request, job.journal, ask)
+    job.entry.usage = found["usage"]
+    assert job.port is not None
+    job.port.calls = found["tool_calls"]
+    if calls is not None:
+        calls.calls = found["calls"]
+    scope.ledger.add(found["spent"])
+    if found["error"] is not None:
+        raise StageFault(found["error"]["code"], found["error"]["message"])
+    return found["output"]
 
 
 def complete_entry(job: StageExecution, outcome: Outcome, now: float, output: Any) -> None:

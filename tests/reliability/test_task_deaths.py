@@ -19,6 +19,7 @@ from astromesh.access.scopes import Viewer
 from astromesh.runtime import task_log
 from astromesh.runtime.engine import AgentRuntime
 from tests.conftest import ServerFactory
+from tests.integration.agents_folder import manifest, write
 from tests.integration.workflow.folders import sample, small
 from tests.platform.astromesh import PROGRAM
 from tests.platform.processes import plain_environment
@@ -193,6 +194,95 @@ def test_an_operation_that_kills_every_process_is_a_failed_stage_and_the_server_
     assert [n for _, n, _ in fatal.attempts()] == [1, 2, 3, 4]
     assert fatal.server.running and fatal.server.pid == server
     assert server not in [pid for pid, _, _ in fatal.attempts()]
+
+
+FATAL_NODE = """
+import ctypes, json, os, pathlib
+
+def paid(state):
+    with open(json.loads(state.question)["log"], "a") as log:
+        log.write("paid\\n")
+
+async def fatal(state):
+    told = json.loads(state.question)
+    log = pathlib.Path(told["log"])
+    with log.open("a") as file:
+        file.write(f"{os.getpid()}\\n")
+    if len(log.read_text().splitlines()) - 1 <= told["deaths"]:
+        ctypes.string_at(0)
+    return str(os.getpid())
+"""
+FATAL_GRAPH: dict[str, Any] = {
+    "apiVersion": "astromesh/v1",
+    "kind": "Graph",
+    "metadata": {"name": "fatal"},
+    "spec": {
+        "nodes": [
+            {"name": "paid", "kind": "function", "function": {"python": "fatal_nodes:paid"}},
+            {
+                "name": "fatal",
+                "kind": "function",
+                "function": {"python": "fatal_nodes:fatal"},
+                "effect": "read",
+            },
+        ],
+        "edges": [{"from": "paid", "to": "fatal"}],
+    },
+}
+
+
+def fatal_agent(config: Path) -> Path:
+    """The workflow `s → x → e`, whose stage x is an agent with a graph of Python functions."""
+    small(config)
+    file = config / "workflows" / "small" / "workflow.yaml"
+    plain = "kind: deterministic, role: linear, context: none, op: 'ops:double'"
+    file.write_text(file.read_text().replace(plain, "kind: agent, role: linear, context: none, agent: fatal"))
+    spec = {"orchestration": {"pattern": "graph", "graph": "fatal"}}
+    (config / "fatal_nodes.py").write_text(FATAL_NODE)
+    write(config, manifest("fatal", model={"primary": {"provider": "embedded"}}, **spec))
+    (config / "graphs").mkdir()
+    (config / "graphs" / "fatal.graph.yaml").write_text(json.dumps(FATAL_GRAPH))
+    return config
+
+
+@pytest.mark.parametrize("deaths", [2, 99])
+def test_an_agent_that_kills_the_server_runs_again_in_a_process_of_its_own(
+    tmp_path: Path, forked_server: ServerFactory, deaths: int
+) -> None:
+    """An `async def` node ends the server once; its finished nodes and the server's other Tasks go on."""
+    server = forked_server(fatal_agent(tmp_path / "config"))
+
+    def accepted(deaths: int, log: Path) -> str:
+        body = {"input": {"log": str(log), "deaths": deaths}}
+        url = f"{server.url}/v1/workflows/small/runs"
+        task_id: str = httpx.post(url, json=body, timeout=30).json()["task_id"]
+        return f"{server.url}/v1/tasks/{task_id}"
+
+    def ended(url: str) -> dict[str, Any]:
+        with httpx.stream("GET", f"{url}/events", timeout=120) as events:
+            events.read()
+        found: dict[str, Any] = httpx.get(url, timeout=30).json()
+        return found
+
+    log = tmp_path / "attempts"
+    url = accepted(deaths, log)
+    server.wait()
+    killed = server.pid
+    server.start()
+    healthy = server.pid
+    other = ended(accepted(0, tmp_path / "other"))
+    task = ended(url.replace(url.partition("/v1/")[0], server.url))
+    paid, *attempts = log.read_text().splitlines()
+    assert (paid, int(attempts[0])) == ("paid", killed)
+    assert server.running and server.pid == healthy
+    assert (other["status"], int(other["output"])) == ("success", healthy)
+    assert not {healthy, killed} & set(map(int, attempts[1:]))
+    if deaths == 2:
+        assert (task["status"], str(task["output"])) == ("success", attempts[-1])
+        assert len(attempts) == 3
+    else:
+        assert (task["status"], task["error"]["code"], task["error"]["stage"]) == ("failure", "crashed", "x")
+        assert len(attempts) == 4
 
 
 def test_a_server_that_is_killed_again_and_again_fails_no_stage(

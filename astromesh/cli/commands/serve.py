@@ -181,8 +181,10 @@ def runtime_of(folders: tuple[Path, Path]) -> AgentRuntime:
         return AgentRuntime(folders[0], data_dir=folders[1])
     from astromesh.agents.loading import load_agents  # servers of a folder alone do not need it
 
-    agents = load_agents(references)
-    return AgentRuntime(folders[0] if folders[0].is_dir() else None, data_dir=folders[1], agents=agents)
+    agents, config = load_agents(references), Path(folders[0])
+    runtime = AgentRuntime(config if config.is_dir() else None, data_dir=folders[1], agents=agents)
+    runtime.factory = f"{__name__}:{runtime_of.__name__}"
+    return runtime
 
 
 def application(folders: tuple[Path, Path], spec: RuntimeSpec, tallies: Path | None = None) -> Server:
