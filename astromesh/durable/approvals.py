@@ -44,17 +44,24 @@ async def decide(store: RunStore, row: RunRow, decision: JsonObject) -> RunRow:
         NotDurable: the run never waits. NotWaiting: the run does not wait now.
         InvalidInput: the decision does not fit the question, which stays open.
     """
-    step = await pending_step(store, row)
-    question = step.output or {}
-    check_decision(question, decision)
-    output = {**question, "asked_arguments": question.get("arguments"), **decision}
-    advanced = await store.advance(row.run_id, row.segment, [step._replace(state="done", output=output)])
+    steps = await store.steps(row.run_id)
+    step = pending_step(row, steps)
+    check_decision(step.output or {}, decision)
+    advanced = await store.advance(row.run_id, row.segment, [decided_step(step, decision, steps)])
     if advanced is None:
         raise NotWaiting(f"The run {row.run_id!r} has been decided already.")
     return advanced
 
 
-async def pending_step(store: RunStore, row: RunRow) -> JournalStep:
+def decided_step(step: JournalStep, decision: JsonObject, steps: Iterable[JournalStep]) -> JournalStep:
+    """Returns the step of a question with its decision, as the newest of the steps of its run."""
+    question = step.output or {}
+    output = {**question, "asked_arguments": question.get("arguments"), **decision}
+    ordinal = 1 + max((one.ordinal for one in steps), default=0)
+    return step._replace(state="done", output=output, ordinal=ordinal, started_at=decision["decided_at"])
+
+
+def pending_step(row: RunRow, steps: Iterable[JournalStep]) -> JournalStep:
     """The step that a run waits in.
 
     Raises:
@@ -65,7 +72,6 @@ async def pending_step(store: RunStore, row: RunRow) -> JournalStep:
     if row.status != "waiting" or row.waiting_for is None:
         raise NotWaiting(f"The run {row.run_id!r} does not wait for a person; it is {row.status}.")
     question = row.waiting_for
-    steps = await store.steps(row.run_id)
     step = next((s for s in steps if (s.path, s.n) == (question["path"], question["n"])), None)
     if step is None:
         raise ApprovalNotFound(f"The run {row.run_id!r} has no such question.")

@@ -228,9 +228,10 @@ class JournalStep(NamedTuple):
         n: its number in the path, from 1.
         request_hash: SHA-256 hex digits of the request; another request under the same key is a divergence.
         output: JSON value; of an intent what is known so far, or None.
-        ordinal: its number in the run, in the order in which steps begin, from 1; 0: it has none.
-        started_at, duration_ms: of the call that has finished, or of its last start.
-        about: of a finished step that has a number: `{"name", "in"}`, as the rules of its agent leave it.
+        ordinal: of a step that is done: its number in the run, in the order in which steps end, from 1. 0: it
+            is not done, or an earlier version recorded it.
+        started_at, duration_ms: of a step that is done, in seconds since the epoch.
+        about: of a step that others see: `{"name", "in"?, "out"?}`, as the rules of its agent leave it.
     """
 
     path: str

@@ -22,6 +22,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
+from time import time
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from msgspec import convert, to_builtins
@@ -33,7 +34,7 @@ from astromesh.durable.recording import (
     CALL_KINDS,
     Redactor,
     RequestEncoder,
-    StepMark,
+    StepStart,
     message_json,
     redacted,
     redacted_arguments,
@@ -191,13 +192,6 @@ class StepLog:
         n = self._passed[path] = self._passed.get(path, 0) + 1
         return n
 
-    def mark(self, found: JournalStep | None) -> StepMark:
-        """Returns the beginning of a step. A step that began before keeps its number."""
-        if found is not None and found.ordinal:
-            return StepMark.begin(found.ordinal)
-        self._last_ordinal += 1
-        return StepMark.begin(self._last_ordinal)
-
     def protect(self, place: str, redact: Redactor | None) -> None:
         """Sets the rules that the texts of a run pass once it has ended.
 
@@ -284,7 +278,10 @@ class StepLog:
         return step
 
     def add(self, step: JournalStep) -> None:
-        """Adds a step to the next transaction."""
+        """Adds a step to the next transaction. One that is done gets its number."""
+        if step.state == "done" and not step.ordinal:
+            self._last_ordinal += 1
+            step = step._replace(ordinal=self._last_ordinal, started_at=step.started_at or time())
         if step.state == "done" and step.kind in CALL_KINDS:
             redact = self._redactors.get(self._place_of(step.path) or "")
             if redact is not None:
@@ -410,7 +407,6 @@ class RunJournal:
         if found is not None and found.state == "done":
             visit.record = found.output
         else:
-            visit.mark = step_log.mark(found)
             self.visits[path] = visit
             await visit.begin(found)
         return visit
@@ -476,8 +472,8 @@ class RunJournal:
         found = log.find(path, n, request_hash)
         if found is not None and found.state == "done":
             return found.output or {}
-        mark = log.mark(found)
-        step = mark.of(JournalStep(path, n, "tool" if once else "value", request_hash, "intent"))
+        start = StepStart.now()
+        step = JournalStep(path, n, "tool" if once else "value", request_hash, "intent")
         if once:
             asked = (found.output or {}).get("asked", 0) if found is not None else 0
             if found is not None:
@@ -488,7 +484,7 @@ class RunJournal:
             failpoints.reach(failpoints.TOOL_INTENT)
         with log.waiting.calling():
             answer = await make()
-        await log.write(mark.of(step._replace(state="done", output=answer), {"name": name}))
+        await log.write(start.of(step._replace(state="done", output=answer), {"name": name}))
         failpoints.reach(failpoints.TOOL_DONE)
         return answer
 
@@ -525,12 +521,12 @@ class RunJournal:
         if found is not None and found.state == "done":
             self.step_log.requests.note(path, n, request)
             return self._answer(scope, found.output or {}, request, role)
-        number, mark = self._begin(found, step), self.step_log.mark(found)
+        number, start = self._begin(found, step), StepStart.now()
         about = {"name": role, "in": self.step_log.requests.encode(path, n, request, self._redact)}
 
         def entry(state: StepState, **output: Any) -> JournalStep:
-            begun = JournalStep(path, n, "model", digest, state, {"step": number, **output})
-            return mark.of(begun, about if state == "done" else None)
+            step = JournalStep(path, n, "model", digest, state, {"step": number, **output})
+            return start.of(step, about) if state == "done" else step
 
         self.step_log.add(entry("intent"))
         failpoints.reach(failpoints.BEFORE_MODEL)
@@ -603,8 +599,8 @@ class RunJournal:
             retell(result)
             noted["done"] = True
             return result
-        mark = self.step_log.mark(found)
-        begun = mark.of(JournalStep(path, n, "tool", digest, "intent"))
+        start = StepStart.now()
+        begun = JournalStep(path, n, "tool", digest, "intent")
         handle = ToolCallStep(self.step_log, begun, call, found, scope.agent)
         runs = self._runs[scope.path, call.id] = list[_NestedRun]()
         try:
@@ -619,7 +615,7 @@ class RunJournal:
         if self._redact is not None:
             arguments = redacted_arguments(arguments, self._redact)
         done = handle.step._replace(state="done", output=output)
-        await self.step_log.write(mark.of(done, {"name": call.name, "in": arguments}))
+        await self.step_log.write(start.of(done, {"name": call.name, "in": arguments}))
         failpoints.reach(failpoints.TOOL_DONE)
         noted["done"] = True
         return result
@@ -662,9 +658,8 @@ class RunJournal:
         found = self.step_log.find(path, 1, "")
         if found is not None and found.output is not None:
             return of_json(found.output)
-        mark = self._mark_of(name)
-        made = make()
-        self._add_value(name, mark, to_json(made))
+        start, made = StepStart.now(), make()
+        self._add_value(name, start, to_json(made))
         return made
 
     async def value(
@@ -679,10 +674,10 @@ class RunJournal:
         found = self.step_log.find(path, 1, "")
         if found is not None and found.output is not None:
             return of_json(found.output)
-        mark = self._mark_of(name)
+        start = StepStart.now()
         with self.step_log.waiting.calling():
             made = await make()
-        self._add_value(name, mark, to_json(made))
+        self._add_value(name, start, to_json(made))
         return made
 
     def note(self, name: str, output: JsonObject) -> None:
@@ -693,22 +688,17 @@ class RunJournal:
         """
         path = self.at(name)
         if self.step_log.find(path, 1, "") is None:
-            about = {"name": name}
-            step = JournalStep(path, 1, _VALUE, "", "done", output)
-            self.step_log.add(self.step_log.mark(None).of(step, about))
+            self.step_log.add(JournalStep(path, 1, _VALUE, "", "done", output, about={"name": name}))
 
     def note_prompt(self, messages: Iterable[Message]) -> None:
         """Records the message array that the run begins with."""
         self.note("prompt", {"messages": [message_json(one, self._redact) for one in messages]})
 
-    def _mark_of(self, name: str) -> StepMark | None:
-        return self.step_log.mark(None) if name in LISTED_VALUES else None
-
-    def _add_value(self, name: str, mark: StepMark | None, output: JsonObject) -> None:
+    def _add_value(self, name: str, start: StepStart, output: JsonObject) -> None:
         step = JournalStep(self.at(name), 1, _VALUE, "", "done", output)
-        if mark is not None:
+        if name in LISTED_VALUES:
             shown = {} if self._redact is None else {"out": self._redact(output, "output")}
-            step = mark.of(step, {"name": name, **shown})
+            step = start.of(step, {"name": name, **shown})
         self.step_log.add(step)
 
     async def require_lease(self) -> None:
@@ -791,17 +781,15 @@ class NodeVisit:
 
     def __init__(self, journal: RunJournal, path: str, step: JournalStep) -> None:
         self.record: JsonObject | None = None
-        self.mark: StepMark | None = None
         self.refusal: OutcomeUnknown | None = None
         self.calls: list[JsonObject] = []
         self._journal, self._log, self._path, self._step = journal, journal.step_log, path, step
         self._about: JsonObject = step.output or {}
+        self._start = StepStart.now()
         self._waits = 0
 
     async def begin(self, found: JournalStep | None) -> None:
         """Records that the visit begins: on disk, if it must not be repeated."""
-        if self.mark is not None:
-            self._step = self.mark.of(self._step)
         if not self._about["once"]:
             self._log.add(self._step)
             return
@@ -853,8 +841,7 @@ class NodeVisit:
             if call["kind"] == "run":
                 call["run"] = call["run"].to_json()
         done = self._step._replace(state="done", output={**self._about, **record, "calls": self.calls})
-        if self.mark is not None:
-            done = self.mark.of(done, {"name": self._path.rpartition("/")[2]})
+        done = self._start.of(done, {"name": self._path.rpartition("/")[2]})
         if self._about["once"]:
             await self._log.write(done)
             failpoints.reach(failpoints.NODE_DONE)

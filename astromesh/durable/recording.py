@@ -1,8 +1,8 @@
 """What a recorded step shows: its number in the run, its time, its input; and how an ended run is redacted.
 
-A step is numbered when it begins, over all branches and nested runs, and keeps its number when the run is
-resumed. The input of a model call is its request without the messages that it shares with the call before it
-on the same path, so that a long conversation is stored once.
+A step is numbered when it ends, over all branches and nested runs: whatever it has used has a smaller
+number, and the calls in a node come before the node. The input of a model call is its request without the
+messages that it shares with the call before it on the same path, so that a long conversation is stored once.
 """
 
 from __future__ import annotations
@@ -29,26 +29,20 @@ class Redactor(Protocol):
     def __call__(self, value: Any, place: Place) -> Any: ...
 
 
-class StepMark(NamedTuple):
-    """The beginning of a step.
+class StepStart(NamedTuple):
+    """The beginning of a step: seconds since the epoch, and of a clock that only goes on."""
 
-    Args:
-        ordinal: number of the step in its run, from 1.
-        started_at: seconds since the epoch.
-    """
-
-    ordinal: int
     started_at: float
     started: float
 
     @classmethod
-    def begin(cls, ordinal: int) -> StepMark:
-        return cls(ordinal, time(), perf_counter())
+    def now(cls) -> StepStart:
+        return cls(time(), perf_counter())
 
-    def of(self, step: JournalStep, about: JsonObject | None = None) -> JournalStep:
-        """Returns a step with its number and time. `about`: of a step that has ended."""
-        ms = 0.0 if about is None else round((perf_counter() - self.started) * 1000, 3)
-        return step._replace(ordinal=self.ordinal, started_at=self.started_at, duration_ms=ms, about=about)
+    def of(self, step: JournalStep, about: JsonObject) -> JournalStep:
+        """Returns a step that has ended, with its time."""
+        ms = round((perf_counter() - self.started) * 1000, 3)
+        return step._replace(started_at=self.started_at, duration_ms=ms, about=about)
 
 
 # -- requests of models --------------------------------------------------------------------------------------

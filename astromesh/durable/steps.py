@@ -25,26 +25,26 @@ _RESULT = ("content", "ok", "error", "value")
 _NODE = ("result", "writes", "edge", "stop")
 
 
-def numbered(steps: Iterable[JournalStep]) -> list[JournalStep]:
-    """Returns the steps that have a number, in its order."""
-    return sorted((step for step in steps if step.ordinal), key=lambda step: step.ordinal)
+def listed(steps: Iterable[JournalStep]) -> list[JournalStep]:
+    """Returns the steps that others see, by their numbers: decisions and inner values have numbers, too."""
+    found = (step for step in steps if step.ordinal and step.about is not None)
+    return sorted(found, key=lambda step: step.ordinal)
 
 
 def steps_json(steps: Iterable[JournalStep]) -> list[JsonObject]:
     """Returns the steps as `GET /v1/runs/{id}/steps` shows them."""
-    return [step_json(step) for step in numbered(steps)]
+    return [step_json(step) for step in listed(steps)]
 
 
 def step_json(step: JournalStep) -> JsonObject:
-    """Returns one step. `duration_ms` and `usage` of one that has not ended are None."""
-    ended = step.state == "done"
+    """Returns one step. Only models and nodes have a `usage`."""
     return {
         "step": step.ordinal,
         "path": step.path.removeprefix("node:"),
         "kind": kind_of(step),
         "name": name_of(step),
         "started_at": step.started_at,
-        "duration_ms": step.duration_ms if ended else None,
+        "duration_ms": step.duration_ms,
         "usage": usage_of(step),
     }
 
@@ -75,7 +75,7 @@ def step_content(steps: Sequence[JournalStep], ordinal: int) -> JsonObject | Non
     Args:
         steps: all steps, in the order of their paths and numbers.
     """
-    step = next((one for one in steps if one.ordinal == ordinal), None)
+    step = next((one for one in listed(steps) if one.ordinal == ordinal), None)
     if step is None:
         return None
     return {**step_json(step), "input": input_of(steps, step), "output": output_of(step)}
@@ -95,7 +95,7 @@ def output_of(step: JournalStep) -> JsonObject | None:
     if step.about is not None and "out" in step.about:
         return dict(step.about["out"])
     output = step.output
-    if output is None or step.state != "done":
+    if output is None:
         return None
     if step.kind == "model":
         return _answer_json(output)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import JournalStep, RunRow
 from astromesh.durable.run_worker import RunWorker
-from astromesh.durable.steps import numbered, step_content, steps_json
+from astromesh.durable.steps import listed, step_content, steps_json
 from astromesh.errors import NotRecorded, RunNotFound
 from astromesh.runtime.runs import Runs
 from astromesh.types import JsonObject
@@ -54,7 +54,7 @@ class TimeTravel:
         """Returns a run with its record."""
         row = await self._runs.row(run_id, viewer)
         steps = await self._durable.store.steps(run_id) if row.durable else ()
-        if not numbered(steps):
+        if not listed(steps):
             raise _not_recorded(row)
         return RecordedRun(row, steps)
 

@@ -20,12 +20,12 @@ StepNumber = Annotated[int, Path(ge=1, le=MAX_SEQ, description="Number of the st
 class StepOut(BaseModel):
     """One step of a run."""
 
-    step: int = Field(description="Number in the run, in the order in which steps begin, from 1.")
+    step: int = Field(description="Number in the run, in the order in which steps end, from 1.")
     path: str = Field(description="Its place: nodes, tool calls and nested runs, divided by `/`.")
     kind: Literal["rule", "memory", "prompt", "model", "tool", "node", "stage"]
     name: str = Field(description="Of the rules, tool or node, or the model that has answered.")
     started_at: float = Field(description="Seconds since the epoch.")
-    duration_ms: float | None = Field(description="null: it has not ended.")
+    duration_ms: float
     usage: UsageOut | None = Field(description="Of a model call, or of what a node has called.")
 
 
@@ -33,7 +33,7 @@ class StepContentOut(StepOut):
     """A step with what it has read and written, as the rules of its agent leave it."""
 
     input: dict[str, Any] | None = Field(description="A model's request, or the arguments of a tool.")
-    output: dict[str, Any] | None = Field(description="null: it has not ended, or has no output.")
+    output: dict[str, Any] | None = Field(description="null: it is no longer stored.")
 
 
 class StepsOut(BaseModel):
@@ -49,7 +49,7 @@ class StepsOut(BaseModel):
     dependencies=[scope("runs:read")],
 )
 async def steps(run_id: str, request: Request) -> JsonObject:
-    """Lists the recorded steps of a run and of its nested runs, in the order in which they began."""
+    """Lists the recorded steps of a run and of its nested runs, in the order in which they ended."""
     found = await runtime_of(request).time_travel.steps(run_id, viewer_of(request))
     return {"run_id": run_id, "steps": found}
 
