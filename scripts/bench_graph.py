@@ -13,14 +13,14 @@ from __future__ import annotations
 import asyncio
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, TypedDict
 
 from figures import Figure, show
 
-from astromesh.graph import FunctionNode, PromptGraph, PromptGraphEngine, PromptNode
+from astromesh.graph import FunctionNode, NodeResult, PromptGraph, PromptGraphEngine, PromptNode
 from astromesh.types import CompletionRequest, CompletionResult
 
 PEER = Path(__file__).parent / "beside" / "langgraph_nodes.py"
@@ -50,6 +50,40 @@ def trivial_def(state: Any) -> None:
     """The same as a plain function."""
 
 
+class Fields(TypedDict):
+    """A typed state."""
+
+    title: str
+    score: int
+    done: bool
+
+
+class NoHook:
+    """A hook that does nothing."""
+
+    def post_node(self, node: Any, result: Any, state: Any) -> None: ...
+
+
+async def one_value(state: Any) -> Any:
+    """What a node of a typed graph returns: a changed field."""
+    return {"score": 1}
+
+
+async def three_values(state: Any) -> Any:
+    """The same with all fields."""
+    return {"title": "a", "score": 1, "done": True}
+
+
+async def a_result(state: Any) -> Any:
+    """The same as a result."""
+    return NodeResult(output="a")
+
+
+def look_up(word: str) -> str:
+    """A function tool: looks a word up."""
+    return word
+
+
 async def bare(nodes: int) -> tuple[list[Any], list[float]]:
     """The least that a loop over nodes can do: results and timings."""
     results, timings = [], []
@@ -60,16 +94,25 @@ async def bare(nodes: int) -> tuple[list[Any], list[float]]:
     return results, timings
 
 
-def chain(nodes: int, body: Callable[[Any], Any] = trivial, *, inline: bool = False) -> PromptGraphEngine:
-    """An engine with so many trivial function nodes in a row."""
+def chain(
+    nodes: int,
+    body: Callable[[Any], Any] = trivial,
+    *,
+    inline: bool = False,
+    state: type | None = None,
+    hooks: Sequence[Any] = (),
+) -> PromptGraphEngine:
+    """An engine with so many function nodes in a row."""
     names = [f"n{i}" for i in range(nodes)]
-    graph = PromptGraph("chain", nodes=[FunctionNode(name, body, inline=inline) for name in names])
-    return PromptGraphEngine(graph.sequential(*names))
+    functions = [FunctionNode(name, body, inline=inline) for name in names]
+    graph: PromptGraph = PromptGraph("chain", nodes=functions, state=state)
+    return PromptGraphEngine(graph.sequential(*names), hooks=hooks)
 
 
-def prompt() -> PromptGraphEngine:
+def prompt(*tools: Any) -> PromptGraphEngine:
     """An engine with one PromptNode."""
-    return PromptGraphEngine(PromptGraph("ask", nodes=[PromptNode("ask", instructions="Help.")]), Instant())  # type: ignore[arg-type]
+    node = PromptNode("ask", instructions="Help.", tools=tools)
+    return PromptGraphEngine(PromptGraph("ask", nodes=[node]), Instant())  # type: ignore[arg-type]
 
 
 async def measure(rows: dict[str, Callable[[], Awaitable[Any]]]) -> dict[str, float]:
@@ -96,7 +139,10 @@ def import_ms(module: str, tries: int = 7) -> float:
 
 
 async def main() -> None:
-    few, many, ask = chain(FEW), chain(MANY), prompt()
+    few, many, ask, with_tool = chain(FEW), chain(MANY), prompt(), prompt(look_up)
+    of_value, of_values, of_result = chain(FEW, one_value), chain(FEW, three_values), chain(FEW, a_result)
+    typed, typed_all = chain(FEW, one_value, state=Fields), chain(FEW, three_values, state=Fields)
+    hooked = chain(FEW, hooks=[NoHook()])
     few_def, many_def = chain(FEW, trivial_def, inline=True), chain(MANY, trivial_def, inline=True)
     threads = chain(FEW, trivial_def)
     rows: dict[str, Callable[[], Awaitable[Any]]] = {
@@ -108,6 +154,13 @@ async def main() -> None:
         "many def": lambda: many_def.ainvoke("x"),
         "threads": lambda: threads.ainvoke("x"),
         "prompt": lambda: ask.ainvoke("x"),
+        "prompt with a tool": lambda: with_tool.ainvoke("x"),
+        "values": lambda: of_value.ainvoke("x"),
+        "three values": lambda: of_values.ainvoke("x"),
+        "results": lambda: of_result.ainvoke("x"),
+        "typed": lambda: typed.ainvoke("x"),
+        "typed, three": lambda: typed_all.ainvoke("x"),
+        "hook": lambda: hooked.ainvoke("x"),
     }
     best = await measure(rows)
     per_node = (best["many"] - best["few"]) / (MANY - FEW)
@@ -124,12 +177,35 @@ async def main() -> None:
         (f"astromesh.graph, {FEW} inline `def` nodes", best["few def"], "µs", bare_node, 12),
         ("astromesh.graph, each further inline `def` node", per_def, "µs", bare_node, 2),
         (f"astromesh.graph, {FEW} `def` nodes in threads", best["threads"], "µs", bare_node, None),
+        (f"astromesh.graph, {FEW} nodes that return a value", best["values"], "µs", bare_node, 9),
+        (f"astromesh.graph, {FEW} nodes that return a NodeResult", best["results"], "µs", bare_node, 11),
+        ("astromesh.graph, a no-op hook, each node", (best["hook"] - best["few"]) / FEW, "µs", bare_node, 1),
         ("astromesh.graph, one PromptNode", best["prompt"], "µs", bare_node, 12),
+        (
+            "astromesh.graph, one PromptNode with a function tool",
+            best["prompt with a tool"],
+            "µs",
+            bare_node,
+            12,
+        ),
+        (f"typed state, {FEW} nodes, one changed field each", best["typed"], "µs", best["values"], None),
+        (
+            "typed state, each changed field, one a node",
+            (best["typed"] - best["values"]) / FEW,
+            "µs",
+            bare_node,
+            0.5,
+        ),
+        ("typed state, each changed field, three a node", _a_field(best), "µs", bare_node, 0.5),
         ("import asyncio", asyncio_loaded, "ms", asyncio_loaded, None),
         ("import astromesh.graph", loaded, "ms", asyncio_loaded, 150),
     ]
     for name, value, unit, one, goal in table:
         show(Figure("graph", name, value, unit, one, goal_of(goal, unit)))
+
+
+def _a_field(best: dict[str, float]) -> float:
+    return (best["typed, three"] - best["three values"]) / (FEW * 3)
 
 
 def goal_of(goal: float | None, unit: str) -> str:

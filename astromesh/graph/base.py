@@ -13,6 +13,7 @@ from astromesh.graph.records import NodeResult
 from astromesh.graph.scope import NodeEffect
 from astromesh.graph.state import GraphState
 from astromesh.graph.validation import check_keywords, check_name
+from astromesh.tools.toolbox import CompiledTools
 
 Routing = Literal["", "edges_only"]
 Join: TypeAlias = Literal["all", "any"] | int
@@ -160,6 +161,8 @@ class BaseNode:
                 flags |= {flag}
             setattr(self, key, flag in flags)
         self.flags = flags
+        #: Those of `tools` that are no names.
+        self.own_tools = CompiledTools(tool for tool in self.tools if not isinstance(tool, str))
 
     def add_routes(self, *targets: str) -> None:
         """Declares targets that the node itself chooses, so that they are checked and drawn."""

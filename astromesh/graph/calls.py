@@ -284,7 +284,8 @@ class SelectedTools:
 
     Args:
         node: The name of the node.
-        tools: Its own tools, and the names of those of the engine that it uses.
+        names: The engine's tools that it uses.
+        own: Its own tools.
         engine: The engine's tools.
         inject_all: Whether it may call all of the engine's.
 
@@ -292,18 +293,18 @@ class SelectedTools:
         ConfigError: The node names a tool that the engine does not have.
     """
 
-    def __init__(self, node: str, tools: Sequence[Any], engine: ToolPort, *, inject_all: bool) -> None:
-        self._own = ToolBox(tool for tool in tools if not isinstance(tool, str))
-        self._engine = engine
+    def __init__(
+        self, node: str, names: Sequence[str], own: ToolBox, engine: ToolPort, *, inject_all: bool
+    ) -> None:
+        self._own, self._engine = own, engine
         offered = {spec.name: spec for spec in engine.specs()}
-        names = [tool for tool in tools if isinstance(tool, str)]
         for name in names:
             if name not in offered:
                 known = ", ".join(offered) or "none"
                 raise ConfigError(f"Node {node!r} names the tool {name!r}. The engine has: {known}.")
-        own = {spec.name: spec for spec in self._own.specs()}
-        self._own_names = own.keys()
-        self._by_name = {**(offered if inject_all else {name: offered[name] for name in names}), **own}
+        own_specs = {spec.name: spec for spec in own.specs()}
+        self._own_names = own_specs.keys()
+        self._by_name = {**(offered if inject_all else {name: offered[name] for name in names}), **own_specs}
         self._specs = tuple(self._by_name.values())
 
     def specs(self) -> tuple[ToolSpec, ...]:

@@ -8,16 +8,17 @@ returned value counts if it has the right type; None changes nothing. Store the 
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
 from astromesh.errors import BudgetExhausted, ToolFailed, is_failure
 from astromesh.graph.base import BaseNode
-from astromesh.graph.inline_calls import call_inline
-from astromesh.graph.records import NO_USAGE, ExecutionReport, Mutation, NodeResult, invalid_field
+from astromesh.graph.inline_calls import HELD_SECONDS, call_inline, warn_of_hold
+from astromesh.graph.node_config import NodeConfig
+from astromesh.graph.records import END, NO_USAGE, ExecutionReport, Mutation, NodeResult, invalid_field
 from astromesh.graph.state import GraphState
 from astromesh.types import ToolCall, ToolResult, Usage
 
@@ -74,6 +75,8 @@ class Hook(Protocol):
 
 
 Method: TypeAlias = Callable[..., Any]
+#: One execution of a node.
+Execution: TypeAlias = Callable[[GraphState, NodeConfig], Awaitable[NodeResult]]
 
 _METHODS = tuple(name for name, value in vars(Hook).items() if callable(value) and not name.startswith("_"))
 
@@ -101,26 +104,62 @@ class HookSet:
         for method in self.methods[name]:
             await _notify(method, *arguments)
 
-    async def before_node(self, node: BaseNode, state: GraphState) -> None:
-        for method, begun in zip(self.methods["pre_node"], self.paired_post_nodes, strict=True):
-            try:
-                other = await _notify(method, node, state)
-            except BaseException:  # cancelled: only hooks that saw the start see the end
-                await self.notify_cancelled(node, state, 0, begun)
-                raise
-            if isinstance(other, GraphState) and other is not state:
-                state.replace_with(other)
+    def around(self, node: BaseNode, call: Execution) -> Execution:
+        """Returns the execution of a node in its hooks: `pre_node`, the node, `on_error`, `post_node`."""
+        before, paired = self.methods["pre_node"], self.paired_post_nodes
+        if not before and not self.methods["on_error"]:
+            return self._with_after(node, call, tells_of_cancellation=True)
 
-    async def after_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> NodeResult:
-        for place, method in enumerate(self.methods["post_node"]):
+        async def run(state: GraphState, config: NodeConfig) -> NodeResult:
+            begun: int | None = None
             try:
-                other = await _notify(method, node, result, state)
-            except BaseException:  # cancelled: the remaining hooks are called too
-                await self.notify_cancelled(node, state, place + 1)
+                for place, method in enumerate(before):
+                    begun = place
+                    if (value := _call(method, node, state)) is not None:
+                        other = await _value_of(method, value)
+                        if isinstance(other, GraphState) and other is not state:
+                            state.replace_with(other)
+                begun = None
+                if state.current_node == END:
+                    result = NodeResult(node.name, transition_reason="stopped", skipped=True)
+                else:
+                    result = await call(state, config)
+                if result.error:
+                    await self.notify("on_error", node, result.exception or result.error, state)
+            except BaseException:  # cancelled: only hooks that saw the start see the end
+                await self.notify_cancelled(node, state, 0, None if begun is None else paired[begun])
                 raise
-            if isinstance(other, NodeResult):
-                result = self._accepted(node, result, other)
-        return result
+            return result
+
+        return self._with_after(node, run) if self.methods["post_node"] else run
+
+    def _with_after(
+        self, node: BaseNode, call: Execution, *, tells_of_cancellation: bool = False
+    ) -> Execution:
+        after, name = self.methods["post_node"], node.name
+
+        async def run(state: GraphState, config: NodeConfig) -> NodeResult:
+            begun = 0
+            try:
+                result = await call(state, config)
+                for method in after:
+                    begun += 1
+                    if (value := _call(method, node, result, state)) is not None:
+                        other = await _value_of(method, value)
+                        if isinstance(other, NodeResult):
+                            result = self._accepted(node, result, other)
+            except BaseException:  # cancelled: the remaining hooks are called too
+                if begun or tells_of_cancellation:
+                    await self.notify_cancelled(node, state, begun)
+                raise
+            if (problem := invalid_field(result)) is not None:
+                return NodeResult(
+                    name, error=f"A hook returned an invalid NodeResult of {name!r}: {problem}."
+                )
+            result.node_name = result.node_name or name
+            return result
+
+        return run
 
     async def notify_cancelled(
         self, node: BaseNode, state: GraphState, first: int = 0, last: int | None = None
@@ -152,7 +191,8 @@ class HookSet:
                 if not is_failure(error):
                     raise
                 log.warning("pre_tool blocked %s: %r", call.name, error)
-                raise ToolFailed(f"The call of {call.name!r} was blocked: {error}") from error
+                reason = str(error) or type(error).__name__
+                raise ToolFailed(f"The call of {call.name!r} was blocked: {reason}") from error
             if isinstance(other, ToolCall):
                 call = other
         return call
@@ -170,25 +210,45 @@ def _methods_named(hooks: Sequence[Any], name: str) -> tuple[Method, ...]:
 
 
 async def _invoke(method: Method, *arguments: Any) -> Any:
-    try:
-        value = call_inline("The hook", method, *arguments)
-        return await value if hasattr(value, "__await__") else value
-    except asyncio.CancelledError as error:
-        task = asyncio.current_task()
-        if task is None or task.cancelling():
-            raise
-        # the run was not cancelled: something inside the hook was
-        raise RuntimeError("The hook was cancelled from within.") from error
+    value = call_inline("The hook", method, *arguments)
+    return await value if hasattr(value, "__await__") else value
 
 
 async def _notify(method: Method, *arguments: Any) -> Any:
+    value = _call(method, *arguments)
+    return None if value is None else await _value_of(method, value)
+
+
+def _call(method: Method, *arguments: Any) -> Any:
+    """Calls a hook. Returns its value, which may be awaitable, or None if it failed."""
+    started = perf_counter()
     try:
-        return await _invoke(method, *arguments)
-    except BaseException as error:  # the boundary of a hook: it never harms the run
-        if not is_failure(error):
+        value = method(*arguments)
+    except BaseException as error:  # the boundary of a hook
+        if not _is_survived(method, error):
             raise
-        log.warning("the hook %s failed", getattr(method, "__qualname__", method), exc_info=True)
         return None
+    if (held := perf_counter() - started) > HELD_SECONDS:
+        warn_of_hold("The hook", method, held)
+    return value
+
+
+async def _value_of(method: Method, value: Any) -> Any:
+    """Awaits the value of a hook if it is awaitable. Returns None if the hook failed."""
+    try:
+        return await value if hasattr(value, "__await__") else value
+    except BaseException as error:  # the boundary of a hook
+        if not _is_survived(method, error):
+            raise
+        return None
+
+
+def _is_survived(method: Method, error: BaseException) -> bool:
+    """Whether what a hook raised is a failure, which never harms the run. It is logged."""
+    if not is_failure(error):
+        return False
+    log.warning("the hook %s failed", getattr(method, "__qualname__", method), exc_info=error)
+    return True
 
 
 class TimingHook:

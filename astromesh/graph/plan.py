@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable
 from copy import copy
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from astromesh.errors import (
@@ -32,7 +33,6 @@ from astromesh.graph.nodes import AutonomousNode, is_built_in
 from astromesh.graph.nodes.function import FunctionNode, as_result
 from astromesh.graph.nodes.guard import Guard, GuardResults, as_guards, run_guards
 from astromesh.graph.records import (
-    END,
     ERROR_NODE,
     GRAPH_ONLY_STOPS,
     NO_USAGE,
@@ -167,6 +167,7 @@ class Step(RoutedNode):
         call: The body in its wrappers.
         is_unwrapped: Whether there are no wrappers. Then the loop awaits `body` itself and makes the result
             with `settle` and `fail`, as `call` would.
+        updates: The typed state, which the values of an unwrapped function update. Else None.
         needs_no_config: Whether the node reads nothing but the state, so that no config is made for it.
         takes_state_only: Whether `body` is called without a config.
         function: The body, if it is a plain function: a coroutine would double its cost.
@@ -195,6 +196,7 @@ class Step(RoutedNode):
         self.role: str = override if isinstance(override, str) else ""
         own, limit = node.max_iterations, options.max_node_iterations
         self.max_visits = limit if own is None or self._has(NodeFlag.RETRYABLE) else min(own, limit)
+        is_function = isinstance(node, FunctionNode)
         takes_state = isinstance(node, FunctionNode) and node.arity == 1
         self.takes_state_only = isinstance(node, FunctionNode) and node.takes_state_only
         body = node.body()
@@ -202,15 +204,33 @@ class Step(RoutedNode):
             body, self.takes_state_only, takes_state = around, False, False
         self.body = body if node.timeout is None else bounded(body, node.timeout, self.name)
         self.is_foreign = not is_built_in(node)
+        writes_plainly = schema is not None and is_function and node.output_key not in schema.fields
         wrappers = tuple(self._wrappers())
-        self.is_unwrapped = not wrappers
-        self.needs_no_config = self.is_unwrapped and takes_state
+        is_bare = len(wrappers) == writes_plainly + self.hooks.watches_nodes  # no flags, no retries
+        self.is_unwrapped = is_bare and not self.hooks.watches_nodes
+        self.updates = schema if writes_plainly else None
+        self.needs_no_config = is_bare and takes_state
         self.function: Callable[..., Any] | None = None
-        if self.needs_no_config and isinstance(node, FunctionNode) and node.timeout is None:
+        if takes_state and isinstance(node, FunctionNode) and node.timeout is None:
             self.function = node.plain_function
         self.call: NodeCall = wrapped(
             unit(self.body, self.settle, self.fail, subject_only=self.takes_state_only), wrappers
         )
+
+    def write_update(self, value: Any, schema: StateSchema, state: GraphState) -> Any:
+        """Writes what a function of a typed graph returns, and returns it, a Command as a result.
+
+        Raises:
+            GraphError: It is not a valid update.
+        """
+        if isinstance(value, NodeResult | Command):
+            result = as_result(self.name, value)
+            if not (result.error or result.skipped or result.wants_tools):
+                _apply_update(self, schema, result, state)
+            return result
+        if schema.is_update(value):
+            schema.update(state, value)
+        return value
 
     def settle(self, value: Any, state: GraphState, config: NodeConfig, duration_ms: float) -> NodeResult:
         """Makes a result from the value of the body. It checks results that foreign code has made."""
@@ -222,7 +242,7 @@ class Step(RoutedNode):
                     result = NodeResult(name, error=f"{name!r} returned an invalid NodeResult: {wrong}.")
                 elif value.transition_reason not in ("", TOOL_CALLS_PRESENT):  # of an earlier visit
                     result = replace(value, transition_reason="", usage=NO_USAGE)
-            if result.node_name != name and any(result is earlier for earlier in state.node_history):
+            if result.node_name not in ("", name) and any(result is one for one in state.node_history):
                 # a child's result, whose cost is already charged
                 result = replace(result, usage=NO_USAGE, transition_reason="")
             result.node_name = name
@@ -263,7 +283,7 @@ class Step(RoutedNode):
         if self.schema is not None:
             yield _with_state_updates(self, self.schema)
         if self.hooks.watches_nodes:
-            yield _with_hooks(self.node, self.hooks)
+            yield partial(self.hooks.around, self.node)
         if (flags := with_flags(self.node, self.hooks, self.mask)) is not None:
             yield flags
         if self._has(NodeFlag.RETRYABLE):
@@ -332,31 +352,6 @@ def _take_command(step: Step, result: NodeResult, command: Command) -> None:
     if command.goto and command.goto not in step.goto:
         raise GraphError(f"{step.name!r} may not go to {command.goto!r}, which is not one of its targets.")
     result.output, result.next_node = dict(command.update), command.goto
-
-
-def _with_hooks(node: BaseNode, hooks: HookSet) -> NodeWrapper:
-    def wrap(call: NodeCall) -> NodeCall:
-        async def run(state: GraphState, config: NodeConfig) -> NodeResult:
-            await hooks.before_node(node, state)
-            result = NodeResult(node.name, transition_reason="stopped", skipped=True)
-            try:
-                if state.current_node != END:
-                    result = await call(state, config)
-                if result.error:
-                    await hooks.notify("on_error", node, result.exception or result.error, state)
-            except BaseException:  # cancelled: hooks that saw the start see the end
-                await hooks.notify_cancelled(node, state)
-                raise
-            result = await hooks.after_node(node, result, state)
-            if (problem := invalid_field(result)) is not None:
-                error = f"A hook returned an invalid NodeResult of {node.name!r}: {problem}."
-                return NodeResult(node.name, error=error)
-            result.node_name = result.node_name or node.name
-            return result
-
-        return run
-
-    return wrap
 
 
 class Plan:

@@ -102,8 +102,8 @@ LIMIT_STOPS = frozenset({"max_iterations", "stuck_node", "budget", "cycle"})
 UNFINISHED = "The work could not be finished within the limits that are set for it."
 
 
-# Without slots, so that defaults stand in the class: every execution makes one, and setting 17 fields is most
-# of its cost. `invalid_field` finds attributes that are no fields.
+# Without slots, so that defaults stand in the class: every execution makes one, and setting all fields
+# would be most of its cost. `invalid_field` finds attributes that are no fields.
 @dataclass
 class NodeResult:
     """The result of one execution of a node. Every field has a default. Hooks may change it.
@@ -196,6 +196,36 @@ class NodeResult:
             is_answer=self.is_answer,
             exception=self.exception,
         )
+
+
+def _set_passed_fields(
+    self: NodeResult, node_name: str = "", output: Any = None, *others: Any, **named: Any
+) -> None:
+    """Sets the fields that are passed. The others stay those of the class."""
+    self.node_name = node_name
+    self.output = output
+    if others or named:
+        self.__dict__.update(_fields_passed(others, named))
+
+
+NodeResult.__init__ = _set_passed_fields  # type: ignore[method-assign]
+
+
+def _fields_passed(others: tuple[Any, ...], named: dict[str, Any]) -> dict[str, Any]:
+    """Returns the arguments of a NodeResult by field: those after `output`, and those by name.
+
+    Raises:
+        TypeError: One is unknown, or passed twice.
+    """
+    if others:
+        names = [field.name for field in fields(NodeResult)][2 : 2 + len(others)]
+        if len(names) < len(others) or not named.keys().isdisjoint(names):
+            raise TypeError(f"NodeResult() got {len(others)} positional arguments after output, and {named}.")
+        named.update(zip(names, others, strict=True))
+    if not _FIELD_NAMES.issuperset(named):
+        unknown = ", ".join(sorted(named.keys() - _FIELD_NAMES))
+        raise TypeError(f"NodeResult() got an unexpected keyword argument: {unknown}")
+    return named
 
 
 @dataclass(frozen=True, slots=True)
@@ -456,10 +486,19 @@ _FIELD_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 _field_values = attrgetter(*(field for field, _, _ in _FIELD_RULES[1:]))
 _DEFAULT_VALUES = _field_values(NodeResult())
 _FIELD_NAMES = frozenset(field.name for field in fields(NodeResult))
+#: The fields of a result that is nothing but an output.
+PLAIN_FIELDS = frozenset({"node_name", "output", "duration_ms"})
 
 
 def invalid_field(result: NodeResult) -> str | None:
     """Returns which field of a result is invalid and what it should be, or None."""
+    if (
+        type(result) is NodeResult
+        and PLAIN_FIELDS.issuperset(result.__dict__)
+        and type(result.node_name) is str
+        and type(result.duration_ms) is float
+    ):
+        return None
     try:
         if (
             _field_values(result) == _DEFAULT_VALUES

@@ -52,6 +52,7 @@ from astromesh.graph.records import (
     GRAPH_ONLY_STOPS,
     LIMIT_STOPS,
     NO_USAGE,
+    PLAIN_FIELDS,
     TOOL_CALLS_PRESENT,
     ExecutionReport,
     GraphResult,
@@ -71,7 +72,14 @@ from astromesh.graph.state import (
     engine_extend,
     engine_write,
 )
-from astromesh.graph.transitions import BRANCHING, Transition, next_transition, takes_up_error
+from astromesh.graph.transitions import (
+    BRANCHING,
+    SCALARS,
+    Transition,
+    decides_nothing,
+    next_transition,
+    takes_up_error,
+)
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import ms_since
@@ -371,7 +379,11 @@ class Run:
 
     def _json_text(self, history: Sequence[NodeResult], output: Any) -> str:
         """Returns an output that is data as the model wrote it, or an empty text."""
-        found = (result.json_text for result in reversed(history) if result.output is output)
+        found = (
+            result.json_text
+            for result in reversed(history)
+            if result.output is output and (result.messages_added or result.raw_output is not None)
+        )
         nested = self.nested_text if self.nested_text and is_json_of(self.nested_text, output) else ""
         return next(filter(None, found), nested)
 
@@ -555,10 +567,13 @@ class Run:
         tools = toolsets.get(id(node))
         if tools is None:
             base = cast(BaseNode, node)
-            if base.tools:
-                tools = SelectedTools(base.name, base.tools, self.tools, inject_all=base.inject_tools)
-            else:
+            if not base.tools:
                 tools = self.tools if base.inject_tools else _NO_TOOLS
+            else:
+                tools, inject_all = base.own_tools.box, base.inject_tools
+                names = [tool for tool in base.tools if isinstance(tool, str)]
+                if names or inject_all:
+                    tools = SelectedTools(base.name, names, tools, self.tools, inject_all=inject_all)
             toolsets[id(node)] = tools
         return tools
 
@@ -619,7 +634,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             state.visited.append(name)
         config = NO_CONFIG if step.needs_no_config else run.config_for(step, path)
         message_count = len(state.messages)
-        is_plain = False  # whether the result holds at most a text
+        is_plain = False  # whether the result holds at most a value that decides nothing
         if emit is not None:
             emit("node.started", node=path)
         started = perf_counter()
@@ -642,6 +657,11 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                         value = await (
                             step.body(state) if step.takes_state_only else step.body(state, config)
                         )
+                    if (schema := step.updates) is not None and value is not None:
+                        if type(value) is dict:
+                            schema.update(state, value)
+                        else:
+                            value = step.write_update(value, schema, state)
                 except BaseException as error:  # the boundary of a node, as in its call
                     if not is_failure(error):
                         raise
@@ -659,10 +679,15 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                         # defaults stand in the class: a third of the constructor's cost
                         result = _new_without_init(NodeResult)
                         result.node_name, result.output, result.duration_ms = name, value, duration_ms
-                        is_plain = value is None or type(value) is str
+                        kind = type(value)
+                        is_plain = kind in SCALARS or decides_nothing(value, kind)
         finally:
             if emit is not None:
                 emit("node.finished", node=path, duration_ms=ms_since(started))
+        output = result.output
+        if not is_plain and PLAIN_FIELDS.issuperset(result.__dict__):
+            kind = type(output)
+            is_plain = kind in SCALARS or decides_nothing(output, kind)
         if is_plain:
             stuck = ""
             state.node_history.append(result)
@@ -671,15 +696,17 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                     state.messages.extend(result.messages_added)
                 else:
                     engine_extend(state.messages, result.messages_added)
-            if value is not None or step.output_key:
-                write_output(step, state, result.output, None)
+            if output is not None or step.output_key:
+                write_output(step, state, output, None)
         elif result.skipped:
             discount_skipped(run, state, path, is_graph=is_graph)
         else:
             stuck = ""
             state.node_history.append(result)
-            if result.output is not None or result.messages_added or step.output_key:
+            if result.messages_added or result.error or result.tool_calls:
                 write_result(step, state, result, message_count)
+            elif output is not None or step.output_key:
+                write_output(step, state, output, result.raw_output)
             if result.guards_passed or result.guards_failed:
                 record_guards(run, path, result)
         if shared.stop_reason is not None or state.current_node == END:
@@ -691,13 +718,12 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 await recorder.finish(run, visit, result, None, state)
             break
         if not is_plain:
-            output = result.output
             if type(output) is dict and ACTION_KEY in output:
                 plan = await apply_mutations(run, plan, state, result, prefix)
                 steps = plan.steps
                 step = steps[name]
             is_plain = not (result.next_node or result.tool_calls or result.stop_reason or result.error) and (
-                output is None or type(output) is str
+                type(output) in SCALARS or decides_nothing(output, type(output))
             )
         transition = step.unconditional
         if visit is not None or transition is None or not is_plain:  # most results decide nothing
@@ -796,6 +822,10 @@ def add_messages(state: GraphState, added: Sequence[Message], message_count: int
 def write_output(step: Step, state: GraphState, output: Any, raw: Any) -> None:
     context = state.context
     key = step.output_key
+    if not key and type(context) is dict:
+        if output is not None:
+            context[step.output_name] = output if raw is None or isinstance(output, str) else raw
+        return
     if key and (output is not None or key not in context):  # None does not erase what the node itself wrote
         engine_write(context, key, output)
     if output is not None:

@@ -18,16 +18,16 @@ from __future__ import annotations
 import inspect
 import logging
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, is_dataclass
 from enum import Enum
-from functools import update_wrapper
+from functools import lru_cache, update_wrapper
 from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
 from astromesh.errors import is_failure
 from astromesh.graph.inline_calls import call_inline
-from astromesh.graph.records import END, ERROR_NODE, TOOL_CALLS_PRESENT, NodeResult
+from astromesh.graph.records import ACTION_KEY, END, ERROR_NODE, TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.validation import positional_arity
 
@@ -210,7 +210,10 @@ ERROR_KEY = "error"
 #: How the reason of a transition of step 5 begins.
 _BY_TRANSITION = "transition: "
 #: Types of outputs that may be a key of the transitions.
-_SCALARS = (str, int, float, Enum)
+_KEYS = (str, int, float, Enum)
+#: Types of outputs that decide only by conditions and transitions.
+SCALARS = frozenset({type(None), str, int, float, bool})
+_DECIDING_KEYS = frozenset({*ROUTE_FIELDS, ACTION_KEY})
 
 
 class Transition(NamedTuple):
@@ -396,6 +399,27 @@ def takes_up_error(node: RoutedNode, transition: Transition) -> bool:
     )
 
 
+def decides_nothing(output: Any, kind: type) -> bool:
+    """Whether an output of a type holds no route, no graph action and no sends."""
+    if kind is dict:
+        return _DECIDING_KEYS.isdisjoint(output)
+    if kind is list:
+        return not (output and isinstance(output[0], Send))
+    return _has_no_route(kind)
+
+
+@lru_cache(256)
+def _has_no_route(kind: type) -> bool:
+    """Whether the instances of a class are records without a field that names the next node."""
+    is_model = hasattr(kind, "model_fields")
+    if not is_model and not is_dataclass(kind):
+        return False
+    record: Any = kind
+    fields = record.model_fields if is_model else record.__dataclass_fields__
+    has_more_fields = is_model and record.model_config.get("extra") == "allow"
+    return not has_more_fields and not any(hasattr(kind, n) or n in fields for n in ROUTE_FIELDS)
+
+
 def route_in(output: Any) -> tuple[str, str] | None:
     """Returns the field of an output that names the next node, and its value."""
     if output is None or isinstance(output, str):
@@ -417,7 +441,7 @@ def matching_transition(transitions: Mapping[Any, str], result: NodeResult) -> A
     output = result.output
     if isinstance(output, str):
         output = output.strip()
-    if isinstance(output, _SCALARS):
+    if isinstance(output, _KEYS):
         return output if output != ERROR_KEY and output in transitions else None
     fields = (k for k in transitions if isinstance(k, str) and k != ERROR_KEY)
     return next((k for k in fields if field_of(output, k) is True), None)

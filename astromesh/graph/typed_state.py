@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from copy import copy
 from functools import partial
 from types import NoneType, UnionType
@@ -23,6 +23,7 @@ from astromesh.graph.structured_output import type_adapter
 
 #: Types whose empty value is the start of a field without a default.
 _EMPTY = (list, dict, set, frozenset, tuple, str, int, float, bool, bytes)
+_UNCHANGING = frozenset({NoneType, str, int, float, bool, bytes})
 
 
 class StateField(NamedTuple):
@@ -55,7 +56,10 @@ class StateSchema:
         self._defaults = _defaults_of(kind)
         self.fields = {name: self._field(name, hint) for name, hint in _hints_of(kind).items()}
         self.reducers = {name: one.reducer for name, one in self.fields.items() if one.reducer is not None}
-        self._make = _maker_of(kind)
+        self._validators = {n: one.validate for n, one in self.fields.items() if one.reducer is None}
+        self._constants = {n: one.default() for n, one in self.fields.items() if _is_constant(one.default)}
+        self._made = {n: one.default for n, one in self.fields.items() if n not in self._constants}
+        self._read = _reader_of(self.fields, _maker_of(kind))
         self._instances: Any = dict if is_typeddict(kind) else kind
 
     def initial(self, given: Any = None) -> dict[str, Any]:
@@ -67,7 +71,9 @@ class StateSchema:
         Raises:
             InvalidInput: It has unknown fields, or invalid values.
         """
-        values = {name: field.default() for name, field in self.fields.items()}
+        values = self._constants.copy()
+        for name, make in self._made.items():
+            values[name] = make()
         if given is None:
             return values
         if not isinstance(given, Mapping | self._instances):
@@ -81,9 +87,11 @@ class StateSchema:
 
     def read(self, context: Mapping[str, Any]) -> Any:
         """Returns the state as an instance of the class. Its values are those of the context."""
-        return self._make({
-            name: context[name] if name in context else field.default() for name, field in self.fields.items()
-        })  # fmt: skip
+        try:
+            return self._read(context)
+        except KeyError:  # a node has removed a field
+            missing = {name: field.default() for name, field in self.fields.items() if name not in context}
+            return self._read({**missing, **context})
 
     def is_update(self, value: Any) -> bool:
         """Whether a value that a function returns is an update of the state."""
@@ -97,6 +105,21 @@ class StateSchema:
             InvalidStateUpdate: A value does not fit its field. Nothing was written.
         """
         context = state.context
+        if state.updates is not None or type(update) is not dict or type(context) is not dict:
+            self._update_any(state, update)
+            return
+        validators, made = self._validators, {}
+        try:
+            for name in update:
+                made[name] = validators[name](update[name])
+        except (KeyError, TypeError, ValueError):  # the other way says what is wrong
+            self._update_any(state, update)
+        else:
+            context.update(made)
+
+    def _update_any(self, state: GraphState, update: Any) -> None:
+        """Writes an update that has reducers, is of a branch, or is not valid."""
+        context = state.context
         items = update.items() if type(update) is dict else self._changes(update, context)
         made: dict[str, Any] = {}
         for name, value in items:
@@ -108,11 +131,8 @@ class StateSchema:
                     made[name] = field.validate(value)
             except Exception as error:  # a reducer and a validator are foreign code
                 raise InvalidStateUpdate(f"The update of {name!r} is not valid: {error}") from error
-        if type(context) is dict:
-            context.update(made)
-        else:
-            for name, value in made.items():
-                engine_write(context, name, value)
+        for name, value in made.items():
+            engine_write(context, name, value)
         if state.updates is not None:
             for name, value in items:
                 state.updates.setdefault(name, []).append(value)
@@ -127,11 +147,19 @@ class StateSchema:
         """Returns a node whose function gets an instance, and with two arguments the GraphState too."""
         if node.isolation or type(node).execute is not FunctionNode.execute:
             return node
-        function, takes_run = node.function, node.arity > 1
+        function, read = node.function, self._read
 
-        def call(state: GraphState) -> Any:
-            typed = self.read(state.context)
-            return function(typed, state) if takes_run else function(typed)
+        def call_with_run(state: GraphState) -> Any:
+            return function(self.read(state.context), state)
+
+        def call_with_state(state: GraphState) -> Any:
+            try:
+                typed = read(state.context)
+            except KeyError:
+                typed = self.read(state.context)
+            return function(typed)
+
+        call = call_with_run if node.arity > 1 else call_with_state
 
         def call_in_thread(*arguments: Any) -> tuple[Any]:
             return (call(*arguments),)
@@ -164,7 +192,7 @@ class StateSchema:
             if _is_annotated(hint)
             else None
         )
-        default = self._defaults.get(name) or partial(_empty_value, hint)
+        default = self._defaults.get(name) or _empty_maker(hint)
         return StateField(_validator(_without(hint, reducer)), reducer, default)
 
 
@@ -193,30 +221,54 @@ def _defaults_of(kind: Any) -> dict[str, Callable[[], Any]]:
                 found[field.name] = field.default_factory
         return found
     fields = getattr(kind, "model_fields", {})
-    return {
-        name: partial(field.get_default, call_default_factory=True)
-        for name, field in fields.items()
-        if not field.is_required()
-    }
+    return {name: _model_default(field) for name, field in fields.items() if not field.is_required()}
+
+
+def _model_default(field: Any) -> Callable[[], Any]:
+    if field.default_factory is None and type(field.default) in _UNCHANGING:
+        return partial(_given, field.default)
+    return partial(field.get_default, call_default_factory=True)
 
 
 def _given(value: Any) -> Any:
     return value
 
 
-def _maker_of(kind: Any) -> Callable[[dict[str, Any]], Any]:
-    """Returns a function that makes an instance of values that are valid. A model notes what is set later."""
+def _reader_of(
+    fields: Iterable[str], make: Callable[[dict[str, Any]], Any] | None
+) -> Callable[[Mapping[str, Any]], Any]:
+    """Returns a function that makes an instance of the values in the context, or raises a KeyError."""
+    names = tuple(fields)
+
+    def read(context: Mapping[str, Any]) -> Any:
+        values = {}
+        for name in names:  # a comprehension would cost a call
+            values[name] = context[name]
+        return values if make is None else make(values)
+
+    return read
+
+
+def _maker_of(kind: Any) -> Callable[[dict[str, Any]], Any] | None:
+    """Returns a function that makes an instance of values that are valid. A model notes what is set later.
+
+    A TypedDict is the values themselves: None.
+    """
     if is_typeddict(kind):
-        return _given
+        return None
     new, put = object.__new__, object.__setattr__
     if hasattr(kind, "model_fields"):
+        set_values, set_fields, set_extra, set_private = (
+            _setter(kind, f"__{name}__")
+            for name in ("dict", "pydantic_fields_set", "pydantic_extra", "pydantic_private")
+        )
 
         def make_model(values: dict[str, Any]) -> Any:
             made = new(kind)
-            put(made, "__dict__", values)
-            put(made, "__pydantic_fields_set__", set())
-            put(made, "__pydantic_extra__", None)
-            put(made, "__pydantic_private__", None)
+            set_values(made, values)
+            set_fields(made, set())
+            set_extra(made, None)
+            set_private(made, None)
             return made
 
         return make_model
@@ -227,12 +279,23 @@ def _maker_of(kind: Any) -> Callable[[dict[str, Any]], Any]:
             put(made, name, value)
         return made
 
+    if hasattr(kind, "__slots__"):
+        return make
+    set_all = _setter(kind, "__dict__")
+
     def make_plain(values: dict[str, Any]) -> Any:
         made = new(kind)
-        put(made, "__dict__", values)
+        set_all(made, values)
         return made
 
-    return make if hasattr(kind, "__slots__") else make_plain
+    return make_plain
+
+
+def _setter(kind: type, name: str) -> Callable[[Any, Any], None]:
+    """Returns the function that sets an attribute, whatever `__setattr__` of the class says."""
+    owner = next(one for one in kind.__mro__ if name in vars(one))
+    setter: Callable[[Any, Any], None] = vars(owner)[name].__set__
+    return setter
 
 
 def _is_annotated(hint: Any) -> bool:
@@ -251,13 +314,22 @@ def _without(hint: Any, reducer: Any) -> Any:
     return Annotated[base, *others] if others else base
 
 
-def _empty_value(hint: Any) -> Any:
+def _empty_maker(hint: Any) -> Callable[[], Any]:
+    """Returns what makes the empty value of a type: None, if it has no other."""
     if _is_annotated(hint):
-        return _empty_value(get_args(hint)[0])
+        return _empty_maker(get_args(hint)[0])
     origin = get_origin(hint) or hint
     if origin in (Union, UnionType) and NoneType not in get_args(hint):
-        return _empty_value(get_args(hint)[0])
-    return origin() if origin in _EMPTY else None
+        return _empty_maker(get_args(hint)[0])
+    empty: Callable[[], Any] = origin if origin in _EMPTY else NoneType
+    return empty
+
+
+def _is_constant(make: Callable[[], Any]) -> bool:
+    """Whether a default is always one value that nobody can change."""
+    return make in _UNCHANGING or (
+        isinstance(make, partial) and make.func is _given and type(make.args[0]) in _UNCHANGING
+    )
 
 
 def _validator(hint: Any) -> Callable[[Any], Any]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
+from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 from astromesh.errors import ConfigError, InvalidToolCall
@@ -74,6 +75,18 @@ class ToolBox:
             raise InvalidToolCall(unknown_tool(name, tuple(self._tools)))
         limit = ToolPolicy(timeout_seconds=self._timeouts.get(name, self._timeout))
         return apply_layers(DeclaredTool(tool.spec, tool, self._policies.get(name, limit)), _LAYERS)
+
+
+class CompiledTools:
+    """Tools that become a box on first use: what compiles Python functions is imported only then."""
+
+    def __init__(self, tools: Iterable[ToolLike]) -> None:
+        self._tools = tuple(tools)
+
+    @cached_property
+    def box(self) -> ToolBox:
+        """Raises: ConfigError: Two have one name, or one is not a tool."""
+        return ToolBox(self._tools)
 
 
 class JoinedTools:

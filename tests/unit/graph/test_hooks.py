@@ -542,3 +542,45 @@ async def test_what_breaks_the_state_fails_the_run_and_raises_nothing(
         assert (report.stop_reason, result.output) == ("critical_error", None)
         assert field in report.error
     assert isinstance(result.messages, list)
+
+
+@pytest.mark.parametrize("output", [1, {"a": 1}, ["x"], None])
+async def test_a_hook_that_changes_a_result_in_place_decides_like_the_node(output: Any) -> None:
+    """Whatever the node returned: a route, an error and a next node of a hook count."""
+
+    class Leads:
+        def post_node(self, node, result, state):
+            if node.name == "a":
+                result.output = {"route": "c"}
+
+    class Fails:
+        def post_node(self, node, result, state):
+            result.error = "no" if node.name == "a" else ""
+
+    graph = PromptGraph(nodes=[says("a", output, routes=["c"]), says("b"), says("c")]).always("a", "b")
+    led = await PromptGraphEngine(graph, hooks=[Leads()]).ainvoke("Why?")
+    assert led.report.nodes_visited == ["a", "c"]
+    plain = await PromptGraphEngine(graph).ainvoke("Why?")
+    assert plain.report.nodes_visited == ["a", "b"]
+    failed = await PromptGraphEngine(graph, hooks=[Fails()]).ainvoke("Why?")
+    assert failed.report.errors[0].message == "no"
+
+
+async def test_a_cancelled_node_is_told_to_hooks_that_only_see_the_end() -> None:
+    """As to those that saw its start."""
+    seen: list[str] = []
+
+    class Ends:
+        def post_node(self, node, result, state):
+            seen.append(result.error)
+
+    async def wait(state):
+        await asyncio.sleep(60)
+
+    graph = PromptGraph(nodes=[FunctionNode("a", wait)])
+    task = asyncio.create_task(PromptGraphEngine(graph, hooks=[Ends()]).ainvoke("Why?"))
+    await asyncio.sleep(0)
+    task.cancel()
+    await asyncio.wait([task])
+    assert task.cancelled()
+    assert seen == ["cancelled"]

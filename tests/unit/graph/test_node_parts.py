@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import threading
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import BaseModel
 
+from astromesh.graph import NodeResult
 from astromesh.graph.nodes.guard import Guard, GuardVerdict, as_guards, run_guards
 from astromesh.graph.nodes.system_prompt import PERSPECTIVES, STRATEGIES, Examples, Rules, Text, as_block
 from astromesh.graph.state import GraphState
@@ -222,3 +224,24 @@ def test_a_schema_without_json_form_is_refused():
         output_schema({"type": "nonsense"})
     with pytest.raises(TypeError, match="no JSON form"):
         output_schema(threading.Thread)
+
+
+def test_a_result_is_made_like_every_dataclass() -> None:
+    """By position, by name, by `replace`; what is no field is refused."""
+    made = NodeResult("a", 1, "1", next_node="b")
+    assert (made.node_name, made.output, made.raw_output, made.next_node, made.error) == (
+        "a",
+        1,
+        "1",
+        "b",
+        "",
+    )
+    assert dataclasses.replace(made, output=2) == NodeResult("a", 2, "1", "b")
+    assert NodeResult(output=1) == NodeResult("", 1)
+    assert repr(NodeResult("a")).startswith("NodeResult(node_name='a', output=None, raw_output=None,")
+    with pytest.raises(TypeError, match="routes"):
+        NodeResult("a", routes="b")  # type: ignore[call-arg]
+    with pytest.raises(TypeError):
+        NodeResult("a", 1, "1", raw_output="2")  # type: ignore[misc]
+    with pytest.raises(TypeError):
+        NodeResult(*range(40))

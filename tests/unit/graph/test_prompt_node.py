@@ -521,3 +521,33 @@ def test_a_step_of_a_tool_loop_is_marked():
     """The engine tells steps from answers by this alone."""
     assert NodeResult("p", tool_calls=(call(),), transition_reason="tool_calls_present").wants_tools
     assert not NodeResult("p", tool_calls=(call(),)).wants_tools
+
+
+class Counted:
+    """A type that counts how often its schema is made."""
+
+    made = 0
+
+    @classmethod
+    def __get_pydantic_core_schema__(cls, source, handler):
+        cls.made += 1
+        return handler(str)
+
+
+async def test_function_tools_of_a_node_are_compiled_once():
+    """Reading a function takes half a millisecond: it belongs to the first run, not to each."""
+
+    def look(word: Counted) -> str:
+        return f"saw {word}"
+
+    prompt = PromptNode("p", tools=[look])
+    script: list[Any] = [call("look", '{"word": "x"}'), "done"]
+    model = ScriptedProvider(*script * 4)
+    engine = PromptGraphEngine(PromptGraph(nodes=[prompt]), model)
+    await engine.ainvoke("Why?")
+    first = Counted.made
+    results = [await engine.ainvoke("Why?") for _ in range(3)]
+    assert first
+    assert Counted.made == first
+    assert [r.report.tool_calls for r in results] == [["look"]] * 3
+    assert "saw x" in [m.content for m in results[0].messages]

@@ -17,6 +17,7 @@ from astromesh.graph import (
     GraphState,
     GuardNode,
     NodeFlag,
+    NodeResult,
     ParallelNode,
     PromptGraph,
     PromptGraphEngine,
@@ -249,3 +250,43 @@ def test_the_class_is_checked_and_written_by_name() -> None:
     assert again.to_config() == data
     assert again.schema is not None
     assert again.schema.kind is Model
+
+
+@pytest.mark.parametrize("kind", [Model, Data, Typed])
+async def test_a_field_that_a_node_removed_starts_again(kind: Any) -> None:
+    """Nodes with two arguments reach the context itself."""
+
+    async def remove(state: Any, run: GraphState) -> None:
+        del run.context["count"]
+
+    result = await run(
+        kind, FunctionNode("a", remove), updates("b", lambda s: {"topic": str(value_of(s, "count"))})
+    )
+    assert result.ok, result.error
+    assert value_of(result.state, "topic") == ("0" if kind is Typed else "3")
+
+
+async def test_an_update_in_hooks_and_one_without_are_the_same() -> None:
+    """Without hooks and flags the loop writes it itself."""
+
+    class Sees:
+        def post_node(self, node: Any, result: Any, state: Any) -> None: ...
+
+    async def total(hooks: Any) -> Any:
+        nodes = [
+            updates("a", {"topic": "tea"}),
+            updates("b", Command({"count": 7})),
+            updates("c", NodeResult(output={"log": ["c"]})),
+            updates("d", "a text is no update"),
+        ]
+        graph = PromptGraph("g", nodes=nodes, state=Data).sequential(*"abcd")
+        return (await PromptGraphEngine(graph, hooks=hooks).ainvoke("q")).state
+
+    assert await total([]) == await total([Sees()]) == Data("tea", 7, ["c"])
+
+
+async def test_what_fails_in_an_update_fails_the_node_without_hooks_too() -> None:
+    """The exception is that of the update."""
+    result = await run(Data, updates("a", Command({"topc": "x"})))
+    assert "topc" in result.error
+    assert isinstance(result.report.errors[0].exception, UnknownStateKey)
