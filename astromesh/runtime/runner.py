@@ -122,6 +122,7 @@ class AgentRunner:
         active: The runs of this process that a shutdown waits for.
         durable: The worker of durable runs.
         runs: Every run that callers may ask about.
+        run_links: What stands before the id of a run in its link to the console; empty without a console.
         sessions: The sessions in which a run of this process is active.
         max_running: How many durable runs of a limited agent may be active, over all workers.
         keeps_runs: Whether plain runs are stored when they have ended.
@@ -138,6 +139,7 @@ class AgentRunner:
         self.directory, self.stores, self.clock, self.metrics = directory, stores, clock, metrics
         self.active = ActiveRuns()
         self.keeps_runs = True
+        self.run_links = ""
         self.sessions = Sessions(clock)
         self._leases = SessionLeaseHolder()
         self.max_running: Mapping[str, int] = {}
@@ -151,10 +153,12 @@ class AgentRunner:
         self._idempotent_runs = IdempotentRuns(self.durable, self.runs, clock)
         # what wraps every run; the first is the outermost
         session, slots = within_session(self.sessions, self._leases), within_agent_limit(AgentSlots(clock))
-        self._handle = compose(answer, reported, session, slots, keeping_partial, within_deadline)
+        self._handle = compose(
+            answer, partial(reported, self), session, slots, keeping_partial, within_deadline
+        )
         self._durable_handle = compose(
-            answer, reported, waiting_for_session, session, slots, keeping_partial, within_deadline,
-            under_journal,
+            answer, partial(reported, self), waiting_for_session, session, slots, keeping_partial,
+            within_deadline, under_journal,
         )  # fmt: skip
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -429,7 +433,7 @@ def compose(handler: Handler, *wrappers: Wrapper) -> Handler:
     return handler
 
 
-def reported(handler: Handler) -> Handler:
+def reported(runner: AgentRunner, handler: Handler) -> Handler:
     """Emits the run's first event and exactly one last event, and logs one line.
 
     Errors get the ids of the run that they end.
@@ -451,17 +455,17 @@ def reported(handler: Handler) -> Handler:
             if run.is_suspended:
                 raise
             run.stream.emit("run.cancelled", **_partial_result(agent, run))
-            _log_run(agent, run, "cancelled", "cancelled")
+            _log_run(runner, agent, run, "cancelled", "cancelled")
             raise
         except AstromeshError as error:
             error.run_id, error.trace_id = run.id, run.trace_id
             if isinstance(error, Interrupted) and run.policy is not None:
                 # a durable run that is replaced is cancelled: nobody waits for its error
                 run.stream.emit("run.cancelled", **_partial_result(agent, run))
-                _log_run(agent, run, "cancelled", error.code)
+                _log_run(runner, agent, run, "cancelled", error.code)
                 raise
             _emit_failed(agent, run, error)
-            _log_run(agent, run, "failed", error.code)
+            _log_run(runner, agent, run, "failed", error.code)
             if not error.public:
                 _log_error(agent, run, error)
             else:
@@ -480,7 +484,7 @@ def reported(handler: Handler) -> Handler:
             log.exception("run_crashed", agent=agent.name, run_id=run.id, trace_id=run.trace_id)
             raise failure from error
         run.stream.emit("run.completed", **answer.to_json())
-        _log_run(agent, run, "completed", answer.metadata["stop_reason"])
+        _log_run(runner, agent, run, "completed", answer.metadata["stop_reason"])
         return answer
 
     return run_reported
@@ -644,7 +648,7 @@ def _said(run: Run) -> JsonObject:
     return said
 
 
-def _log_run(agent: Agent, run: Run, status: str, reason: str) -> None:
+def _log_run(runner: AgentRunner, agent: Agent, run: Run, status: str, reason: str) -> None:
     log.info(
         "run",
         status=status,
@@ -656,6 +660,7 @@ def _log_run(agent: Agent, run: Run, status: str, reason: str) -> None:
         duration_ms=run.elapsed_ms(),
         tokens=run.scope.ledger.usage.total_tokens,
         tools=len(run.scope.tools_called),
+        **({"link": runner.run_links + run.id} if runner.run_links else {}),
         **_said(run),
     )
 

@@ -70,7 +70,10 @@ def test_the_printed_lines_ask_the_agent_when_they_are_pasted(
     env = environment(config.parent)
     env["PATH"] = f"{Path(PROGRAM).parent}:{env['PATH']}"
     done = subprocess.run(pasted, shell=True, capture_output=True, text=True, check=True, env=env)
-    assert json.loads(done.stdout)["agent"] == "echo"
+    answered = json.loads(done.stdout)
+    assert answered["agent"] == "echo"
+    assert f"  {server.url}/console/\n" in server.log()
+    assert f"link={server.url}/console/#/runs/{answered['run_id']}" in server.log()
 
 
 def test_with_port_0_it_says_which_one_it_took(config: Path, server_process: ServerFactory) -> None:

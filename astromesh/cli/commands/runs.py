@@ -117,7 +117,7 @@ def show(
 ) -> None:
     """Show one run: its state, its answer or its error, what it waits for."""
     place = Place(folders_of(config, data), url, key, tenant)
-    _print(asyncio.run(_with_runs(place, lambda runs: runs.show(run))), as_json=json)
+    _print(place, asyncio.run(_with_runs(place, lambda runs: runs.show(run))), as_json=json)
 
 
 @app.command()
@@ -133,7 +133,7 @@ def cancel(
     """Cancel a run and all its nested runs, whichever server executes it."""
     place = Place(folders_of(config, data), url, key, tenant)
     act = AuditEntry("run.cancel", run, "done")
-    _print(_audited(place, act, lambda runs: runs.cancel(run)), as_json=json)
+    _print(place, _audited(place, act, lambda runs: runs.cancel(run)), as_json=json)
 
 
 @app.command()
@@ -153,7 +153,7 @@ def resume(
     made = parse_decision(decision, arguments, answer)
     place = Place(folders_of(config, data), url, key, tenant)
     act = AuditEntry("run.decide", run, "done", made.decision)
-    _print(_audited(place, act, lambda runs: runs.resume(run, made)), as_json=json)
+    _print(place, _audited(place, act, lambda runs: runs.resume(run, made)), as_json=json)
 
 
 async def _with_runs(place: Place, call: Callable[[Runs], Awaitable[T]]) -> T:
@@ -199,7 +199,7 @@ def _row(run: JsonObject) -> tuple[str, ...]:
     return run["run_id"], run["agent"], run["session_id"], run["status"], created, str(tokens)
 
 
-def _print(run: JsonObject, *, as_json: bool) -> None:
+def _print(place: Place, run: JsonObject, *, as_json: bool) -> None:
     if as_json:
         print_json(run)
         return
@@ -216,6 +216,8 @@ def _print(run: JsonObject, *, as_json: bool) -> None:
             typer.echo(f"{name + ':':14}{plain(str(value))}")
     for one in run.get("decisions") or ():
         typer.echo(f"{'decided:':14}{plain(_format_decision(one))}")
+    if place.url:
+        typer.echo(f"{'link:':14}{place.url.rstrip('/')}/console/#/runs/{run['run_id']}")
     if result.get("response"):
         typer.echo(f"\n{plain(result['response'])}")
 

@@ -46,6 +46,8 @@ PROGRAM = "astromesh"
 BACKLOG = 2048
 #: names the folder in which the processes of one server add up their metrics
 TALLIES_VARIABLE = "ASTROMESH_TALLIES"
+#: what stands before the id of a run in its link to the console, for worker processes
+LINKS_VARIABLE = "ASTROMESH_RUN_LINKS"
 #: names the agents made in Python, for worker processes
 AGENTS_VARIABLE = "ASTROMESH_AGENTS"
 #: seconds that runs get after SIGTERM, and that their responses get after that
@@ -258,6 +260,7 @@ async def _run(folders: tuple[Path, Path], listener: socket.socket, configuratio
     await runtime.bootstrap(configuration)
 
     def ready() -> None:
+        runtime.runner.run_links = run_links(listener, spec)
         announce(listener, folders, configuration, list(runtime.agents))
         startup.freeze_memory()
 
@@ -292,6 +295,7 @@ def _serve_with_workers(
     announce(listener, folders, configuration, list(configuration.agents))
     with TemporaryDirectory(prefix="astromesh-") as tallies:
         os.environ[TALLIES_VARIABLE] = tallies
+        os.environ[LINKS_VARIABLE] = run_links(listener, configuration.runtime.spec)
         supervisor = _Workers(config, [listener])
         supervisor.run()
     if any(process.exitcode == uvicorn.config.STARTUP_FAILURE for process in supervisor.processes):
@@ -299,6 +303,11 @@ def _serve_with_workers(
 
 
 # -- what it prints ----------------------------------------------------------------------------------------
+
+
+def run_links(listener: socket.socket, spec: RuntimeSpec) -> str:
+    """Returns what stands before the id of a run in its link to the console, empty without a console."""
+    return f"{url_of(listener)}/console/#/runs/" if spec.console.enabled else ""
 
 
 def announce(
@@ -321,6 +330,8 @@ def announce(
         )
         if folders[0].is_dir():  # other commands know only the agents of a folder
             print(f"  {command} chat {agents[0]}{where}")
+        if configuration.runtime.spec.console.enabled:
+            print(f"  {url}/console/")
     else:
         note("No agent can run yet. 'astromesh doctor' says why.", "yellow")
     sys.stdout.flush()
