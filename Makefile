@@ -69,6 +69,7 @@ reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far
 		tests/unit/workflow/test_state_machine_properties.py $(ARGS)
 	$(BIN)/python scripts/kills.py --kills $(KILLS)
 	$(BIN)/python scripts/kills.py --kills 2 --flat-out
+	$(BIN)/python scripts/interrupts.py
 
 architecture: venv ## who may import whom
 	$(PYTEST) tests/test_architecture.py $(ARGS)

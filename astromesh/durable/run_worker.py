@@ -12,10 +12,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any, NamedTuple, Protocol
+
+from msgspec.structs import replace
 
 from astromesh.access.scopes import ANONYMOUS_USER
 from astromesh.durable import failpoints
@@ -40,7 +42,7 @@ from astromesh.durable.leases import (
     expiry_job,
 )
 from astromesh.durable.queue import LocalQueue, QueueCapacity
-from astromesh.durable.serialization import caller_of, ended_request
+from astromesh.durable.serialization import PLACE, caller_of, ended_request
 from astromesh.durable.writer import outages, retry_while_unavailable
 from astromesh.errors import (
     AstromeshError,
@@ -159,11 +161,13 @@ class Admission(NamedTuple):
         policy: against other runs of its session.
         max_queued: maximum number of waiting runs of the agent.
         keeps_token: the run acts with the token of its caller, so it starts in this process.
+        take_place: with `interrupt`, makes the run the newest message; returns the token of its place.
     """
 
     policy: ConcurrencyPolicy
     max_queued: int
     keeps_token: bool = False
+    take_place: Callable[[], Awaitable[int]] | None = None
 
 
 class RunWorker:
@@ -322,7 +326,7 @@ class RunWorker:
         """Returns the run, or the one that it was merged into, or the one that has its key."""
         capacity = self._capacity.setdefault(row.agent, QueueCapacity(self._host.clock))
         count = partial(self.store.queued, row.agent)
-        accept = partial(self.store.accept, row, key, admission.policy)
+        accept = partial(self._store_row, row, admission, key)
         try:
             return await capacity.enter(count, row.agent, admission.max_queued, accept)
         except Overloaded:
@@ -330,6 +334,13 @@ class RunWorker:
             if earlier is None:
                 raise
             return earlier
+
+    async def _store_row(self, row: RunRow, admission: Admission, key: IdempotencyKey | None) -> RunRow:
+        if admission.take_place is not None:
+            if (earlier := await self._earlier(key, row)) is not None:  # a repeated request is no new message
+                return earlier
+            row = replace(row, request={**row.request, PLACE: await admission.take_place()})
+        return await self.store.accept(row, key, admission.policy)
 
     async def _earlier(self, key: IdempotencyKey | None, row: RunRow) -> RunRow | None:
         """Returns the run that already has a key. An unused key is stored without duration."""

@@ -9,6 +9,8 @@ from astromesh.types import CallerContext, JsonObject, MemoryContext, Message, S
 #: number of the format of requests and of the journal; a process does not resume a run with a newer one.
 #: 3: finished nodes of graphs. A run of format 2 goes on: its nodes run again, and its calls are answered.
 SCHEMA = 3
+#: where a stored request has the token of the place that its message took
+PLACE = "place"
 #: the fields of a request that only an active run needs
 _FOR_THE_RUN = frozenset({"images", "history", "preface"})
 

@@ -36,6 +36,7 @@ from astromesh.durable.rows import (
     usage_of,
     value_of,
 )
+from astromesh.durable.serialization import PLACE
 from astromesh.errors import DeadlineExceeded, IdempotencyConflict, Interrupted, LeaseLost, SessionBusy
 from astromesh.storage.queries import Dialect, Row, SqlStore, Transaction, write_in_chunks
 from astromesh.types import Event, JsonObject, Usage
@@ -280,7 +281,7 @@ class SqlRuns(SqlStore):
                 "The session is answering another message; send this one again when it is done."
             )
         for other in others:
-            if policy == "interrupt":
+            if policy == "interrupt" and not _came_later(other, run):
                 await self._cancel(other.run_id, tx)
             elif policy == "merge" and _can_merge(run, other, self._clock.now()):
                 request = text_of(merge_requests(other.request, run.request))
@@ -402,6 +403,12 @@ def _can_merge(run: RunRow, earlier: RunRow, now: float) -> bool:
 def _stored_key(key: IdempotencyKey) -> tuple[str, str, str, str, str]:
     """Returns tenant, owner, route, the SHA-256 hex digits of the key, and the hash of the body."""
     return (*key[:3], sha256(key.key.encode()).hexdigest(), key.body_hash)
+
+
+def _came_later(other: RunRow, run: RunRow) -> bool:
+    """Whether a run took its place after another one whose transaction comes later."""
+    place, others = int(run.request.get(PLACE, 0)), int(other.request.get(PLACE, 0))
+    return 0 < place < others
 
 
 def merge_requests(earlier: JsonObject, request: JsonObject) -> JsonObject:

@@ -16,6 +16,7 @@ from astromesh.durable.base import ConcurrencyPolicy, RunRow
 from astromesh.durable.budgets import Budgets
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.journal import RunJournal
+from astromesh.durable.serialization import PLACE
 from astromesh.errors import Interrupted
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.ledger import RunLedger
@@ -23,6 +24,7 @@ from astromesh.graph.scope import MAX_ANSWER_BYTES, Scope
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import Accounts, ChargedModel
 from astromesh.runtime.content_capture import ContentCapture, redactor_of
+from astromesh.runtime.message_order import AcceptedRun
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.sessions import SessionLock
 from astromesh.telemetry import ids
@@ -194,6 +196,7 @@ class Run:
         lock: The lock of the session, if the store of its turns has leases.
         policy: How a segment of a durable run enters its session, which has admitted the run before. None in
             every other run.
+        accepted: When such a run was accepted.
         suspended: Whether the segment ends and the run does not: nothing more is emitted or stored.
         journal: The record of a durable run, and of every run nested in one.
         replayed_text: What the newest step of a resumed run has said before.
@@ -217,6 +220,7 @@ class Run:
     persisted: bool = False
     lock: SessionLock | None = None
     policy: ConcurrencyPolicy | None = None
+    accepted: AcceptedRun | None = None
     suspended: bool = False
     journal: RunJournal | None = None
     replayed_text: str = ""
@@ -375,7 +379,7 @@ class RunFactory:
         """Returns a durable run as this process begins a segment of it."""
         run = self.new_run(agent, request, caller, trace_id=row.trace_id, run_id=row.run_id)
         run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id, row.owner), row.owner
-        newest = row.segment == 1 and agent.manifest.spec.sessions.concurrency == "interrupt"
-        run.policy = "interrupt" if newest else "enqueue"
+        run.policy = "interrupt" if agent.manifest.spec.sessions.concurrency == "interrupt" else "enqueue"
+        run.accepted = AcceptedRun(row.run_id, row.request.get(PLACE, 0), row.segment > 1)
         run.log.durable = True
         return run

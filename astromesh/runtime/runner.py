@@ -40,6 +40,7 @@ from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState
 from astromesh.runtime.config_loader import agents_with_approval
 from astromesh.runtime.idempotency import IdempotentRuns
+from astromesh.runtime.message_order import become_newest
 from astromesh.runtime.nested_runs import (
     MAX_DEPTH,
     MAX_NESTED_RUNS,
@@ -62,7 +63,6 @@ from astromesh.runtime.sessions import (
     SessionLeaseHolder,
     SessionLock,
     Sessions,
-    become_newest,
     busy_error,
     require_newest,
 )
@@ -368,7 +368,20 @@ class AgentRunner:
             raise busy_error()  # by a run that is not durable; of others the store knows
         caller = caller or CallerContext()
         row = accepted_row(agent, request, caller, (tenant, owner), self.clock.now(), trace_id)
-        return await self.durable.accept(row, caller, admission_of(agent), key)
+        admission = admission_of(agent)
+        if admission.policy != "interrupt":
+            return await self.durable.accept(row, caller, admission, key)
+        session = SessionKey(tenant, agent.name, request.session_id, owner)
+        take_place = partial(self._take_place, agent.memory.leases, session, row.run_id)
+        async with self._leases.arrival_lock(session):
+            return await self.durable.accept(row, caller, admission._replace(take_place=take_place), key)
+
+    async def _take_place(self, store: SessionLeases | None, session: SessionKey, run_id: str) -> int:
+        """Makes an accepted run the newest message of its session; returns the token of its place."""
+        self.sessions.order.arrive(session, run_id)
+        if store is None or not store.shared:
+            return 0
+        return (await become_newest(store, session)).token
 
     async def erase_session(self, agent: Agent, key: SessionKey) -> bool:
         """Ends what runs in a session, in any process, and deletes the session.
@@ -498,22 +511,26 @@ def within_session(sessions: Sessions, leases: SessionLeaseHolder) -> Wrapper:
 
     def wrap(handler: Handler) -> Handler:
         async def run_in_session(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-            spec = agent.manifest.spec.sessions
-            policy = run.policy or spec.concurrency
+            spec, store = agent.manifest.spec.sessions, agent.memory.leases
+            policy, place = run.policy or spec.concurrency, None
+            if policy == "interrupt":
+                place = sessions.order.place(run.key, run.accepted, store)
+                policy = "enqueue" if place is None else policy
             lock = sessions.enter(run.key, policy, spec.queue_timeout_seconds)
-            store = agent.memory.leases
+            lock.place = place
             if store is None:
                 async with lock:
                     return await handler(agent, request, run)
-            if policy == "interrupt" and store.shared:
-                async with leases.arrival_lock(run.key):
-                    lock.newest = await become_newest(store, run.key)
+            if place is not None and store.shared:
+                lock.newest = newest = await leases.lease_place(store, run.key, place)
+                lock.place = place._replace(token=newest.token)
+                run.accepted = run.accepted and run.accepted._replace(token=newest.token)
             try:
                 async with lock:
                     return await run_under_lease(store, lock, agent, request, run)
             finally:
                 if lock.newest is not None:
-                    await leases.release(store, lock.newest)
+                    await leases.keep_place(store, lock.newest)
 
         async def run_under_lease(
             store: SessionLeases, lock: SessionLock, agent: Agent, request: RunRequest, run: Run

@@ -4,8 +4,8 @@ A run locks its session in the process first. Then it takes the session's lease 
 Step 11 shows the lease's token: if another process has taken the session meanwhile, the store writes nothing.
 A store that serves one process alone has no leases, and they cost nothing.
 
-With `interrupt`, a message first becomes the newest of its session, which is a lease as well: it takes that
-from the message before, whatever the latter waits for. A message that loses it is not answered any more.
+With `interrupt`, a message has a place in the order of messages (`runtime.message_order`). If a newer message
+has taken it, the message is not answered any more.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections import deque
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from contextlib import suppress
 from functools import partial
 from random import Random
@@ -23,8 +23,16 @@ from weakref import WeakValueDictionary
 
 from astromesh.durable.base import ConcurrencyPolicy, SessionLease, SessionLeases
 from astromesh.durable.leases import LEASE_SECONDS, REQUEST_SECONDS, PeriodicJob
-from astromesh.errors import AstromeshError, Interrupted, LeaseLost, SessionBusy
+from astromesh.errors import AstromeshError, LeaseLost, SessionBusy
 from astromesh.logs import get_logger
+from astromesh.runtime.message_order import (
+    MessageOrder,
+    Place,
+    become_newest,
+    is_replaced,
+    replaced_error,
+    resume_place,
+)
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import SessionKey
 
@@ -36,9 +44,6 @@ log = get_logger("astromesh.sessions")
 _MAX_WAITING = 1000
 #: seconds between two attempts for a session that another process has: the first pause, the longest
 _FIRST_RETRY_SECONDS, _MAX_RETRY_SECONDS = 0.01, 0.25
-#: the lease of the newest message: the suffix of the agent's name, which contains no blank, and the holder
-_NEWEST_SUFFIX, _NEWEST_HOLDER = " newest", "newest"
-_REPLACED = "A newer message of the session replaced this one."
 #: spreads the attempts; the process's own `random` belongs to the program that embeds the runtime
 _random = Random()  # noqa: S311 (no secret)
 
@@ -120,7 +125,8 @@ class SessionLock:
     Attributes:
         token: The fencing token of the lease; 0 without a lease.
         waiting: The locks that wait for this one, in order; None if none ever did.
-        newest: The lease of the newest message, with the policy `interrupt`.
+        place: When its message came, with the policy `interrupt`. None: it interrupts whatever is there.
+        newest: The lease of its place.
         check_newest: Ends the run if a newer message has taken that lease.
     """
 
@@ -129,6 +135,7 @@ class SessionLock:
     task: asyncio.Task[Any] | None = None
     granted: asyncio.Future[None] | None = None
     waiting: deque[SessionLock] | None = None
+    place: Place | None = None
     newest: SessionLease | None = None
     check_newest: Callable[[], Awaitable[None]] | None = None
     interrupted: bool = False
@@ -176,15 +183,12 @@ class SessionLock:
         del self.sessions.active[self.key]
 
     def interrupt(self) -> None:
-        """Cancels the run, and the messages that wait behind it."""
+        """Cancels the run. A message that waits behind it may be the newest, and stays."""
         if self.task is None:
             self.interrupted = True  # it got the session just now: it leaves as soon as it enters
         elif not (self.interrupted or self.lost):
             self.task.cancel()
             self.interrupted = True
-        for older in self.waiting or ():
-            if older.granted is not None and not older.granted.done():
-                older.granted.set_exception(Interrupted(_REPLACED))
 
     def lose(self) -> None:
         """Ends the run: another process has taken the lease of its session."""
@@ -196,7 +200,12 @@ class SessionLock:
         if self.policy == "reject":
             raise busy_error()
         if self.policy == "interrupt":
+            if self._is_older_than(holder) or any(map(self._is_older_than, holder.waiting or ())):
+                raise replaced_error()
             holder.interrupt()
+            for older in holder.waiting or ():
+                if older.granted is not None and not older.granted.done():
+                    older.granted.set_exception(replaced_error())
         if holder.waiting is None:
             holder.waiting = deque()
         if len(holder.waiting) >= _MAX_WAITING:
@@ -205,10 +214,13 @@ class SessionLock:
         try:
             await self._wait()
             if self.interrupted:
-                raise Interrupted(_REPLACED)
+                raise replaced_error()
         except BaseException:
             self._leave()
             raise
+
+    def _is_older_than(self, other: SessionLock) -> bool:
+        return self.place is not None and other.place is not None and self.place < other.place
 
     async def _wait(self) -> None:
         self.granted = asyncio.get_running_loop().create_future()
@@ -237,10 +249,6 @@ def busy_error() -> SessionBusy:
     return SessionBusy("The session is answering another message; send this one again when it is done.")
 
 
-def replaced_error() -> Interrupted:
-    return Interrupted(_REPLACED)
-
-
 def _raise_interrupted(task: asyncio.Task[Any], error: BaseException | None, lost: bool) -> None:
     """Turns the cancel of this module into Interrupted or LeaseLost. Any other cancel stays one."""
     if task.uncancel() == 0 and isinstance(error, asyncio.CancelledError):
@@ -248,7 +256,7 @@ def _raise_interrupted(task: asyncio.Task[Any], error: BaseException | None, los
             raise LeaseLost(
                 "Another process has taken the session over, and nothing was stored; send this message again."
             ) from error
-        raise Interrupted(_REPLACED) from error
+        raise replaced_error() from error
 
 
 class Sessions:
@@ -257,12 +265,14 @@ class Sessions:
     Attributes:
         active: The lock of each of them.
         merging: The messages that wait to be merged.
+        order: When the messages of `interrupt` have come.
     """
 
     def __init__(self, clock: Clock | None = None) -> None:
         self.clock: Clock = clock or SystemClock()
         self.active: dict[SessionKey, SessionLock] = {}
         self.merging = MergeWindows(self.clock)
+        self.order = MessageOrder()
 
     def enter(
         self,
@@ -304,6 +314,13 @@ class SessionLeaseHolder:
         """Returns the lock under which a message becomes the newest: messages queue in that order."""
         return self._arrival_locks.setdefault(key, asyncio.Lock())
 
+    async def lease_place(self, leases: SessionLeases, key: SessionKey, place: Place) -> SessionLease:
+        """Returns the lease of a place. Raises: Interrupted: a newer message has taken it."""
+        if place.token:
+            return await resume_place(leases, key, place.token)
+        async with self.arrival_lock(key):
+            return await become_newest(leases, key)
+
     def sessions_under(self, leases: SessionLeases) -> set[SessionLock]:
         """Returns the locks whose sessions have these leases, or will when another process comes."""
         locks = self._sessions.get(leases)
@@ -329,7 +346,7 @@ class SessionLeaseHolder:
         requested, pause = False, _FIRST_RETRY_SECONDS
         give_up = asyncio.get_running_loop().time() + timeout
         while not await self.try_once(leases, lock):
-            if lock.newest is not None and await _is_lost(leases, lock.newest):
+            if lock.newest is not None and await is_replaced(leases, lock.newest):
                 raise replaced_error()
             if policy == "reject":
                 raise busy_error()
@@ -358,8 +375,16 @@ class SessionLeaseHolder:
         return got is not None
 
     async def release(self, leases: SessionLeases, held: SessionLease) -> None:
+        await self._leave(leases.release(held), held)
+
+    async def keep_place(self, leases: SessionLeases, place: SessionLease) -> None:
+        """Leaves the place of a message that has ended: an older one that begins later is replaced."""
+        await self._leave(is_replaced(leases, place), place)
+
+    @staticmethod
+    async def _leave(work: Coroutine[Any, Any, object], held: SessionLease) -> None:
         try:
-            await asyncio.shield(leases.release(held))
+            await asyncio.shield(work)
         except AstromeshError as error:  # it expires by itself
             log.warning("lease_not_released", session_id=held.key.session_id, error=str(error))
 
@@ -400,18 +425,8 @@ class SessionLeaseHolder:
         await self._renewal.close()
 
 
-async def become_newest(leases: SessionLeases, key: SessionKey) -> SessionLease:
-    """Makes a message the newest of its session."""
-    place = key._replace(agent=f"{key.agent}{_NEWEST_SUFFIX}")
-    return SessionLease(place, await leases.take(place, _NEWEST_HOLDER, LEASE_SECONDS) or 0)
-
-
 async def require_newest(leases: SessionLeases, lock: SessionLock) -> None:
     """Ends the run of a lock if a newer message has arrived."""
-    if lock.newest is not None and await _is_lost(leases, lock.newest):
+    if lock.newest is not None and await is_replaced(leases, lock.newest):
         lock.interrupt()
         await asyncio.sleep(0)
-
-
-async def _is_lost(leases: SessionLeases, place: SessionLease) -> bool:
-    return (await leases.renew([place], LEASE_SECONDS))[0] is None

@@ -408,6 +408,15 @@ async def test_a_newer_run_ends_the_older_ones_of_its_session(store):
     assert (await store.events("run_2"))[-1].type == "run.cancelled"
 
 
+async def test_the_places_of_messages_decide_which_one_is_the_newer(store):
+    """`interrupt`: the transaction of an older message may come later."""
+    for name, place in (("run_1", 2), ("run_2", 1)):
+        await store.accept(run(name, ordered=True, request={"place": place}), policy="interrupt")
+    assert [(await store.get(f"run_{n}")).status for n in (1, 2)] == ["queued", "queued"]
+    await store.accept(run("run_3", ordered=True, request={"place": 3}), policy="interrupt")
+    assert [(await store.get(f"run_{n}")).status for n in (1, 2, 3)] == ["cancelled", "cancelled", "queued"]
+
+
 async def test_messages_within_a_window_become_one_run(store, clock):
     """`merge`: in the order in which they came, with one id for all, until the window closes."""
     window = {"ordered": True, "wake_at": NOW + 0.5}

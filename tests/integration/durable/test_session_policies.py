@@ -12,7 +12,8 @@ import pytest
 import yaml
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.base import RunRow
+from astromesh.durable.base import IdempotencyKey, RunRow
+from astromesh.durable.leases import REQUEST_SECONDS
 from astromesh.errors import Interrupted, Overloaded, SessionBusy
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
@@ -178,6 +179,50 @@ async def test_an_accepted_run_is_cancelled_whoever_takes_its_place(processes):
         assert (await two.run("a", "new", "s")).response == "re: new"
         ended = await rests(two, old.run_id)
         assert (ended["status"], ended["error"]) == ("cancelled", None)
+
+
+async def test_an_accepted_run_that_begins_after_a_newer_message_is_not_answered(processes):
+    """`interrupt`: a message takes its place when it comes, however long it waits to begin."""
+    model = Stuck()
+    spec = {"sessions": {"concurrency": "interrupt"}, "queue": {"max_running": 1}}
+    async with processes(model, **spec) as (one, two):
+        busy = await accepted(one, "old", "another session")
+        await asyncio.wait_for(model.begun.wait(), PATIENCE)
+        older = await accepted(one, "older, not begun")
+        assert (await two.run("a", "newest", "s")).response == "re: newest"
+        model.go.set()
+        states = [(await rests(two, row.run_id))["status"] for row in (busy, older)]
+        assert states == ["completed", "cancelled"]
+        assert await turns_of(one) == [("user", "newest"), ("assistant", "re: newest")]
+
+
+async def test_an_accepted_run_that_begins_late_is_answered_if_it_is_the_newest(processes):
+    """`interrupt`: its place is its own although the message before has ended meanwhile."""
+    model = Stuck()
+    spec = {"sessions": {"concurrency": "interrupt"}, "queue": {"max_running": 1}}
+    async with processes(model, **spec) as (one, two):
+        await accepted(one, "old", "another session")
+        await asyncio.wait_for(model.begun.wait(), PATIENCE)
+        assert (await two.run("a", "first", "s")).response == "re: first"
+        newest = await accepted(one, "newest")
+        model.go.set()
+        assert (await rests(two, newest.run_id))["status"] == "completed"
+
+
+async def test_a_repeated_request_takes_no_place(processes):
+    """`interrupt`: it is the same message, so that its own run goes on, in either process."""
+    model = Stuck()
+    async with processes(model, sessions={"concurrency": "interrupt"}) as (one, two):
+        key = IdempotencyKey("default", "anonymous", "route", "key", "hash", 2e9)
+        rows = []
+        for runtime in (one, two, one):
+            request = RunRequest("old", "s")
+            rows.append(await runtime.runner.accept(runtime.agent("a"), request, key=key))
+            await asyncio.wait_for(model.begun.wait(), PATIENCE)
+        assert len({row.run_id for row in rows}) == 1
+        await asyncio.sleep(1.5 * REQUEST_SECONDS)  # as long as it takes to hear of a newer message
+        model.go.set()
+        assert (await rests(two, rows[0].run_id))["status"] == "completed"
 
 
 # -- bounds --------------------------------------------------------------------------------------------------

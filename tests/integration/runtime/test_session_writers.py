@@ -58,7 +58,7 @@ class Runs:
         return RunAnswer(f"re: {request.query}", "support", KEY.session_id, "run_1", {})
 
     async def ask(self, agent: Any, query: str) -> RunAnswer:
-        run: Any = SimpleNamespace(key=KEY, owner="ann", policy="")
+        run: Any = SimpleNamespace(key=KEY, owner="ann", policy="", accepted=None)
         return await self.handle(agent, RunRequest(query, KEY.session_id), run)
 
     async def stored(self) -> tuple[Turn, ...]:

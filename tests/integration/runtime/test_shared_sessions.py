@@ -12,7 +12,7 @@ import pytest
 from astromesh.durable.leases import REQUEST_SECONDS
 from astromesh.errors import Interrupted, SessionBusy
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.sessions import become_newest
+from astromesh.runtime.message_order import become_newest
 from astromesh.testing import ScriptedProvider
 from astromesh.types import SessionKey
 from tests.integration.agents_folder import manifest, runtime_of, write
@@ -124,6 +124,34 @@ async def test_of_messages_at_once_in_two_processes_one_is_answered(
         turns = await turns_of(both[0])
     assert sum(isinstance(result, Interrupted) for result in results) == 7
     assert [role for role, _ in turns] == ["user", "assistant"]
+
+
+async def test_a_message_that_waits_behind_a_replaced_one_stays(
+    tmp_path: Path, memory: dict[str, Any]
+) -> None:
+    """`interrupt`: a run that learns of its replacement from the store does not end the newest message."""
+    asked, stored = asyncio.Event(), asyncio.Event()
+
+    async def slow_to_leave(request: Any) -> str:
+        if request.messages[-1].content == "old":
+            asked.set()
+            try:
+                await asyncio.Event().wait()
+            finally:
+                await stored.wait()
+        return "done"
+
+    async with AsyncExitStack() as stack:
+        made = runtimes(tmp_path, memory, 2, slow_to_leave, sessions={"concurrency": "interrupt"})
+        one, _ = [await stack.enter_async_context(r) for r in made]
+        old = asyncio.create_task(one.run("a", "old", "s"))
+        await asyncio.wait_for(asked.wait(), 30)
+        newest = asyncio.create_task(one.run("a", "newest", "s"))
+        await asyncio.sleep(2 * REQUEST_SECONDS)  # as long as it takes to hear of it
+        stored.set()
+        assert (await newest).response == "done"
+        with pytest.raises(Interrupted):
+            await old
 
 
 async def test_the_newest_message_is_answered_although_an_older_one_asks_it_to_leave(
