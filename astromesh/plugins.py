@@ -146,6 +146,7 @@ GROUPS = (
     "authenticators",
     "run_stores",
     "task_stores",
+    "graph_stores",
     "budget_stores",
     "exporters",
     "durable_backends",

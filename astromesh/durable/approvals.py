@@ -11,6 +11,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from hashlib import sha256
 
 from msgspec.structs import replace
 
@@ -31,21 +32,32 @@ _DECISIONS: Mapping[str, Sequence[str]] = {
     "identity": ("approve", "deny"),
 }
 
+
+def question_id(path: str, n: int) -> str:
+    """Returns the id of a question of a run: of the n-th step on a path."""
+    return sha256(f"{path}#{n}".encode()).hexdigest()[:16]
+
+
 _EVENT_KEYS = ("kind", "name", "decision", "by", "decided_at")
 
 
-async def decide(store: RunStore, row: RunRow, decision: JsonObject) -> RunRow:
+async def decide(store: RunStore, row: RunRow, decision: JsonObject, which: str = "") -> RunRow:
     """Stores a decision and returns the queued row. Any process of the database may resume it.
 
     Args:
         decision: `{"decision", "arguments"?, "answer"?, "by", "decided_at"}`.
+        which: id of the question; empty: the oldest one.
 
     Raises:
         NotDurable: the run never waits. NotWaiting: the run does not wait now.
+        ApprovalNotFound: it does not wait for this question.
         InvalidInput: the decision does not fit the question, which stays open.
     """
+    question = open_question(row, which)
     steps = await store.steps(row.run_id)
-    step = pending_step(row, steps)
+    step = next((s for s in steps if (s.path, s.n) == (question["path"], question["n"])), None)
+    if step is None:
+        raise _no_such_question(row)
     check_decision(step.output or {}, decision)
     advanced = await store.advance(row.run_id, row.segment, [decided_step(step, decision, steps)])
     if advanced is None:
@@ -61,24 +73,39 @@ def decided_step(step: JournalStep, decision: JsonObject, steps: Iterable[Journa
     return step._replace(state="done", output=output, ordinal=ordinal, started_at=decision["decided_at"])
 
 
-def pending_step(row: RunRow, steps: Iterable[JournalStep]) -> JournalStep:
-    """The step that a run waits in.
+def open_questions(row: RunRow) -> list[JsonObject]:
+    """Returns what a waiting run asks, the oldest question first."""
+    if row.waiting_for is None:
+        return []
+    first = {key: value for key, value in row.waiting_for.items() if key != "others"}
+    return [first, *row.waiting_for.get("others", ())]
+
+
+def open_question(row: RunRow, which: str = "") -> JsonObject:
+    """Returns a question of a waiting run, the oldest one without an id.
 
     Raises:
         NotDurable: the run never waits. NotWaiting: the run does not wait now.
+        ApprovalNotFound: it does not wait for this question.
     """
     if not row.durable:
         raise NotDurable(f"The run {row.run_id!r} is not durable: it never waits for a person.")
     if row.status != "waiting" or row.waiting_for is None:
         raise NotWaiting(f"The run {row.run_id!r} does not wait for a person; it is {row.status}.")
-    question = row.waiting_for
-    step = next((s for s in steps if (s.path, s.n) == (question["path"], question["n"])), None)
-    if step is None:
-        raise ApprovalNotFound(f"The run {row.run_id!r} has no such question.")
-    return step
+    found = (one for one in open_questions(row) if which in ("", question_id(one["path"], one["n"])))
+    question = next(found, None)
+    if question is None:
+        raise _no_such_question(row)
+    return question
 
 
-def caller_after_decision(row: RunRow, decision: str, by: CallerContext) -> CallerContext | None:
+def _no_such_question(row: RunRow) -> ApprovalNotFound:
+    return ApprovalNotFound(f"The run {row.run_id!r} has no such question.")
+
+
+def caller_after_decision(
+    row: RunRow, question: JsonObject, decision: str, by: CallerContext
+) -> CallerContext | None:
     """Returns the caller that a run continues with, if the person who decides is its own caller with a token.
 
     Otherwise returns None, and the run asks for a token when it needs one. The token of another person is
@@ -88,7 +115,7 @@ def caller_after_decision(row: RunRow, decision: str, by: CallerContext) -> Call
         Forbidden, InvalidInput: the run waits for the token of its caller, and receives another one or none.
     """
     own = (by.tenant_id or "default", by.user_id or ANONYMOUS_USER) == (row.tenant, row.owner)
-    if (row.waiting_for or {}).get("kind") == "identity" and decision != "deny":
+    if question.get("kind") == "identity" and decision != "deny":
         if not own:
             raise Forbidden(
                 f"The run acts in the name of {row.owner!r}: only that caller can send its token."

@@ -246,6 +246,27 @@ class JournalStep(NamedTuple):
     about: JsonObject | None = None
 
 
+class GraphRunRow(Struct, frozen=True):
+    """A run of a graph that a program has started, as it is stored. Times in seconds since the epoch.
+
+    Args:
+        status: `running` while a process executes it, and after that process has died.
+        segment: grows by 1 each time the run is continued; the fencing token of its writes.
+        forked_from, forked_at: the run that it was forked from, and the last step that it has of it.
+        request: messages and context at the start.
+    """
+
+    run_id: str
+    graph: str
+    status: RunStatus
+    segment: int
+    created_at: float
+    finished_at: float = 0.0
+    forked_from: str = ""
+    forked_at: int = 0
+    request: JsonObject = struct_field(default_factory=dict)
+
+
 class RunChange(NamedTuple):
     """The changes of a row in one commit; None leaves a field unchanged."""
 
@@ -341,6 +362,44 @@ class RunTotals(NamedTuple):
     failed: int = 0
     tokens: int = 0
     cost_usd: float = 0.0
+
+
+class GraphStore(Protocol):
+    """Runs of graphs that programs start, their journals, and results of nodes across runs.
+
+    Raises (all of them):
+        StoreUnavailable: the database does not answer now.
+    """
+
+    async def add(self, run: GraphRunRow, steps: Sequence[JournalStep] = ()) -> None:
+        """Stores a new run. Raises: Conflict: there is one of this id."""
+
+    async def get(self, run_id: str) -> GraphRunRow | None: ...
+
+    async def claim(self, run_id: str, steps: Sequence[JournalStep] = ()) -> GraphRunRow | None:
+        """Begins the next segment of a run, with the decisions in `steps`. None: it has ended."""
+
+    async def commit(
+        self, claim: SegmentClaim, *, steps: Sequence[JournalStep] = (), events: Sequence[Event] = (),
+        change: RunChange | None = None, nested: Sequence[RunRow] = (),
+    ) -> None:  # fmt: skip
+        """Writes steps and nothing else. Raises: LeaseLost: the run is in another segment, or not running."""
+
+    async def end(self, claim: SegmentClaim, status: RunStatus, finished_at: float) -> None:
+        """Ends a segment: the run waits, or has ended. Raises: LeaseLost, as `commit`."""
+
+    async def steps(self, run_id: str) -> tuple[JournalStep, ...]:
+        """Returns the steps of a run by their numbers."""
+
+    async def delete(self, run_id: str) -> bool:
+        """Deletes a run with its steps. Returns whether there was one."""
+
+    async def cached(self, key: str) -> str | None:
+        """Returns a stored result of a node, unless its time is over."""
+
+    async def store_cached(self, key: str, value: str, seconds: float) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 class RunStore(Protocol):

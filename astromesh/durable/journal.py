@@ -252,7 +252,7 @@ class StepLog:
         """
         if found is not None and found.state == "done":
             return found.output or {}
-        around = [visit for path, visit in self.functions.items() if place.startswith(f"{path}/")]
+        around = [v for path, v in self.functions.items() if f"{place}/".startswith(f"{path}/")]
         for visit in around:
             visit.wait()
         answer = await self.waiting.decision(step, question, found)
@@ -321,7 +321,7 @@ class StepLog:
 
     def _place_of(self, path: str) -> str | None:
         """Returns the place of the run that has made a step; None if that run is not known."""
-        path = path.removeprefix(_NODE)
+        path = path.removeprefix(NODE_PREFIX)
         places = [place for place in self._redactors if path == place or path.startswith(f"{place}/")]
         place = max(places, key=len, default="")
         return None if _NESTED in path[len(place) :] else place
@@ -392,10 +392,14 @@ class RunJournal:
         place = f"{place}#{self.step_log.number(place)}"
         return place, derived_run_id(self.step_log.run_id, place)
 
+    @property
+    def suspended(self) -> bool:
+        return self.step_log.suspended
+
     # -- nodes ---------------------------------------------------------------------------------------------
 
     async def visit(self, path: str, effect: NodeEffect, frame: str | None = None) -> NodeVisit:
-        step_log, key = self.step_log, f"{_NODE}{self.at(path)}"
+        step_log, key = self.step_log, f"{NODE_PREFIX}{self.at(path)}"
         await step_log.while_active()
         graph = None if frame is None else self.at(frame)
         self._note(path.rpartition("/")[0], kind="node", at=path, frame=frame)
@@ -404,17 +408,17 @@ class RunJournal:
         once = effect not in ("read", "idempotent")
         about = {"graph": graph, "position": position, "once": once}
         visit = NodeVisit(self, path, JournalStep(key, n, "node", "", "intent", about))
+        self.visits[path] = visit  # of a finished one, too: its calls are not those of the node around it
         if found is not None and found.state == "done":
-            visit.record = found.output
+            visit.record, visit.ordinal = found.output, found.ordinal
         else:
-            self.visits[path] = visit
             await visit.begin(found)
         return visit
 
     def repeat(self, scope: Any, call: JsonObject) -> JsonObject | None:
         kind, path = call["kind"], self.at(call["at"])
         if kind == "node":
-            key = f"{_NODE}{path}"
+            key = f"{NODE_PREFIX}{path}"
             n, _ = self.step_log.reach(key, None if call["frame"] is None else self.at(call["frame"]))
             step = self.step_log.find(key, n, "")
             return step.output if step is not None and step.state == "done" else None
@@ -441,7 +445,7 @@ class RunJournal:
         scope.ledger.add(run["spent"])
 
     def check_children(self, path: str) -> None:
-        self.step_log.check_reached(f"{_NODE}{self.at(path)}")
+        self.step_log.check_reached(f"{NODE_PREFIX}{self.at(path)}")
 
     def diverge(self, message: str) -> NoReturn:
         self.step_log.diverge(message)
@@ -781,6 +785,7 @@ class NodeVisit:
 
     def __init__(self, journal: RunJournal, path: str, step: JournalStep) -> None:
         self.record: JsonObject | None = None
+        self.ordinal = 0
         self.refusal: OutcomeUnknown | None = None
         self.calls: list[JsonObject] = []
         self._journal, self._log, self._path, self._step = journal, journal.step_log, path, step
@@ -799,7 +804,7 @@ class NodeVisit:
         if self.refusal is None:
             await self._log.write(self._step)
             failpoints.reach(failpoints.NODE_INTENT)
-        self._log.functions[self._step.path.removeprefix(_NODE)] = self
+        self._log.functions[self._step.path.removeprefix(NODE_PREFIX)] = self
         self._log.waiting.begin()
 
     async def _ask_whether_again(self, asked: int) -> None:
@@ -816,7 +821,9 @@ class NodeVisit:
             self._log.peek(*step[:2]),
         )
         with self._log.waiting.calling():
-            answer = await self._log.decision(step, question, found, self._step.path.removeprefix(_NODE))
+            answer = await self._log.decision(
+                step, question, found, self._step.path.removeprefix(NODE_PREFIX)
+            )
         if answer["decision"] == "approve":
             self._about["asked"] = asked + 1
             return
@@ -852,7 +859,7 @@ class NodeVisit:
     def leave(self) -> None:
         if self._journal.visits.get(self._path) is self:
             del self._journal.visits[self._path]
-        if self._log.functions.pop(self._step.path.removeprefix(_NODE), None) is not None:
+        if self._log.functions.pop(self._step.path.removeprefix(NODE_PREFIX), None) is not None:
             self._log.waiting.end()
 
 
@@ -861,19 +868,19 @@ def _is_below(key: str, path: str) -> bool:
 
     Runs in a stage of a Task itself have an `@` before the path of the stage.
     """
-    return key.removeprefix(_NODE).removeprefix(_GRAPH).removeprefix("@").startswith(f"{path}/")
+    return key.removeprefix(NODE_PREFIX).removeprefix(_GRAPH).removeprefix("@").startswith(f"{path}/")
 
 
 def _name(path: str) -> str:
     """Returns the node of a step as messages show it."""
-    return path.removeprefix(_NODE)
+    return path.removeprefix(NODE_PREFIX)
 
 
 _VALUE: StepKind = "value"
 #: values that are steps of a run, by name
 LISTED_VALUES = frozenset({"input", "memory", "prompt", "output"})
 #: before the path of a node, in the path of its step; the path of calls outside of any node
-_NODE, _MODEL = "node:", "model"
+NODE_PREFIX, _MODEL = "node:", "model"
 #: before the path of a graph that counts its visits
 _GRAPH = "graph:"
 #: in a path, before the place of a nested run

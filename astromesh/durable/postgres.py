@@ -20,6 +20,7 @@ from astromesh.durable.base import (
     RunRow,
     SegmentClaim,
 )
+from astromesh.durable.graph_store import SqlGraphs
 from astromesh.durable.rows import (
     CHANGE_COLUMNS,
     change_values,
@@ -47,6 +48,10 @@ class PostgresTasks(SqlTasks, PostgresStore):
 
 class PostgresBudgets(SqlBudgets, PostgresStore):
     """A BudgetStore in the database of `storage.url`."""
+
+
+class PostgresGraphs(SqlGraphs, PostgresStore):
+    """A GraphStore in a database of PostgreSQL."""
 
 
 class PostgresInbox(SqlInbox, PostgresStore):

@@ -15,13 +15,14 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
 from contextlib import suppress
 from functools import partial
+from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
 from astromesh.access.scopes import ANONYMOUS_USER
 from astromesh.durable import failpoints
-from astromesh.durable.approvals import caller_after_decision, decide
+from astromesh.durable.approvals import caller_after_decision, decide, open_question
 from astromesh.durable.base import (
     ConcurrencyPolicy,
     DurableBackend,
@@ -95,6 +96,8 @@ _POSTPONE_SECONDS = 0.5
 _NEWER_VERSION_SECONDS = 5.0
 #: callers that are stored for runs of which no segment has started here
 _MAX_CALLERS = 10_000
+#: for which a decision waits for a run that works on another one
+_PATIENCE_SECONDS = 10.0
 log = get_logger("astromesh.durable")
 
 
@@ -358,30 +361,48 @@ class RunWorker:
             await self._host.clock.sleep(left)
         await self._send(row)
 
-    async def decide(self, row: RunRow, decision: JsonObject, by: CallerContext) -> RunRow:
+    async def decide(self, row: RunRow, decision: JsonObject, by: CallerContext, which: str = "") -> RunRow:
         """Stores the decision of a person about a run that waits, and continues the run.
 
         Args:
             decision: `{"decision", "arguments"?, "answer"?}`.
             by: the person who decides, which is stored. If it is the caller of the run, the run continues
                 with this token.
+            which: id of the question; empty: the oldest one. A run that is working on the answer to another
+                question is waited for, ten seconds at most.
 
         Raises:
             NotWaiting: the run does not wait, or no longer.
+            ApprovalNotFound: it does not wait for this question.
             Forbidden, InvalidInput: it waits for the token of its caller, and receives another one or none.
             InvalidInput: the decision does not fit the question, which stays open.
         """
-        if row.status != "waiting" or row.waiting_for is None:
-            raise NotWaiting(f"The run {row.run_id!r} does not wait for a person; it is {row.status}.")
         await self.start()
-        caller = caller_after_decision(row, decision["decision"], by)
         signed = {**decision, "by": by.user_id or ANONYMOUS_USER, "decided_at": self._host.clock.now()}
-        advanced = await decide(self.store, row, signed)
+        until = monotonic() + _PATIENCE_SECONDS if which else 0.0
+        while True:
+            row = await self._at_rest(row, until)
+            question = open_question(row, which)
+            caller = caller_after_decision(row, question, decision["decision"], by)
+            try:
+                advanced = await decide(self.store, row, signed, which)
+                break
+            except NotWaiting:  # another question was decided at the same moment
+                if monotonic() >= until:
+                    raise
+                row = await self.store.get(row.run_id) or row
         if caller is not None:
             self._remember(row.run_id, caller)
             self._start_segment(advanced.run_id, advanced.segment)
         await self._send(advanced)
         return advanced
+
+    async def _at_rest(self, row: RunRow, until: float) -> RunRow:
+        """Returns a run when it does not work, or as it is at a time of `monotonic`."""
+        while row.status in ("queued", "running") and monotonic() < until:
+            await asyncio.sleep(0.02)
+            row = await self.store.get(row.run_id) or row
+        return row
 
     def _remember(self, run_id: str, caller: CallerContext) -> None:
         """Stores a caller with its token until a segment of the run starts here."""

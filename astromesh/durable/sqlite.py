@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from astromesh.durable.base import RunRow, SegmentClaim
+from astromesh.durable.graph_store import SqlGraphs
 from astromesh.durable.rows import CHANGE_COLUMNS, change_values, run_of, sqlite_run_values, step_values
 from astromesh.durable.sql_budgets import SqlBudgets
 from astromesh.durable.sql_inbox import SqlInbox
@@ -20,6 +21,10 @@ class SqliteTasks(SqlTasks, SqliteStore):
 
 class SqliteBudgets(SqlBudgets, SqliteStore):
     """A BudgetStore in the runtime's own file."""
+
+
+class SqliteGraphs(SqlGraphs, SqliteStore):
+    """A GraphStore in a file of SQLite."""
 
 
 class SqliteInbox(SqlInbox, SqliteStore):

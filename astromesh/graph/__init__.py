@@ -26,7 +26,9 @@ function with `@node`. During `execute`:
 """
 
 from astromesh.graph import prebuilt
+from astromesh.graph.active_node import emit, interrupt
 from astromesh.graph.base import BaseNode
+from astromesh.graph.checkpoints import Checkpoint, GraphSnapshot
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
@@ -66,8 +68,9 @@ from astromesh.graph.nodes.function import FunctionNode, node
 from astromesh.graph.nodes.guard import Guard, GuardVerdict
 from astromesh.graph.nodes.human import HumanDecision, HumanRequest
 from astromesh.graph.nodes.system_prompt import Examples, FromState, Rules, Text
-from astromesh.graph.records import END, ExecutionReport, GraphResult, Mutation, NodeResult
+from astromesh.graph.records import END, ExecutionReport, GraphResult, Interrupt, Mutation, NodeResult
 from astromesh.graph.state import GraphState
+from astromesh.graph.streams import GraphStream, StreamPart
 from astromesh.graph.transitions import Edge, Fork, Send
 from astromesh.types import Command
 
@@ -76,6 +79,7 @@ __all__ = [
     "AutonomousNode",
     "BaseNode",
     "BudgetHook",
+    "Checkpoint",
     "Child",
     "Command",
     "CritiqueNode",
@@ -88,7 +92,9 @@ __all__ = [
     "FromState",
     "FunctionNode",
     "GraphResult",
+    "GraphSnapshot",
     "GraphState",
+    "GraphStream",
     "Guard",
     "GuardNode",
     "GuardVerdict",
@@ -96,6 +102,7 @@ __all__ = [
     "HumanDecision",
     "HumanNode",
     "HumanRequest",
+    "Interrupt",
     "JustifyNode",
     "LoggingHook",
     "LoopNode",
@@ -116,6 +123,7 @@ __all__ = [
     "RouterNode",
     "Rules",
     "Send",
+    "StreamPart",
     "SubgraphNode",
     "SynthesizeNode",
     "Text",
@@ -124,6 +132,8 @@ __all__ = [
     "ToolNode",
     "TransformNode",
     "ValidateNode",
+    "emit",
+    "interrupt",
     "node",
     "prebuilt",
 ]

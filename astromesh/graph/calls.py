@@ -113,7 +113,7 @@ class _ModelCall(NamedTuple):
             claim, request = await _claim(ledger, model, request)
         else:
             ledger.reserve_model_call()
-        events.emit("model.started", step=step, role=role, tools=len(request.tools))
+        events.emit("model.started", step=step, role=role, tools=len(request.tools), **_place_of(scope))
         started = perf_counter()
         try:
             if events.streaming:

@@ -3,28 +3,52 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from dataclasses import replace
 from os import urandom
-from typing import Any, Generic, TypeAlias
+from typing import Any, Generic, TypeAlias, cast
 
-from astromesh.errors import InvalidGraph, InvalidInput, NodeFailed
-from astromesh.graph.calls import ASSISTANT
+from astromesh.durable.base import JournalStep
+from astromesh.errors import InvalidGraph, InvalidInput
+from astromesh.graph.checkpoints import Checkpoint, GraphSnapshot
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
 from astromesh.graph.node_config import NO_MODEL
+from astromesh.graph.nodes.human import human_handler
 from astromesh.graph.plan import CompileOptions, Plan, compile_graph
 from astromesh.graph.problems import known_roles, unknown_role, unknown_roles
-from astromesh.graph.records import GraphResult, S
+from astromesh.graph.records import GraphResult, Interrupt, S
 from astromesh.graph.run import UNLIMITED_RETRIES, Run, RunSettings
 from astromesh.graph.scope import Scope
 from astromesh.graph.state import MAX_ITERATIONS
+from astromesh.graph.stored_runs import (
+    EngineStore,
+    GraphRuns,
+    Replay,
+    Replayed,
+    request_of,
+    start_of,
+    with_update,
+)
+from astromesh.graph.streams import (
+    Call,
+    GraphStream,
+    Mode,
+    QueueListener,
+    StateListener,
+    checked_modes,
+    execute_stored,
+    listening,
+    run_with_events,
+)
 from astromesh.graph.validation import check_int, check_seconds
 from astromesh.providers.base import ModelPort
+from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock, SystemClock
-from astromesh.telemetry.events import MODEL_DELTA, EventStream
+from astromesh.telemetry.events import EventStream
 from astromesh.tools.base import ToolPort
 from astromesh.tools.toolbox import ToolLike, tool_port
-from astromesh.types import CallerContext, Event, Message, ToolCall, calling_as
+from astromesh.types import CallerContext, Event, JsonObject, Message, ToolCall, calling_as
 
 #: A question, messages (ours or JSON objects of the chat format), or `{"messages": […]}`.
 Input: TypeAlias = str | Sequence[Message | Mapping[str, Any]] | Mapping[str, Any]
@@ -105,9 +129,11 @@ class PromptGraphEngine(Generic[S]):
         clock: The clock of pauses between retries.
         seed: The seed of the jitter of these pauses.
         finalizer_seconds: The timeout of the finalizer of a stopped or cancelled run.
+        store: Keeps runs with their finished nodes and calls: `memory` (as long as the engine),
+            `sqlite:PATH`, or `postgres://…`. Nodes may then wait by `interrupt`.
 
     Raises:
-        ConfigError: Two tools have one name, or an entry is not a tool.
+        ConfigError: Two tools have one name, an entry is not a tool, or `store` names no store.
     """
 
     def __init__(  # noqa: PLR0913 (the keywords of graph.md section 1)
@@ -126,6 +152,7 @@ class PromptGraphEngine(Generic[S]):
         clock: Clock | None = None,
         seed: int | None = None,
         finalizer_seconds: float = 10.0,
+        store: str | None = None,
     ) -> None:
         check_int("The engine", "max_iterations", max_iterations)
         check_int("The engine", "max_node_iterations", max_node_iterations)
@@ -146,6 +173,7 @@ class PromptGraphEngine(Generic[S]):
             seed,
             finalizer_seconds,
         )
+        self._store = None if store is None else EngineStore(store, self._setup.clock)
         self._plan: Plan | None = None
 
     @property
@@ -182,24 +210,33 @@ class PromptGraphEngine(Generic[S]):
         context: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
         caller: CallerContext | None = None,
+        run_id: str = "",
     ) -> GraphResult[S]:
         """Runs the graph once. A failed run returns a result too: see its report.
 
         Args:
             input: A question, messages, or `{"messages": […]}`.
             state: Initial values of a typed state: an instance of its class, or a mapping.
-            context: Initial values of the state's context.
-            config: Values that nodes find in their `config`.
-            caller: Who is calling. Tools see it.
+            context: Initial values of the state's context. With a store, they are JSON.
+            config: Values that nodes find in their `config`. They are not stored.
+            caller: Who is calling. Tools see it. It is not stored.
+            run_id: The name of the run in the store. The default is a new one.
 
         Raises:
             InvalidGraph: The graph cannot run at all.
             InvalidInput: The input or the state has another form.
+            Conflict: The store has a run of this id.
             asyncio.CancelledError: The run was cancelled.
         """
         messages = as_messages(input)
         if state is not None:
             context = {**self._initial_state(state), **(context or {})}
+        if self._store is not None:
+            return await self._run_stored(messages, context or {}, Call(config, caller), run_id)
+        if run_id:
+            raise InvalidInput(
+                "run_id: this engine has no `store`, which would keep the run under this name."
+            )
         if caller is None:
             return await Run(self._setup, self.plan, messages, context, config).execute()
         scope = Scope(caller=caller, clock=self._setup.clock, retries=UNLIMITED_RETRIES)
@@ -246,79 +283,234 @@ class PromptGraphEngine(Generic[S]):
         run.tools = tools or run.tools
         return run
 
+    def astream(  # noqa: PLR0913 (the keywords of `ainvoke`)
+        self,
+        input: Input,
+        mode: Mode | Sequence[Mode] = "updates",
+        *,
+        state: S | Mapping[str, Any] | None = None,
+        context: Mapping[str, Any] | None = None,
+        config: Mapping[str, Any] | None = None,
+        caller: CallerContext | None = None,
+        run_id: str = "",
+    ) -> GraphStream[S]:
+        """Returns a stream of one run, which starts with the first part. See `GraphStream`.
+
+        It is the run of `ainvoke` with a listener. Leaving the stream before its end cancels the run.
+
+        Args:
+            mode: What the parts are, in any combination. `values`: the state after each node. `updates`: what
+                each node has changed in it. `messages`: the text of models as it comes. `custom`: what nodes
+                `emit`.
+            input, state, context, config, caller, run_id: As in `ainvoke`.
+
+        Raises:
+            InvalidInput: There is no such mode. The stream raises what `ainvoke` raises.
+        """
+        modes = checked_modes(mode)
+
+        def start(listener: StateListener) -> Coroutine[Any, Any, GraphResult[S]]:
+            return self._run_heard(input, state, Call(config, caller, listener), context, run_id)
+
+        return GraphStream(modes, start)
+
     async def astream_events(
         self,
         input: Input,
         *,
+        state: S | Mapping[str, Any] | None = None,
         context: Mapping[str, Any] | None = None,
         config: Mapping[str, Any] | None = None,
         caller: CallerContext | None = None,
+        run_id: str = "",
     ) -> AsyncIterator[Event]:
         """Yields the events of one run, in the form of the runtime's. The last event says how the run ended.
 
         It is the run of `ainvoke` with a listener. Closing the iterator cancels the run.
 
         Args:
-            input: A question, messages, or `{"messages": […]}`.
-            context: Initial values of the state's context.
-            config: Values that nodes find in their `config`.
-            caller: Who is calling. Tools see it.
+            input, state, context, config, caller, run_id: As in `ainvoke`.
 
         Raises:
             InvalidGraph: The graph cannot run at all.
             InvalidInput: The input has another form.
         """
-        queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        listener = _QueueListener(queue)
-        events = EventStream(urandom(16).hex(), [listener])
-        scope = Scope(
-            events.run_id, caller=caller, events=events, clock=self._setup.clock, retries=UNLIMITED_RETRIES
+        listener = QueueListener()
+        task = asyncio.create_task(
+            self._run_heard(input, state, Call(config, caller, listener), context, run_id)
         )
-        run = Run(self._setup, self.plan, as_messages(input), context, config, scope)
-        with calling_as(caller):
-            task = asyncio.create_task(_run_with_events(run, events, scope, listener))
-        task.add_done_callback(lambda _: queue.put_nowait(None))
-        try:
-            while (event := await queue.get()) is not None:
+        task.add_done_callback(lambda _: listener.close())
+        async with listening(task):
+            async for event in listener:
                 yield event
-            await task
-        finally:
-            if not task.done():
-                task.cancel()
-                await asyncio.wait([task])
 
+    async def _run_heard(
+        self,
+        input: Input,
+        state: S | Mapping[str, Any] | None,
+        call: Call,
+        context: Mapping[str, Any] | None,
+        run_id: str,
+    ) -> GraphResult[S]:
+        """Runs the graph with a listener."""
+        messages = as_messages(input)
+        if state is not None:
+            context = {**self._initial_state(state), **(context or {})}
+        if self._store is not None:
+            return await self._run_stored(messages, context or {}, call, run_id)
+        assert call.listener is not None
+        events = EventStream(urandom(16).hex(), [call.listener])
+        scope = Scope(
+            events.run_id,
+            caller=call.caller,
+            events=events,
+            clock=self._setup.clock,
+            retries=UNLIMITED_RETRIES,
+        )
+        run = Run(self._setup, self.plan, messages, context, call.config, scope)
+        run.tells_state, run.is_local = call.listener.wants_state, True
+        with calling_as(call.caller):
+            return await run_with_events(run, events, scope, call.listener)
 
-class _QueueListener:
-    """Puts events into a queue, deltas too. `text_parts` holds the newest text of the role `assistant`."""
+    # -- runs in a store -----------------------------------------------------------------------------------
 
-    wants_deltas = True
+    async def resume(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any] | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        caller: CallerContext | None = None,
+    ) -> GraphResult[S]:
+        """Continues a run that waits, or whose process has died. Finished nodes and calls are not repeated.
 
-    def __init__(self, queue: asyncio.Queue[Event | None]) -> None:
-        self._queue = queue
-        self.text_parts: list[str] = []
+        A process that still executes the run stops at its next step.
 
-    def send(self, event: Event) -> None:
-        if event.data.get("role") == ASSISTANT:
-            if event.type == "model.started":
-                self.text_parts.clear()
-            elif event.type == MODEL_DELTA:
-                self.text_parts.append(event.data["content"])
-        self._queue.put_nowait(event)
+        Args:
+            answers: Values by the ids of `result.interrupts`. Some may stay open.
+            config, caller: As in `ainvoke`.
 
+        Raises:
+            RunNotFound, ApprovalNotFound: The store has no such run, or the run has no such question.
+            Conflict: The run has ended.
+            InvalidInput: An answer does not fit its question.
+            NondeterministicGraph, Divergence: The graph was changed, or makes other calls than the record.
+            LeaseLost: Somebody else has continued the run meanwhile.
+        """
+        async with self._stored.opened() as runs:
+            opened = await runs.resume(run_id, answers or {})
+            return await execute_stored(self._new_run, opened, Call(config, caller))
 
-async def _run_with_events(run: Run, events: EventStream, scope: Scope, listener: _QueueListener) -> None:
-    """Executes the run between its first event and its last."""
-    events.emit("run.started")
-    try:
-        result = await run.execute()
-    except asyncio.CancelledError:
-        events.emit("run.cancelled", response=run.result.text if run.result else "")
-        raise
-    report = result.report
-    if report.error and result.output is None:
-        code = NodeFailed.code if report.stop_reason == "failed" else report.stop_reason
-        events.emit("run.failed", code=code, detail=report.error, metadata=report.to_json())
-    else:
-        if result.text and result.text != "".join(listener.text_parts):  # it was held back or rewritten
-            events.emit(MODEL_DELTA, step=scope.next_step(), role=ASSISTANT, content=result.text)
-        events.emit("run.completed", response=result.text, metadata=report.to_json())
+    async def interrupts(self, run_id: str) -> list[Interrupt]:
+        """Returns what a run waits for. Raises: RunNotFound."""
+        async with self._stored.opened() as runs:
+            return await runs.questions(run_id)
+
+    async def history(self, run_id: str) -> list[Checkpoint]:
+        """Returns the finished nodes of a run, in the order in which they ended.
+
+        Raises:
+            RunNotFound: The store has no such run.
+        """
+        async with self._stored.opened() as runs:
+            return await runs.history(run_id)
+
+    async def state_at(self, run_id: str, step: int) -> GraphSnapshot[S]:
+        """Returns the state of a run after a step, for which nothing is called again.
+
+        Args:
+            step: A number of `history`, or 0 for the start. For another step, the newest node before it.
+
+        Raises:
+            RunNotFound: The store has no such run.
+            InvalidInput: The run has no such step, the step is inside a function that had not ended, or the
+                graph was changed.
+        """
+        schema = self.graph.schema
+        async with self._stored.opened() as runs:
+            found, target, _ = await self._look_at(runs, run_id, step)
+        typed = None if schema is None else schema.read(found.context)
+        number, path = (0, "") if target is None else (target.ordinal, (target.output or {})["node"])
+        return GraphSnapshot(run_id, number, path, found.next, cast(S, typed), found.context, found.messages)
+
+    async def fork(
+        self,
+        run_id: str,
+        step: int,
+        update: Mapping[str, Any] | None = None,
+        *,
+        config: Mapping[str, Any] | None = None,
+        caller: CallerContext | None = None,
+        new_id: str = "",
+    ) -> GraphResult[S]:
+        """Starts a new run that has the steps of another one up to a step, and goes on from there.
+
+        Nothing before the step is executed again. The other run does not change.
+
+        Args:
+            step: A number of `history`, or 0 for the start.
+            update: Is written to the state after the step: to fields of a typed state, else to the context.
+                The edges after the step are then decided anew.
+            config, caller: As in `ainvoke`.
+            new_id: The name of the new run. The default is a new one.
+
+        Raises:
+            RunNotFound: The store has no such run.
+            InvalidInput: As `state_at`; or the update does not fit, or its step is not the end of a node.
+        """
+        async with self._stored.opened() as runs:
+            request, edit = None, None
+            if update is not None and not step:
+                request = with_update((await runs.row(run_id)).request, update, self.graph.schema)
+            elif update is not None:
+                found, target, _ = await self._look_at(runs, run_id, step, update)
+                if target is None or target.ordinal != step:
+                    raise InvalidInput(f"Step {step} is not the end of a node, which an update needs.")
+                edit = found.edit
+            new_id = new_id or ids.new_id("run_")
+            opened = await runs.fork(run_id, step, new_id, request=request, edit=edit)
+            return await execute_stored(self._new_run, opened, Call(config, caller))
+
+    async def delete(self, run_id: str) -> bool:
+        """Deletes a run from the store. Returns whether there was one."""
+        async with self._stored.opened() as runs:
+            return await runs.delete(run_id)
+
+    @property
+    def _stored(self) -> EngineStore:
+        if self._store is None:
+            raise InvalidInput("This engine has no `store`: PromptGraphEngine(graph, store='sqlite:PATH').")
+        return self._store
+
+    async def _run_stored(
+        self, messages: Sequence[Message], context: Mapping[str, Any], call: Call, run_id: str
+    ) -> GraphResult[S]:
+        async with self._stored.opened() as runs:
+            request = request_of(messages, context)
+            opened = await runs.begin(self.graph.name, run_id or ids.new_id("run_"), request)
+            return await execute_stored(self._new_run, opened, call)
+
+    def _new_run(self, request: JsonObject, config: Mapping[str, Any] | None, scope: Scope) -> Run:
+        """Returns a run of what a stored run begins with."""
+        messages, context = start_of(request, self.graph.schema)
+        run = Run(self._setup, self.plan, messages, context, config, scope)
+        if run.settings.human_handler is None:
+            run.settings = replace(run.settings, human_handler=human_handler(scope))
+        return run
+
+    async def _look_at(
+        self, runs: GraphRuns, run_id: str, step: int, update: Mapping[str, Any] | None = None
+    ) -> tuple[Replayed, JournalStep | None, JsonObject]:
+        """Returns a run as it was at a step, and the newest node that had finished there."""
+        schema = self.graph.schema
+        request, target, journal = await runs.replay(run_id, step)
+        if target is None:
+            messages, context = start_of(request, schema)
+            return Replayed(context, messages, self.graph.entry, None), None, request
+        scope = Scope(run_id, events=EventStream(run_id), retries=UNLIMITED_RETRIES)
+        scope.journal = journal
+        options = CompileOptions(HookSet(()), self._setup.options.max_node_iterations)
+        run = self._new_run(request, None, scope)
+        run.settings = replace(run.settings, options=options)
+        run.plan = compile_graph(self.graph, options)
+        return await Replay(target, update, schema).run(run, journal), target, request

@@ -9,6 +9,7 @@ A record is JSON:
     edge     the next node and the rule that chose it, or None if the run was stopped
     stop     the reason and the error with which the node stopped the run, or None
     calls    the visits of children, model calls, tool calls, questions and nested runs in it (by the journal)
+    edit     what a fork has written to the state after it
 
 What the engine writes after a node (`output_key`, messages) follows from the result, so the loop writes it
 again. `node_json` says what JSON can carry.
@@ -90,10 +91,17 @@ class NodeRecorder:
 
     Args:
         notes: A dataclass that the nodes of the graph itself change, beside the state. None if there is none.
+        passed: Called after each visit that was taken as done, with its plan (None if it stopped the run),
+            step, result and state. For runs that are replayed.
     """
 
-    def __init__(self, journal: Journal, notes: Any = None) -> None:
-        self._journal, self._notes = journal, notes
+    def __init__(
+        self,
+        journal: Journal,
+        notes: Any = None,
+        passed: Callable[[RecordedVisit, Plan | None, Step, NodeResult, GraphState], None] | None = None,
+    ) -> None:
+        self._journal, self._notes, self._passed = journal, notes, passed
         self._exceptions: dict[bytes, BaseException] = {}
         #: the limits that active visits count against, by path
         self._limits: dict[str, NodeLimits] = {}
@@ -161,6 +169,7 @@ class NodeRecorder:
         self,
         run: RepeatedRun,
         visit: RecordedVisit,
+        step: Step,
         result: NodeResult,
         transition: Transition | None,
         state: GraphState,
@@ -168,6 +177,8 @@ class NodeRecorder:
         """Stores the record of a visit whose transition is chosen, unless it is stored."""
         shared = state.shared
         self._limits.pop(visit.path.partition("#")[0], None)
+        if visit.is_repeated and self._passed is not None:
+            self._passed(visit, None, step, result, state)
         if visit.is_repeated or shared.stop_reason == "nondeterministic_graph":
             return
         if not result.error and shared.stop_reason is None:
@@ -199,8 +210,13 @@ class NodeRecorder:
         self, run: RepeatedRun, visit: RecordedVisit, record: JsonObject, step: Step, state: GraphState
     ) -> NodeResult:
         """Takes a visit as done: its calls are emitted and charged, its writes are repeated."""
-        await self._repeat_calls(run, record["calls"], state.node_history, visit.limits)
+        try:
+            await self._repeat_calls(run, record["calls"], state.node_history, visit.limits)
+        finally:
+            visit.entry.leave()
         own = apply_writes(state, record["writes"], visit.notes)
+        if step.schema is not None:
+            step.schema.restore(state, record["writes"])
         result = self._result(step.name, record["result"], own, step.node.output_schema)
         if record["result"].get("charged"):
             state.ledger.add_usage(result.usage)
@@ -209,13 +225,21 @@ class NodeRecorder:
             state.stop(*record["stop"])
         return result
 
-    def recorded_transition(self, visit: RecordedVisit, plan: Plan, state: GraphState) -> Transition:
-        """Returns the transition of a visit that is taken as done.
+    def recorded_transition(
+        self, visit: RecordedVisit, plan: Plan, step: Step, result: NodeResult, state: GraphState
+    ) -> Transition:
+        """Returns the transition of a visit that is taken as done, after the edit of a fork.
 
         Raises:
             NondeterministicGraph: The graph does not lead there any more. The run is stopped.
         """
         record = visit.entry.record
+        if record and "edit" in record:
+            apply_writes(state, record["edit"])
+            if step.schema is not None:
+                step.schema.restore(state, record["edit"])
+        if self._passed is not None:
+            self._passed(visit, plan, step, result, state)
         target, reason = (record and record["edge"]) or END_TRANSITION
         name = visit.path if plan.graph is None else state.visited[-1]
         if target not in (END, name) and plan.graph is not None and not _may_lead(plan, name, target, reason):

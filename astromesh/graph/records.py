@@ -6,7 +6,7 @@ It also holds the check of results that foreign code made, and canonical JSON.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, is_dataclass
 from datetime import date, datetime, time
 from enum import Enum
@@ -89,7 +89,7 @@ OUTPUT_SUFFIX = "_output"
 
 StopReason = Literal[
     "completed", "failed", "max_iterations", "stuck_node", "budget", "cycle", "critical_error", "cancelled",
-    "human_denied", "human_timeout", "unknown_node", "nondeterministic_graph",
+    "human_denied", "human_timeout", "unknown_node", "nondeterministic_graph", "waiting",
 ]  # fmt: skip
 
 NO_USAGE = Usage()
@@ -353,6 +353,27 @@ class ExecutionReport:
         }
 
 
+class Interrupt(Struct, frozen=True):
+    """A question of a run that waits.
+
+    Args:
+        id: Names it in `engine.resume(run_id, {id: value})`.
+        kind: `interrupt` of a node's own code, the question of a `human` node, an `approval` of a tool call,
+            or a call or node of `unknown_outcome`: the process died in it.
+        node: The name of the node, or of the tool.
+        value: What the node asks, as JSON.
+        question: The text to show to a person.
+        expires_at: Seconds since the epoch. After that the question counts as not answered in time.
+    """
+
+    id: str
+    kind: Literal["interrupt", "human", "approval", "unknown_outcome", "identity"]
+    node: str
+    value: Any = None
+    question: str = ""
+    expires_at: float = 0.0
+
+
 #: The class of the state of a graph.
 S = TypeVar("S", default=Any)
 
@@ -367,6 +388,8 @@ class GraphResult(Generic[S]):
         context: The state's context at the end.
         json_text: The output as the model wrote it, if it is data.
         state: The typed state at the end, an instance of its class. None if the graph has none.
+        run_id: Of a run in a store. Empty for every other run.
+        interrupts: What a run in a store waits for. `engine.resume` answers it.
     """
 
     messages: list[Message]
@@ -375,6 +398,8 @@ class GraphResult(Generic[S]):
     report: ExecutionReport
     json_text: str = ""
     state: S = cast(Any, None)  # noqa: RUF009 (a cast calls nothing)
+    run_id: str = ""
+    interrupts: Sequence[Interrupt] = ()
 
     @property
     def ok(self) -> bool:

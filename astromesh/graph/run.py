@@ -35,6 +35,7 @@ from astromesh.errors import (
     is_failure,
 )
 from astromesh.graph import mutations
+from astromesh.graph.active_node import enter_node, leave_node
 from astromesh.graph.audibility import Audibility
 from astromesh.graph.base import BaseNode
 from astromesh.graph.calls import SelectedTools, call_tool, call_tools
@@ -66,6 +67,7 @@ from astromesh.graph.runner import together
 from astromesh.graph.scope import NO_EVENTS, Scope
 from astromesh.graph.state import (
     NODE_CACHE,
+    RESERVED_KEYS,
     GraphState,
     NodeLimits,
     SharedState,
@@ -141,9 +143,12 @@ class Run:
         skipped: The indexes in `visited` of nodes that did not run. They count for the limit too.
         changed_plans: Plans made by graph actions, by the prefix of their level.
         recorder: Records the finished nodes of a durable run. None in every other run.
+        tells_state: Whether a listener receives the state after each node.
+        is_local: Whether its events stay in the program, so that they may hold any objects.
     """
 
     is_unobserved = True
+    tells_state = is_local = False
     root: Scope | None = None
     random: Random | None = None
     result: GraphResult | None = None
@@ -225,7 +230,8 @@ class Run:
         self.state.repair(self.shared)
         self.shared.stop_reason, self.shared.error = "cancelled", "The run was cancelled."
         self._conclude(_CANCELLED_ENDING, started)
-        if self.plan.finalizer or self.stopped_graphs:
+        journal = self.root.journal if self.root is not None else None
+        if (self.plan.finalizer or self.stopped_graphs) and (journal is None or not journal.suspended):
             await self._finalize_all(_CANCELLED_ENDING)
             self._conclude(_CANCELLED_ENDING, started)
 
@@ -583,6 +589,8 @@ class Run:
 _new_without_init = object.__new__
 #: The usual return types of functions. A value of another type may be awaitable.
 _NEVER_AWAITABLE = frozenset({type(None), str, dict, list, bool, int, float, NodeResult})
+#: The event of the state after a node, for listeners in the program.
+UPDATED_EVENT = "node.updated"
 #: Types of values that are more than an output.
 _SETTLED = (NodeResult, Command)
 HELD_MS = HELD_SECONDS * 1000
@@ -605,6 +613,8 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
     steps, counts, visited, emit, is_graph = plan.steps, run.counts, run.visited, run.emit, plan.is_graph
     shared, limits = run.shared, state.limits or run.limits
     recorder = run.recorder if plan.is_recorded else None
+    is_observed = emit is not None or recorder is not None
+    tells_state, before = run.tells_state, state.context
     visit: RecordedVisit | None = None
     name, stuck = plan.entry, ""
     result: NodeResult | None = None
@@ -638,6 +648,9 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if emit is not None:
             emit("node.started", node=path)
         started = perf_counter()
+        active = enter_node(run, path, name, visits + 1) if is_observed else None
+        if tells_state:
+            before = dict(state.context)
         try:
             if recorder is not None:
                 frame = prefix if is_graph and not plan.is_branch else None
@@ -682,8 +695,10 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                         kind = type(value)
                         is_plain = kind in SCALARS or decides_nothing(value, kind)
         finally:
-            if emit is not None:
-                emit("node.finished", node=path, duration_ms=ms_since(started))
+            if active is not None:
+                leave_node(active)
+                if emit is not None:
+                    emit("node.finished", node=path, duration_ms=ms_since(started))
         output = result.output
         if not is_plain and PLAIN_FIELDS.issuperset(result.__dict__):
             kind = type(output)
@@ -709,13 +724,15 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 write_output(step, state, output, result.raw_output)
             if result.guards_passed or result.guards_failed:
                 record_guards(run, path, result)
+        if tells_state and not (visit is not None and visit.is_repeated):
+            tell_state(run, plan, path, state, before)
         if shared.stop_reason is not None or state.current_node == END:
             if result.error:
                 run.note_error(path, result, again=visit is not None and visit.is_repeated)
             # by a hook that gave no reason
             shared.stop_reason = shared.stop_reason or ("failed" if result.open_error else "completed")
             if recorder is not None and visit is not None:
-                await recorder.finish(run, visit, result, None, state)
+                await recorder.finish(run, visit, step, result, None, state)
             break
         if not is_plain:
             if type(output) is dict and ACTION_KEY in output:
@@ -733,8 +750,11 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 transition = decided_transition(run, step, path, result, state)
             if transition.reason in BRANCHING:
                 result.transition_reason = transition.reason
+                before = dict(state.context)
                 branching = Branching(run, partial(traverse, run), plan, step, state, prefix)
                 transition, result = await branching.run(result, transition.reason)
+                if tells_state:
+                    tell_state(run, plan, path, state, before)
                 if run.stopping:
                     break
         name, reason = transition
@@ -754,6 +774,22 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
     return result, stuck, "stuck_node" if stuck else "completed"
 
 
+def tell_state(run: Run, plan: Plan, path: str, state: GraphState, before: Mapping[str, Any]) -> None:
+    """Emits what a node has changed, and the state after it: copies, whose values are those of the state."""
+    schema, context = plan.schema, state.context
+    names = schema.fields if schema is not None else [key for key in context if key not in RESERVED_KEYS]
+    update = {
+        key: context[key]
+        for key in names
+        if key in context and not (key in before and before[key] is context[key])
+    }
+    values = (
+        {key: context[key] for key in names if key in context} if schema is None else schema.read(context)
+    )
+    if run.emit is not None:
+        run.emit(UPDATED_EVENT, node=path, update=update, values=values)
+
+
 def decided_transition(run: Run, step: Step, path: str, result: NodeResult, state: GraphState) -> Transition:
     """Returns the transition that the seven steps decide on."""
     transition = next_transition(step, result, state)
@@ -771,11 +807,11 @@ async def conclude_visit(
     assert recorder is not None
     if not visit.is_repeated:
         transition = decided_transition(run, step, visit.path, result, state)
-        await recorder.finish(run, visit, result, transition, state)
+        await recorder.finish(run, visit, step, result, transition, state)
         return transition
     if result.error:
         run.note_error(visit.path, result, again=True)
-    return recorder.recorded_transition(visit, plan, state)
+    return recorder.recorded_transition(visit, plan, step, result, state)
 
 
 def discount_skipped(run: Run, state: GraphState, path: str, *, is_graph: bool) -> None:

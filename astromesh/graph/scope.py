@@ -36,17 +36,19 @@ class JournaledNode(Protocol):
 
     Attributes:
         record: What `finish` has stored. None if the visit has not ended yet.
+        ordinal: The number of its step in the run. 0 if the visit has not ended yet.
         refusal: Why the visit may not happen: the process died during it, and a person decided so.
     """
 
     record: JsonObject | None
+    ordinal: int
     refusal: OutcomeUnknown | None
 
     async def finish(self, record: JsonObject) -> None:
         """Stores how the visit ended, and the calls that were made in it. It is not repeated after that."""
 
     def leave(self) -> None:
-        """Ends a visit that was cancelled."""
+        """Ends a visit that was cancelled, or is taken as done."""
 
 
 class Journal(Protocol):
@@ -61,6 +63,10 @@ class Journal(Protocol):
     A call is identified by its place in the run's tree, which is the argument `scope`. Every method raises
     Divergence if the record holds another request at this place.
     """
+
+    @property
+    def suspended(self) -> bool:
+        """Whether this process ends its part of the run, which goes on later: nothing is concluded."""
 
     async def visit(self, path: str, effect: NodeEffect, frame: str | None = None) -> JournaledNode:
         """Begins a visit of a node, or returns how it ended.

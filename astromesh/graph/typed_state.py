@@ -137,6 +137,21 @@ class StateSchema:
             for name, value in items:
                 state.updates.setdefault(name, []).append(value)
 
+    def restore(self, state: GraphState, writes: Mapping[str, Any]) -> None:
+        """Makes values of their types of what a record has written as JSON."""
+        for name in self.fields.keys() & writes.get("context", {}).keys():
+            engine_write(state.context, name, self._restored(name, state.context[name]))
+        for name, values in writes.get("updates", {}).items():
+            if state.updates is not None and values:
+                updates = state.updates[name]
+                updates[-len(values) :] = [self._restored(name, one) for one in updates[-len(values) :]]
+
+    def _restored(self, name: str, value: Any) -> Any:
+        try:
+            return self.fields[name].validate(value) if name in self.fields else value
+        except ValueError:  # the field was changed, or its updates have another type
+            return value
+
     def _changes(self, update: Any, context: Mapping[str, Any]) -> list[tuple[str, Any]]:
         """Returns the fields of an instance that are not as they were, or the items of a mapping."""
         if isinstance(update, Mapping):

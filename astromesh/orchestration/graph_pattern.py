@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Protocol
 
@@ -20,14 +20,14 @@ from astromesh.errors import (
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.node_record import NodeRecorder
-from astromesh.graph.nodes.human import HumanRequest
+from astromesh.graph.nodes.human import human_handler
 from astromesh.graph.records import LIMIT_STOPS, ExecutionReport, GraphResult
 from astromesh.graph.run import Run
 from astromesh.graph.scope import Scope
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.plugins import Deps
 from astromesh.providers.base import ModelPort
-from astromesh.tools.base import HumanQuestion, RunAgent, ToolPort
+from astromesh.tools.base import RunAgent, ToolPort
 from astromesh.types import JsonObject
 
 #: The answer if a limit ends the run before the model has produced text.
@@ -144,23 +144,6 @@ def agents_of(deps: Deps, names: Iterable[str], pattern: str) -> tuple[RunAgent,
     if deps.run_agent is None:
         raise ConfigError(f"The pattern {pattern} needs a runtime that runs its agents.")
     return deps.run_agent, {name: deps.agents.get(name, "") for name in dict.fromkeys(names)}
-
-
-def human_handler(scope: Scope) -> Callable[[HumanRequest], Awaitable[JsonObject]]:
-    """Returns the handler of human nodes in a durable run, which is suspended until a person decides."""
-
-    async def ask(request: HumanRequest) -> JsonObject:
-        journal = scope.journal
-        assert journal is not None
-        question = HumanQuestion("human", request.node, request.value, request.question)
-        if request.seconds is not None:
-            question = question._replace(seconds=request.seconds)
-        decision = await journal.person(scope, request.ticket, question)
-        if decision["decision"] == "expired":
-            raise TimeoutError
-        return decision
-
-    return ask
 
 
 def _answer_text(result: GraphResult, run: Run, message_count: int) -> str:

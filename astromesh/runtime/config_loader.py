@@ -17,8 +17,8 @@ from astromesh.core.prompt_engine import unprovided_names
 from astromesh.core.templates import check_template
 from astromesh.errors import CircularAgentReference, WorkflowNotFound
 from astromesh.graph.base import BaseNode
+from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
-from astromesh.graph.nodes.human import HumanNode
 from astromesh.graph.problems import least_iterations
 from astromesh.graph.serialization import find_problems, references
 from astromesh.plugins import Plugins
@@ -125,13 +125,15 @@ def _needs_approval(agent: AgentManifest) -> bool:
 
 
 def has_human_node(graph: Any) -> bool:
-    """Whether a graph, or nodes as data, contain a human node at any depth."""
+    """Whether a graph, or nodes as data, contain a node that asks people, at any depth."""
     if isinstance(graph, PromptGraph):
         return any(map(has_human_node, graph.nodes.values()))
     if isinstance(graph, BaseNode):
-        return isinstance(graph, HumanNode) or any(map(has_human_node, graph.children()))
+        return graph.has_flag(NodeFlag.REQUIRES_HUMAN) or any(map(has_human_node, graph.children()))
     if isinstance(graph, Mapping):
-        return graph.get("kind") == _HUMAN_KIND or any(map(has_human_node, graph.values()))
+        flags = graph.get("flags")
+        asks = isinstance(flags, list) and NodeFlag.REQUIRES_HUMAN.value in flags
+        return asks or graph.get("kind") == _HUMAN_KIND or any(map(has_human_node, graph.values()))
     return isinstance(graph, list | tuple) and any(map(has_human_node, graph))
 
 

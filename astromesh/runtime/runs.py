@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.approvals import decisions_of
+from astromesh.durable.approvals import decisions_of, open_questions
 from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore, RunTotals
 from astromesh.durable.remote_cancel import RemoteCancel
 from astromesh.durable.run_archive import RunArchive
@@ -56,11 +56,13 @@ class Decision(NamedTuple):
     Args:
         arguments: Arguments of an approved call that replace those of the model.
         answer: The answer to a question.
+        question: The id of the question. None: the oldest one.
     """
 
     decision: Literal["approve", "deny", "answer"]
     arguments: JsonObject | None = None
     answer: object = None
+    question: str | None = None
 
 
 class Runs:
@@ -207,7 +209,7 @@ class Runs:
         """Returns what waits for a person, the oldest first."""
         store = await self._durable.open_if_used()
         rows = await store.waiting(*viewer, limit) if store is not None else ()
-        return [_approval_json(row) for row in rows]
+        return [_approval_json(row, question) for row in rows for question in open_questions(row)]
 
     async def resume(self, run_id: str, viewer: Viewer, by: CallerContext, decision: Decision) -> JsonObject:
         """Stores a decision for a run that waits, and continues the run.
@@ -217,6 +219,7 @@ class Runs:
 
         Raises:
             NotWaiting: it does not wait. NotDurable: it never will.
+            ApprovalNotFound: it does not wait for this question.
             Forbidden, InvalidInput: it waits for the token of its caller, and this is another one, or none.
             InvalidInput: the decision does not fit the question, which stays open.
         """
@@ -224,7 +227,8 @@ class Runs:
         if not run.durable:
             raise NotDurable(f"The run {run_id!r} is not durable: it never waits for a person.")
         values = {key: value for key, value in decision._asdict().items() if value is not None}
-        return await self._stored.detailed(await self._durable.decide(run, values, by))
+        which = values.pop("question", "")
+        return await self._stored.detailed(await self._durable.decide(run, values, by, which))
 
     async def list(self, query: RunQuery) -> tuple[list[JsonObject], Usage]:
         """Returns the newest runs first, and the usage of all that match."""
@@ -406,9 +410,8 @@ def _is_visible(row: RunRow, viewer: Viewer) -> bool:
     return row.tenant == viewer.tenant and viewer.owner in (None, row.owner)
 
 
-def _approval_json(row: RunRow) -> JsonObject:
+def _approval_json(row: RunRow, question: JsonObject) -> JsonObject:
     """Returns a question. `asking_agent`: the agent of the call or node, the run's own or a nested one."""
-    question = row.waiting_for or {}
     asking = question.get("asking_agent") or row.agent
     return {**question, "agent": row.agent, "session_id": row.session_id, "asking_agent": asking}
 

@@ -12,7 +12,7 @@ from functools import partial
 from typing import Any, Protocol
 
 from astromesh.durable import failpoints
-from astromesh.durable.approvals import ApprovalWaits, decision_event, decisions_of
+from astromesh.durable.approvals import ApprovalWaits, decision_event, decisions_of, question_id
 from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.journal import RunJournal, SegmentRecord, StepLog
@@ -216,7 +216,9 @@ class Segment:
         questions = [question for _, question in self.waiting.pending]
         for step, question in self.waiting.pending:
             self.writer.step(step._replace(output={**question, "left": left} if left else question))
-        approval = approval_json(self.row.run_id, questions[0])
+        approval, *others = [approval_json(self.row.run_id, question) for question in questions]
+        if others:
+            approval["others"] = others
         self.run.suspended = False
         self.stream.emit("run.waiting", approval=approval)
         await self.writer.finish(
@@ -267,8 +269,8 @@ def _new_decisions(steps: Sequence[JournalStep], past: Sequence[Event]) -> JsonO
 def approval_json(run_id: str, question: JsonObject) -> JsonObject:
     """Returns what a person sees of a question."""
     keys = ("kind", "name", "arguments", "question", "asked_at", "expires_at", "path", "n")
-    asking = question.get("agent", "")
-    return {"run_id": run_id, **{key: question[key] for key in keys}, "asking_agent": asking}
+    own = {"run_id": run_id, "id": question_id(question["path"], question["n"])}
+    return {**own, **{key: question[key] for key in keys}, "asking_agent": question.get("agent", "")}
 
 
 def under_journal(handler: Handler) -> Handler:

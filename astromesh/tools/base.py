@@ -27,8 +27,8 @@ class HumanQuestion(NamedTuple):
     """A question to a person.
 
     Args:
-        kind: `approval` of a tool call, a call of `unknown_outcome`, a `human` node's question, or the
-            caller's `identity`: its token, which no store keeps.
+        kind: `approval` of a tool call, a call of `unknown_outcome`, a `human` node's question, an
+            `interrupt` in the code of a node, or the caller's `identity`: its token, which no store keeps.
         name: of the tool or node.
         arguments: of the call, or the subject of the decision.
         seconds: until the question expires.
@@ -36,7 +36,7 @@ class HumanQuestion(NamedTuple):
         agent: that asks: of the run, or of a nested run.
     """
 
-    kind: Literal["approval", "unknown_outcome", "human", "identity"]
+    kind: Literal["approval", "unknown_outcome", "human", "interrupt", "identity"]
     name: str
     arguments: Any = None
     question: str = ""

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias, cast
 from astromesh.errors import ConfigError, InvalidToolCall
 from astromesh.tools.arguments import arguments
 from astromesh.tools.base import DeclaredTool, Invoke, Tool, ToolContext, ToolPolicy, ToolPort
-from astromesh.tools.policies import apply_layers, approval, time_limit
+from astromesh.tools.policies import apply_layers, approval, intent, time_limit
 from astromesh.tools.results import failed_result, result_of, unknown_tool
 from astromesh.types import ToolCall, ToolResult, ToolSpec
 
@@ -22,7 +22,7 @@ from astromesh.types import ToolCall, ToolResult, ToolSpec
 ToolLike: TypeAlias = "Tool | Callable[..., Any]"
 
 TIMEOUT = 30.0
-_LAYERS = (arguments, approval(if_tainted=False), time_limit)
+_LAYERS = (arguments, approval(if_tainted=False), intent, time_limit)
 
 
 class ToolBox:

@@ -63,6 +63,7 @@ class DecisionBody(BaseModel):
         None, description="For an approved call, in place of the model's."
     )
     answer: Any = Field(None, description="Required for the decision `answer`.")
+    question: str = Field("", description="Id of the question; empty: the oldest one of the run.")
 
 
 class ApprovalOut(BaseModel):
@@ -72,7 +73,8 @@ class ApprovalOut(BaseModel):
     agent: str
     session_id: str
     asking_agent: str = Field(description="Owner of the call or node: the run's agent, or a nested one.")
-    kind: Literal["approval", "unknown_outcome", "human", "identity"]
+    id: str = Field("", description="Names the question in `POST /v1/runs/{run_id}/resume`.")
+    kind: Literal["approval", "unknown_outcome", "human", "interrupt", "identity"]
     name: str = Field(description="Name of the tool or node.")
     arguments: Any
     asked_at: float
@@ -89,7 +91,7 @@ class TaskApprovalOut(BaseModel):
     id: str = Field(description="Names the question in `POST /v1/tasks/{task_id}/decide`.")
     task: str = Field(description="Path of the descendant that asks; empty: the Task itself.")
     stage: str
-    kind: Literal["approval", "unknown_outcome", "human"]
+    kind: Literal["approval", "unknown_outcome", "human", "interrupt"]
     name: str = Field(description="Name of the tool or node.")
     arguments: Any
     question: str = Field(description="What the person has to do.")
@@ -222,7 +224,7 @@ async def approvals(request: Request, limit: Limit = 100) -> JsonObject:
 async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObject:
     """Continues a run with a decision. The run's record holds who made it."""
     add_detail(request, body.decision)
-    decision = Decision(body.decision, body.arguments, body.answer)
+    decision = Decision(body.decision, body.arguments, body.answer, body.question or None)
     return await runtime_of(request).runs.resume(run_id, viewer_of(request), caller_of(request), decision)
 
 

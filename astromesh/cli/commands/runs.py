@@ -144,13 +144,14 @@ def resume(
     data: Data = DATA_FOLDER,
     arguments: Annotated[str, typer.Option(metavar="JSON", help="With approve: replace the model's.")] = "",
     answer: Annotated[str, typer.Option(metavar="TEXT", help="With answer: its text.")] = "",
+    question: Annotated[str, typer.Option(metavar="ID", help="Of several questions: which.")] = "",
     url: Url = "",
     key: ApiKey = "",
     tenant: Tenant = "default",
     json: Json = False,
 ) -> None:
     """Approve, deny or answer what a run asks a person."""
-    made = parse_decision(decision, arguments, answer)
+    made = parse_decision(decision, arguments, answer)._replace(question=question or None)
     place = Place(folders_of(config, data), url, key, tenant)
     act = AuditEntry("run.decide", run, "done", made.decision)
     _print(place, _audited(place, act, lambda runs: runs.resume(run, made)), as_json=json)
@@ -281,8 +282,9 @@ class _StoreRuns:
 
     async def resume(self, run_id: str, decision: Decision) -> JsonObject:
         record: dict[str, Any] = {k: v for k, v in decision._asdict().items() if v is not None}
+        which = record.pop("question", "")
         record |= {"by": shell_user(), "decided_at": SystemClock().now()}
-        return run_json(await decide(self._store, await self._row(run_id), record))
+        return run_json(await decide(self._store, await self._row(run_id), record, which))
 
     async def _row(self, run_id: str) -> RunRow:
         row = await self._store.get(run_id)

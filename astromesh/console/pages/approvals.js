@@ -12,14 +12,15 @@ const ASKS = {
   approval: "May this call be made?",
   unknown_outcome: "The server stopped during this call. It may have had its effect. Call it again?",
   human: "Your decision",
+  interrupt: "Your answer",
   identity: "The token of the caller has expired. Continue?",
 };
 
-/** What names a question: its run, or its Task and its own id. @param {any} approval */
-const idOf = (approval) => (approval.task_id ? `${approval.task_id}/${approval.id}` : approval.run_id);
+/** What names a question: its run or Task, and its own id. @param {any} approval */
+const idOf = (approval) => [approval.task_id || approval.run_id, approval.id].filter(Boolean).join("/");
 /** Where a decision is sent, and what goes with it. @param {any} approval @returns {[string, any]} */
 const address = (approval) =>
-  approval.task_id ? [`/v1/tasks/${approval.task_id}/decide`, { question: approval.id }] : [`/v1/runs/${approval.run_id}/resume`, {}];
+  [approval.task_id ? `/v1/tasks/${approval.task_id}/decide` : `/v1/runs/${approval.run_id}/resume`, approval.id ? { question: approval.id } : {}];
 
 /** @param {any} approval @param {any} decision */
 function decide(approval, decision) {
@@ -34,7 +35,7 @@ export default function Approvals() {
   const approvals = found.value?.approvals || [];
   const wanted = place.value.query.run;
   useEffect(() => {
-    if (wanted) document.getElementById(`ask-${wanted}`)?.scrollIntoView({ block: "center" });
+    if (wanted) document.querySelector(`[id^="ask-${CSS.escape(wanted)}"]`)?.scrollIntoView({ block: "center" });
   }, [wanted, approvals.length]);
   const marked = approvals.filter((/** @type {any} */ one) => chosen.has(idOf(one)));
   const all = (/** @type {string} */ decision) =>
@@ -88,7 +89,7 @@ export function Decision({ approval, marked, onMark }) {
       return setWrong(`The arguments are not JSON: ${/** @type {Error} */ (error).message}`);
     }
   };
-  const canAnswer = approval.kind === "approval" || approval.kind === "human";
+  const canAnswer = approval.kind === "human" || approval.kind === "interrupt";
   return html`<section class="ask" id=${`ask-${idOf(approval)}`} aria-label=${`Question of ${approval.asking_agent || approval.agent || approval.workflow || "a run"}`}>
     <div class="title-row">
       ${onMark && html`<input type="checkbox" aria-label="Choose this question" checked=${marked} onChange=${onMark} />`}
@@ -100,13 +101,13 @@ export function Decision({ approval, marked, onMark }) {
     ${edited === null
       ? html`<${Json} value=${approval.arguments ?? {}} />`
       : html`<label class="field"><span>Arguments, as JSON</span><textarea class="mono" rows="6" value=${edited} onInput=${(/** @type {any} */ event) => setEdited(event.target.value)}></textarea></label>`}
-    ${approval.kind === "human" && html`<label class="field"><span>Answer</span><textarea rows="2" value=${answer} onInput=${(/** @type {any} */ event) => setAnswer(event.target.value)}></textarea></label>`}
+    ${canAnswer && html`<label class="field"><span>Answer</span><textarea rows="2" value=${answer} onInput=${(/** @type {any} */ event) => setAnswer(event.target.value)}></textarea></label>`}
     ${wrong && html`<div class="refusal" role="alert">${wrong}</div>`}
     <${Refusal} problem=${action.problem} />
     <div class="row">
       <button type="button" class="primary" disabled=${action.busy} onClick=${approve}>Approve</button>
       ${approval.kind === "approval" && edited === null && html`<button type="button" onClick=${() => setEdited(JSON.stringify(approval.arguments ?? {}, null, 2))}>Edit the arguments</button>`}
-      ${canAnswer && approval.kind === "human" && html`<button type="button" disabled=${action.busy || !answer.trim()} onClick=${() => send({ decision: "answer", answer: valueOf(answer) })}>Answer</button>`}
+      ${canAnswer && html`<button type="button" disabled=${action.busy || !answer.trim()} onClick=${() => send({ decision: "answer", answer: valueOf(answer) })}>Answer</button>`}
       <button type="button" disabled=${action.busy} onClick=${() => send({ decision: "deny" })}>Deny</button>
     </div>
   </section>`;

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Unpack
 
@@ -14,6 +14,7 @@ from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.function import declared_input, may_answer
 from astromesh.graph.records import NodeResult, digest
+from astromesh.graph.scope import Scope
 from astromesh.graph.state import (
     AWAITING_HUMAN,
     HUMAN_DECISIONS,
@@ -23,6 +24,8 @@ from astromesh.graph.state import (
     engine_write,
 )
 from astromesh.graph.validation import check_seconds
+from astromesh.tools.base import HumanQuestion
+from astromesh.types import JsonObject
 
 Decision = Literal["approve", "deny", "answer"]
 
@@ -127,6 +130,23 @@ class HumanNode(BaseNode):
     ) -> NodeResult:
         _clear_pending(state)
         return NodeResult(self.name, error=error, stop_reason=reason)
+
+
+def human_handler(scope: Scope) -> Callable[[HumanRequest], Awaitable[JsonObject]]:
+    """Returns the handler of human nodes in a run with a journal. The run waits until a person decides."""
+
+    async def ask(request: HumanRequest) -> JsonObject:
+        journal = scope.journal
+        assert journal is not None
+        question = HumanQuestion("human", request.node, request.value, request.question)
+        if request.seconds is not None:
+            question = question._replace(seconds=request.seconds)
+        decision = await journal.person(scope, request.ticket, question)
+        if decision["decision"] == "expired":
+            raise TimeoutError
+        return decision
+
+    return ask
 
 
 def _stored_decision(decisions: Any, visit: str, ticket: str) -> HumanDecision | None:

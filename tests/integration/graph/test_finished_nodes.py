@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import operator
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -29,6 +30,7 @@ from astromesh.graph import (
     Send,
     SubgraphNode,
     ToolNode,
+    interrupt,
     node,
 )
 from astromesh.graph.base import BaseNode
@@ -123,7 +125,8 @@ class Counted:
     def node(self, name: str, value: Any = None, **keywords: Any) -> FunctionNode:
         async def work(state: GraphState) -> Any:
             self.calls.append(name)
-            return value(state) if callable(value) else value
+            made = value(state) if callable(value) else value
+            return await made if inspect.isawaitable(made) else made
 
         return FunctionNode(name, work, **keywords)
 
@@ -444,3 +447,68 @@ async def test_updates_of_finished_branches_are_reduced_once(tmp_path: Path) -> 
         run = await decided(client, path)
     assert run["result"]["response"] == "s a a2 b end"
     assert sorted(counted.calls) == ["a", "a2", "b", "end", "s"]
+
+
+def asking(counted: Counted, name: str) -> FunctionNode:
+    async def ask(state: GraphState) -> Any:
+        return f"{name}: {await interrupt({'question': f'{name}?'})}"
+
+    return counted.node(name, ask)
+
+
+async def test_interrupts_of_branches_are_listed_and_answered_by_id_in_any_order(tmp_path: Path) -> None:
+    """Each function runs again from its beginning once it is answered; the others still wait."""
+    counted = Counted()
+
+    def made() -> PromptGraph:
+        def join(state: GraphState) -> str:
+            return ", ".join(state.context[f"{name}_output"] for name in "ab")
+
+        graph = PromptGraph("made", nodes=[counted.node("s"), asking(counted, "a"), asking(counted, "b")])
+        graph.add_node(counted.node("end", join)).fork("s", "a", "b")
+        return graph.always("a", "end").always("b", "end")
+
+    async with process(tmp_path, made()) as client:
+        path = await begun(client)
+        listed = (await client.get("/v1/approvals")).json()["approvals"]
+    by_name = {one["name"]: one for one in listed}
+    assert {one["kind"] for one in listed} == {"interrupt"}
+    assert by_name["a"]["arguments"] == {"question": "a?"}
+    assert by_name["b"]["question"] == "b?"
+    async with process(tmp_path, made()) as client:
+        unknown = await client.post(f"{path}/resume", json={"decision": "approve", "question": "nope"})
+        assert (unknown.status_code, unknown.json()["code"]) == (404, "approval_not_found")
+        answer = {"decision": "answer", "answer": {"n": 2}, "question": by_name["b"]["id"]}
+        assert (await decided(client, path, **answer))["status"] == "waiting"
+        [left] = (await client.get("/v1/approvals")).json()["approvals"]
+        assert left["id"] == by_name["a"]["id"]
+        run = await decided(client, path, decision="approve", question=left["id"])
+    assert (run["status"], run["result"]["response"]) == ("completed", "a: True, b: {'n': 2}")
+    assert sorted(counted.calls) == ["a", "a", "a", "b", "b", "end", "s"]
+
+
+async def test_two_people_may_answer_at_the_same_moment(tmp_path: Path) -> None:
+    """The second answer waits until the run has worked on the first one."""
+    counted = Counted()
+    graph = PromptGraph("made", nodes=[counted.node("s"), asking(counted, "a"), asking(counted, "b")])
+    async with process(tmp_path, graph.fork("s", "a", "b")) as client:
+        path = await begun(client)
+        listed = (await client.get("/v1/approvals")).json()["approvals"]
+        done = await asyncio.gather(*(
+            client.post(f"{path}/resume", json={"decision": "deny", "question": one["id"]}) for one in listed
+        ))  # fmt: skip
+        assert [one.status_code for one in done] == [200, 200]
+        assert (await rests(client, path))["status"] == "completed"
+
+
+async def test_a_node_with_the_flag_requires_human_makes_plain_runs_wait(tmp_path: Path) -> None:
+    async def ask(state: GraphState) -> Any:
+        return f"You said {await interrupt('Well?')}."
+
+    graph = chain(FunctionNode("ask", ask, flags={NodeFlag.REQUIRES_HUMAN}))
+    async with process(tmp_path, graph) as client:
+        answer = await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})
+        assert (answer.status_code, answer.json()["status"]) == (202, "waiting")
+        path = f"/v1/runs/{answer.json()['run_id']}"
+        run = await decided(client, path, decision="answer", answer="yes")
+    assert run["result"]["response"] == "You said yes."

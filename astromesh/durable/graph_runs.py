@@ -1,0 +1,306 @@
+"""Runs of graphs that a program starts and keeps in a store: begun, resumed, replayed and forked.
+
+It is the journal of durable runs over a `GraphStore`, without a server: whoever calls the engine executes.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Self
+
+from pydantic import BaseModel
+
+from astromesh.durable.approvals import ApprovalWaits, check_decision, decided_step, question_id
+from astromesh.durable.base import (
+    ENDED_STATUSES,
+    GraphRunRow,
+    GraphStore,
+    JournalStep,
+    RunStatus,
+    SegmentClaim,
+)
+from astromesh.durable.graph_store import MemoryGraphs
+from astromesh.durable.history import (
+    checkpoint_of,
+    edited,
+    finished_nodes,
+    node_at,
+    steps_until,
+)
+from astromesh.durable.journal import RunJournal, StepLog
+from astromesh.durable.postgres import PostgresGraphs
+from astromesh.durable.replay import NoReplays, ReplayJournal
+from astromesh.durable.sqlite import SqliteGraphs
+from astromesh.durable.writer import SegmentWriter
+from astromesh.errors import ApprovalNotFound, Conflict, Divergence, InvalidInput, RunNotFound
+from astromesh.graph.checkpoints import Checkpoint
+from astromesh.graph.records import Interrupt
+from astromesh.plugins import Deps
+from astromesh.storage.queries import NoOptions
+from astromesh.telemetry.clock import Clock
+from astromesh.types import JsonObject
+
+
+class GraphRuns:
+    """The runs of one store.
+
+    Args:
+        store: Its rows and steps.
+    """
+
+    Options: ClassVar[type[BaseModel]] = NoOptions
+
+    def __init__(self, store: GraphStore, clock: Clock) -> None:
+        self.store, self._clock = store, clock
+
+    async def begin(
+        self,
+        graph: str,
+        run_id: str,
+        request: JsonObject,
+        *,
+        forked_from: tuple[str, int] = ("", 0),
+        steps: Sequence[JournalStep] = (),
+    ) -> OpenGraphRun:
+        """Stores a new run, which the caller executes.
+
+        Args:
+            forked_from: The run and step that it continues, with the steps that it has of it.
+
+        Raises:
+            Conflict: There is a run of this id.
+        """
+        row = GraphRunRow(run_id, graph, "running", 1, self._clock.now(), 0.0, *forked_from, request)
+        await self.store.add(row, steps)
+        return OpenGraphRun(self.store, self._clock, row, steps)
+
+    async def resume(self, run_id: str, answers: Mapping[str, Any]) -> OpenGraphRun:
+        """Takes over a run that waits, or whose process has died, with answers by the ids of its questions.
+
+        Raises:
+            RunNotFound, ApprovalNotFound: There is no such run, or no such question.
+            Conflict: The run has ended. InvalidInput: An answer does not fit its question.
+        """
+        row = await self.row(run_id)
+        steps = list(await self.store.steps(run_id))
+        places = {
+            question_id(step.path, step.n): place
+            for place, step in enumerate(steps)
+            if step.kind == "wait" and step.state == "intent"
+        }
+        decisions = []
+        for key, value in answers.items():
+            if key not in places:
+                open_ones = ", ".join(places) or "none"
+                raise ApprovalNotFound(f"The run {run_id!r} has no question {key!r}. Open: {open_ones}.")
+            step = steps[places[key]]
+            decision = {**_decision_of(step.output or {}, value), "by": "", "decided_at": self._clock.now()}
+            steps[places[key]] = decided = decided_step(step, decision, steps)
+            decisions.append(decided)
+        claimed = None if row.status in ENDED_STATUSES else await self.store.claim(run_id, decisions)
+        if claimed is None:
+            raise Conflict(f"The run {run_id!r} has ended: it is {row.status}. `fork` continues from a step.")
+        return OpenGraphRun(self.store, self._clock, claimed, steps)
+
+    async def row(self, run_id: str) -> GraphRunRow:
+        """Raises: RunNotFound: there is no such run."""
+        row = await self.store.get(run_id)
+        if row is None:
+            raise RunNotFound(f"There is no run {run_id!r} in this store.")
+        return row
+
+    async def questions(self, run_id: str) -> list[Interrupt]:
+        """Returns what a run waits for. Raises: RunNotFound."""
+        row = await self.row(run_id)
+        if row.status != "waiting":
+            return []
+        steps = await self.store.steps(run_id)
+        return [
+            interrupt_of(s.output) for s in steps if s.kind == "wait" and s.state == "intent" and s.output
+        ]
+
+    async def history(self, run_id: str) -> list[Checkpoint]:
+        """Returns the finished nodes of a run, in order. Raises: RunNotFound."""
+        await self.row(run_id)
+        return [checkpoint_of(step) for step in finished_nodes(await self.store.steps(run_id))]
+
+    async def replay(self, run_id: str, step: int) -> tuple[JsonObject, JournalStep | None, ReplayJournal]:
+        """Returns the request of a run, its newest node at a step, and a journal that leads there.
+
+        Raises:
+            RunNotFound: There is no such run. InvalidInput: It has no such step.
+        """
+        row = await self.row(run_id)
+        steps = steps_until(await self.store.steps(run_id), step)
+        return row.request, node_at(steps, step), ReplayJournal(run_id, steps)
+
+    async def fork(
+        self,
+        run_id: str,
+        step: int,
+        new_id: str,
+        *,
+        request: JsonObject | None = None,
+        edit: tuple[JsonObject, Sequence[str]] | None = None,
+    ) -> OpenGraphRun:
+        """Stores a new run that has the steps of another one up to a step.
+
+        Args:
+            request: Replaces that of the run.
+            edit: Writes after the step, and the edge that follows.
+
+        Raises:
+            RunNotFound, InvalidInput, Conflict: As above.
+        """
+        row = await self.row(run_id)
+        steps = steps_until(await self.store.steps(run_id), step)
+        if edit is not None:
+            steps = [edited(one, *edit) if one.ordinal == step else one for one in steps]
+        return await self.begin(
+            row.graph, new_id, request or row.request, forked_from=(run_id, step), steps=steps
+        )
+
+    async def delete(self, run_id: str) -> bool:
+        return await self.store.delete(run_id)
+
+    async def cached(self, key: str) -> str | None:
+        return await self.store.cached(key)
+
+    async def store_cached(self, key: str, value: str, seconds: float) -> None:
+        await self.store.store_cached(key, value, seconds)
+
+    async def close(self) -> None:
+        await self.store.close()
+
+
+class OpenGraphRun:
+    """A run that this process executes.
+
+    Args:
+        steps: Those of its record.
+
+    Attributes:
+        is_waiting: It waits for answers, and its task was cancelled for that.
+        is_lost: Somebody else has continued it, and its task was cancelled for that.
+    """
+
+    def __init__(
+        self, store: GraphStore, clock: Clock, row: GraphRunRow, steps: Sequence[JournalStep]
+    ) -> None:
+        self.run_id, self.request = row.run_id, row.request
+        self.is_waiting = self.is_lost = False
+        self._store, self._clock = store, clock
+        self._claim = SegmentClaim(row.run_id, row.segment, "")
+        self._waits = ApprovalWaits(clock, self._pause)
+        self._writer = SegmentWriter(store, self._claim, self._lost, lambda events: None)  # type: ignore[arg-type]
+        self._log = StepLog(row.run_id, row.graph, self._writer, self._waits, steps)
+        self.journal = RunJournal(self._log, "", row.run_id, NoReplays())
+        self._cancel: Callable[[], object] = lambda: None
+
+    @property
+    def failure(self) -> Divergence | None:
+        """How the run differs from its record, if it does."""
+        return self._log.failure
+
+    def start(self, cancel: Callable[[], object]) -> None:
+        """Notes how the execution is ended if the run waits, or is taken over."""
+        self._cancel = cancel
+
+    async def wait(self) -> list[Interrupt]:
+        """Stores the questions, and that the run waits for their answers. Returns them."""
+        questions = [question for _, question in self._waits.pending]
+        for step, question in self._waits.pending:
+            self._log.add(step._replace(output=question))
+        await self._end("waiting")
+        return list(map(interrupt_of, questions))
+
+    async def end(self, status: RunStatus) -> None:
+        """Stores that the run has ended."""
+        await self._end(status)
+
+    async def leave(self) -> None:
+        """Stores what was done. The run may be resumed."""
+        await self._flush()
+        self._close()
+
+    async def _end(self, status: RunStatus) -> None:
+        await self._flush()
+        await self._store.end(self._claim, status, 0.0 if status == "waiting" else self._clock.now())
+        self._close()
+
+    async def _flush(self) -> None:
+        flushed = asyncio.ensure_future(self._writer.flush())
+        while not flushed.done() and not self.is_lost:
+            await asyncio.wait([flushed], timeout=0.05)
+        flushed.cancel()
+
+    def _close(self) -> None:
+        self._writer.close()
+        self._waits.close()
+
+    def _pause(self) -> None:
+        self.is_waiting = self._log.suspended = True
+        self._cancel()
+
+    def _lost(self) -> None:
+        self.is_lost = self._log.suspended = True
+        self._cancel()
+
+
+def interrupt_of(question: JsonObject) -> Interrupt:
+    """Returns a question as callers see it."""
+    return Interrupt(
+        question_id(question["path"], question["n"]),
+        question["kind"],
+        question["name"],
+        question["arguments"],
+        question["question"],
+        question["expires_at"],
+    )
+
+
+def _decision_of(question: JsonObject, value: Any) -> JsonObject:
+    """Returns the answer of a program as a decision: of an interrupt, any value.
+
+    Raises:
+        InvalidInput: The question does not allow it.
+    """
+    if question.get("kind") == "interrupt":
+        return {"decision": "answer", "answer": value}
+    if isinstance(value, Mapping) and value.get("decision") in ("approve", "deny", "answer"):
+        decision = dict(value)
+    elif isinstance(value, bool):
+        decision = {"decision": "approve" if value else "deny"}
+    elif value in ("approve", "deny"):
+        decision = {"decision": value}
+    else:
+        decision = {"decision": "answer", "answer": value}
+    if unknown := decision.keys() - {"decision", "answer", "arguments"}:
+        raise InvalidInput(f"A decision has no {sorted(unknown)[0]!r}.")
+    check_decision(question, decision)
+    return decision
+
+
+class MemoryGraphRuns(GraphRuns):
+    """Runs in the memory of the program."""
+
+    @classmethod
+    async def open(cls, options: BaseModel, deps: Deps) -> Self:
+        return cls(await MemoryGraphs.open(options, deps), deps.clock)
+
+
+class SqliteGraphRuns(GraphRuns):
+    """Runs in a file of SQLite."""
+
+    @classmethod
+    async def open(cls, options: BaseModel, deps: Deps) -> Self:
+        return cls(await SqliteGraphs.open(options, deps), deps.clock)
+
+
+class PostgresGraphRuns(GraphRuns):
+    """Runs in a database of PostgreSQL."""
+
+    @classmethod
+    async def open(cls, options: BaseModel, deps: Deps) -> Self:
+        return cls(await PostgresGraphs.open(options, deps), deps.clock)

@@ -1,0 +1,115 @@
+"""What the code of a node reaches without an argument: `interrupt`, and `emit`.
+
+The loop notes the active node where somebody listens or records, so that a plain run costs nothing for it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar, Token
+from typing import Any, Protocol
+
+from astromesh.errors import NotDurable
+from astromesh.graph.call_record import to_lenient_json
+from astromesh.graph.scope import Scope
+from astromesh.tools.base import HumanQuestion
+
+#: Seconds that an interrupt waits for its answer.
+WAIT_SECONDS = 7 * 86_400.0
+#: The event of what a node emits.
+CUSTOM_EVENT = "node.custom"
+
+
+class ActiveRun(Protocol):
+    """The members of a run that the code of its nodes reaches. `run.Run` has them."""
+
+    emit: Callable[..., None] | None
+    #: Whether its events stay in the program, so that they may hold any objects.
+    is_local: bool
+
+    def scope_at(self, path: str) -> Scope: ...
+
+
+class ActiveNode:
+    """One visit of a node.
+
+    Args:
+        visit: The number of the visit, from 1.
+    """
+
+    __slots__ = ("asked", "loop", "name", "path", "run", "visit")
+
+    def __init__(self, run: ActiveRun, path: str, name: str, visit: int) -> None:
+        self.run, self.path, self.name, self.visit = run, path, name, visit
+        self.asked = 0
+        self.loop = asyncio.get_running_loop()
+
+
+_ACTIVE: ContextVar[ActiveNode | None] = ContextVar("astromesh_active_node", default=None)
+
+
+def enter_node(run: ActiveRun, path: str, name: str, visit: int) -> Token[ActiveNode | None]:
+    """Notes the active node of the current code, until `leave_node`."""
+    return _ACTIVE.set(ActiveNode(run, path, name, visit))
+
+
+def leave_node(token: Token[ActiveNode | None]) -> None:
+    _ACTIVE.reset(token)
+
+
+async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
+    """Asks a person, or a program, from inside a node. Returns the answer.
+
+    The run waits in its store, without a process. With the answer the node runs again from its beginning.
+    Interrupts that have their answer return it at once, in order, and its model and tool calls come from the
+    journal. Everything else that it does before the interrupt happens again.
+
+    Args:
+        value: What is asked. Its `question` is shown as text, if it is a mapping with one.
+        seconds: The time for the answer.
+
+    Returns:
+        The value of the answer. True and False for `approve` and `deny`.
+
+    Raises:
+        NotDurable: The run has no journal: give the engine a `store`, or start a durable run.
+        TimeoutError: There was no answer in time.
+    """
+    active = _ACTIVE.get()
+    journal = None if active is None else active.run.scope_at(active.path).journal
+    if active is None or journal is None:
+        raise NotDurable(
+            "interrupt() needs a run that can wait. Call it in a node, and give the engine a `store`, or "
+            "start the agent with POST /v1/agents/NAME/runs."
+        )
+    ticket = f"{active.path}#{active.visit}:{active.asked}"
+    active.asked += 1
+    text = value.get("question", "") if isinstance(value, Mapping) else ""
+    question = HumanQuestion("interrupt", active.name, value, text if isinstance(text, str) else "", seconds)
+    decision = await journal.person(active.run.scope_at(active.path), ticket, question)
+    if decision["decision"] == "expired":
+        raise TimeoutError(f"{active.name!r} got no answer within {seconds:g} s.")
+    return decision.get("answer") if decision["decision"] == "answer" else decision["decision"] == "approve"
+
+
+def emit(value: Any) -> None:
+    """Sends a value from inside a node to the listeners of the run: as `custom` to `engine.astream`.
+
+    Without a listener it does nothing. Functions that run in a thread may call it, too.
+    """
+    active = _ACTIVE.get()
+    if active is None or active.run.emit is None:
+        return
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:  # of a thread
+        active.loop.call_soon_threadsafe(_emit, active, value)
+    else:
+        _emit(active, value)
+
+
+def _emit(active: ActiveNode, value: Any) -> None:
+    run = active.run
+    if run.emit is not None:
+        run.emit(CUSTOM_EVENT, node=active.path, data=value if run.is_local else to_lenient_json(value))

@@ -1,0 +1,277 @@
+"""Listeners of a run of an engine: its events, and the parts that `engine.astream` makes of them.
+
+There is one stream of events. A mode is an encoder of it:
+
+    mode        event           data of the part
+    values      node.updated    the state after the node: an instance of its class, else the context
+    updates     node.updated    the values that the node has changed, by key
+    messages    model.delta     a piece of text
+    custom      node.custom     what a node has emitted
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager
+from types import TracebackType
+from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, get_args
+
+from astromesh.errors import InvalidInput, LeaseLost, NodeFailed
+from astromesh.graph.active_node import CUSTOM_EVENT
+from astromesh.graph.calls import ASSISTANT
+from astromesh.graph.node_record import NodeRecorder
+from astromesh.graph.records import GraphResult, S
+from astromesh.graph.run import UNLIMITED_RETRIES, UPDATED_EVENT, Run
+from astromesh.graph.scope import Scope
+from astromesh.graph.stored_runs import OpenRun
+from astromesh.telemetry.events import MODEL_DELTA, EventStream
+from astromesh.text import did_you_mean
+from astromesh.types import CallerContext, Event, JsonObject, calling_as
+
+Mode: TypeAlias = Literal["values", "updates", "messages", "custom"]
+MODES: tuple[Mode, ...] = get_args(Mode)
+
+
+class StreamPart(NamedTuple):
+    """A part of a stream: `mode, node, data = part`.
+
+    Args:
+        node: The path of the node: `outer/inner`.
+        data: As the table of this module says.
+    """
+
+    mode: Mode
+    node: str
+    data: Any
+
+
+class StateListener(Protocol):
+    """A listener of a run, which may receive the state after each node, and notes the newest answer."""
+
+    wants_deltas: bool
+    wants_state: bool
+    text_parts: list[str]
+
+    def send(self, event: Event) -> None: ...
+
+
+class Call(NamedTuple):
+    """How one run is called."""
+
+    config: Mapping[str, Any] | None
+    caller: CallerContext | None
+    listener: StateListener | None = None
+
+
+class QueueListener:
+    """Puts events into a queue, deltas too. `text_parts` holds the newest text of the role `assistant`."""
+
+    wants_deltas = True
+    wants_state = False
+
+    def __init__(self) -> None:
+        self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
+        self.text_parts: list[str] = []
+
+    def send(self, event: Event) -> None:
+        if event.data.get("role") == ASSISTANT:
+            if event.type == "model.started":
+                self.text_parts.clear()
+            elif event.type == MODEL_DELTA:
+                self.text_parts.append(event.data["content"])
+        self._queue.put_nowait(event)
+
+    def close(self) -> None:
+        """Ends the iteration behind the events so far."""
+        self._queue.put_nowait(None)
+
+    async def __aiter__(self) -> AsyncIterator[Event]:
+        while (event := await self._queue.get()) is not None:
+            yield event
+
+
+@asynccontextmanager
+async def listening(task: asyncio.Task[Any]) -> AsyncIterator[None]:
+    """Awaits a run at the end of its events. Cancels it if its listener leaves before."""
+    try:
+        yield
+        await task
+    finally:
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+
+
+def checked_modes(mode: Mode | Sequence[Mode]) -> frozenset[Mode]:
+    """Raises: InvalidInput: there is no such mode."""
+    modes: Sequence[Mode] = (mode,) if isinstance(mode, str) else tuple(mode)
+    for one in modes:
+        if one not in MODES:
+            raise InvalidInput(
+                f"There is no stream mode {one!r}. {did_you_mean(str(one), MODES)}".rstrip()
+                + f" Known: {', '.join(MODES)}."
+            )
+    return frozenset(modes)
+
+
+class GraphStream(Generic[S]):
+    """The parts of one run, in order: `async for mode, node, data in engine.astream("Hi")`.
+
+    The run starts with the first part. `async with` cancels it when the block is left before the end.
+
+    Args:
+        modes: Of the parts.
+        start: Runs the graph with a listener.
+    """
+
+    def __init__(
+        self, modes: frozenset[Mode], start: Callable[[StateListener], Coroutine[Any, Any, GraphResult[S]]]
+    ) -> None:
+        self._modes, self._start = modes, start
+        self._listener = QueueListener()
+        self._listener.wants_state = bool(modes & {"values", "updates"})
+        self._listener.wants_deltas = "messages" in modes
+        self._nodes: dict[int, str] = {}
+        self._parts: AsyncIterator[StreamPart] | None = None
+        self._result: GraphResult[S] | None = None
+
+    @property
+    def result(self) -> GraphResult[S]:
+        """The result of the run.
+
+        Raises:
+            InvalidInput: The run has not ended.
+        """
+        if self._result is None:
+            raise InvalidInput("The run has not ended: read the stream to its end first.")
+        return self._result
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> StreamPart:
+        if self._parts is None:
+            self._parts = self._run()
+        return await anext(self._parts)
+
+    async def aclose(self) -> None:
+        """Cancels the run unless it has ended."""
+        if self._parts is not None:
+            await self._parts.aclose()  # type: ignore[attr-defined]  # a generator
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self.aclose()
+
+    async def _run(self) -> AsyncIterator[StreamPart]:
+        task = asyncio.create_task(self._start(self._listener))
+        task.add_done_callback(lambda _: self._listener.close())
+        async with listening(task):
+            async for event in self._listener:
+                for part in self._parts_of(event):
+                    yield part
+        self._result = task.result()
+
+    def _parts_of(self, event: Event) -> Sequence[StreamPart]:
+        data, modes = event.data, self._modes
+        if event.type == UPDATED_EVENT:
+            known: tuple[tuple[Mode, Any], ...] = (("updates", data["update"]), ("values", data["values"]))
+            return [StreamPart(mode, data["node"], value) for mode, value in known if mode in modes]
+        if event.type == "model.started":
+            self._nodes[data["step"]] = data.get("path", "")
+        elif event.type == MODEL_DELTA and "messages" in modes:
+            return [StreamPart("messages", self._nodes.get(data["step"], ""), data["content"])]
+        elif event.type == CUSTOM_EVENT and "custom" in modes:
+            return [StreamPart("custom", data["node"], data["data"])]
+        return ()
+
+
+# -- runs ----------------------------------------------------------------------------------------------------
+
+
+async def run_with_events(
+    run: Run, events: EventStream, scope: Scope, listener: StateListener
+) -> GraphResult[Any]:
+    """Executes a run between its first event and its last."""
+    events.emit("run.started")
+    try:
+        result = await run.execute()
+    except asyncio.CancelledError:
+        events.emit("run.cancelled", response=run.result.text if run.result else "")
+        raise
+    _emit_end(events, scope, listener, result)
+    return result
+
+
+def _emit_end(events: EventStream, scope: Scope, listener: StateListener, result: GraphResult[Any]) -> None:
+    report = result.report
+    if report.error and result.output is None:
+        code = NodeFailed.code if report.stop_reason == "failed" else report.stop_reason
+        events.emit("run.failed", code=code, detail=report.error, metadata=report.to_json())
+    else:
+        if result.text and result.text != "".join(listener.text_parts):  # it was held back or rewritten
+            events.emit(MODEL_DELTA, step=scope.next_step(), role=ASSISTANT, content=result.text)
+        events.emit("run.completed", response=result.text, metadata=report.to_json())
+
+
+async def execute_stored(
+    make: Callable[[JsonObject, Mapping[str, Any] | None, Scope], Run], opened: OpenRun, call: Call
+) -> GraphResult[Any]:
+    """Executes a stored run until it ends or waits.
+
+    Args:
+        make: Makes the run of its request, `config` and scope.
+
+    Raises:
+        Divergence: The run makes other calls than its record, or takes another path.
+        LeaseLost: Somebody else has continued it.
+    """
+    listener = call.listener
+    events = EventStream(opened.run_id, () if listener is None else [listener])
+    scope = Scope(opened.run_id, caller=call.caller, events=events, retries=UNLIMITED_RETRIES)
+    scope.journal = opened.journal
+    run = make(opened.request, call.config, scope)
+    scope.clock = run.settings.clock
+    run.recorder = NodeRecorder(opened.journal)
+    run.tells_state, run.is_local = listener is not None and listener.wants_state, True
+    events.emit("run.started")
+    with calling_as(call.caller):
+        task = asyncio.create_task(run.execute())
+    opened.start(task.cancel)
+    try:
+        result = await task
+    except asyncio.CancelledError:
+        return await _suspended(run, opened, events)
+    if opened.is_lost:
+        raise LeaseLost(f"The run {opened.run_id!r} was continued elsewhere.")
+    if opened.failure is not None:
+        await opened.leave()
+        raise opened.failure
+    await opened.end("completed" if result.ok else "failed")
+    result.run_id = opened.run_id
+    if listener is not None:
+        _emit_end(events, scope, listener, result)
+    return result
+
+
+async def _suspended(run: Run, opened: OpenRun, events: EventStream) -> GraphResult[Any]:
+    """Returns the result of a run that waits. Ends one that was cancelled."""
+    result, task = run.result, asyncio.current_task()
+    if opened.is_lost:
+        raise LeaseLost(f"The run {opened.run_id!r} was continued elsewhere.")
+    if not opened.is_waiting or result is None:
+        await opened.end("cancelled")
+        events.emit("run.cancelled", response=result.text if result else "")
+        raise asyncio.CancelledError
+    result.interrupts = await opened.wait()
+    if task is not None and task.cancelling():
+        raise asyncio.CancelledError
+    result.run_id, result.output = opened.run_id, None
+    result.report.stop_reason, result.report.error = "waiting", ""
+    events.emit("run.waiting", interrupts=[{"id": one.id, "node": one.node} for one in result.interrupts])
+    return result

@@ -1,0 +1,390 @@
+"""Runs that an engine keeps in a store: interrupts, history, states, forks, and dead processes."""
+
+from __future__ import annotations
+
+import asyncio
+import operator
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import pytest
+from pydantic import BaseModel
+
+from astromesh.errors import (
+    ApprovalNotFound,
+    ConfigError,
+    Conflict,
+    InvalidInput,
+    NondeterministicGraph,
+    NotDurable,
+    RunNotFound,
+)
+from astromesh.graph import (
+    Command,
+    FunctionNode,
+    HumanNode,
+    ParallelNode,
+    PromptGraph,
+    PromptGraphEngine,
+    PromptNode,
+    SubgraphNode,
+    interrupt,
+)
+from astromesh.testing import ManualClock, ScriptedProvider
+from astromesh.types import ToolCall
+
+
+class Item(BaseModel):
+    name: str
+
+
+class Order(BaseModel):
+    items: Annotated[list[Item], operator.add] = []
+    log: Annotated[list[str], operator.add] = []
+    total: int = 0
+
+
+@pytest.fixture(params=["memory", "sqlite"])
+def store(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    return "memory" if request.param == "memory" else f"sqlite:{tmp_path / 'runs.db'}"
+
+
+class Counted:
+    """Functions that count their calls."""
+
+    def __init__(self) -> None:
+        self.calls: list[str] = []
+
+    def node(self, name: str, value: Any = None, **keywords: Any) -> FunctionNode:
+        async def work(state: Any) -> Any:
+            self.calls.append(name)
+            made = value(state) if callable(value) else value
+            return await made if hasattr(made, "__await__") else made
+
+        return FunctionNode(name, work, **keywords)
+
+
+def chain(*nodes: Any, state: Any = None) -> PromptGraph[Any]:
+    return PromptGraph("made", nodes=nodes, state=state).sequential(*(one.name for one in nodes))
+
+
+async def ask_twice(state: Any) -> Any:
+    size = await interrupt({"question": "Which size?", "sizes": ["S", "L"]})
+    count = await interrupt("How many?")
+    return {"log": [f"{count} of {size}"]}
+
+
+async def test_a_node_waits_for_answers_and_runs_again_from_its_beginning(store: str) -> None:
+    """What it has called comes from the journal; answers return in order; typed values keep their types."""
+    counted = Counted()
+    model = ScriptedProvider("A nice text.")
+    write = PromptNode("write", instructions="Write.")
+    graph = chain(counted.node("first", {"items": [{"name": "tea"}]}), counted.node("ask", ask_twice),
+                  counted.node("last", lambda s: {"log": [s.items[0].name]}), write, state=Order)  # fmt: skip
+    engine = PromptGraphEngine(graph, model, store=store)
+    result = await engine.ainvoke("Order", state={"log": ["begun"]}, run_id="order-1")
+    assert (result.report.stop_reason, result.ok, result.run_id) == ("waiting", False, "order-1")
+    (one,) = result.interrupts
+    assert (one.kind, one.node, one.question) == ("interrupt", "ask", "Which size?")
+    assert one.value == {"question": "Which size?", "sizes": ["S", "L"]}
+    assert await engine.interrupts("order-1") == [one]
+    result = await engine.resume("order-1", {one.id: "L"})
+    (two,) = result.interrupts
+    assert two.value == "How many?"
+    result = await engine.resume("order-1", {two.id: 3})
+    assert result.ok, result.error
+    assert counted.calls == ["first", "ask", "ask", "ask", "last"]
+    assert result.state == Order(items=[Item(name="tea")], log=["begun", "3 of L", "tea"])
+    assert result.output == "A nice text."
+    assert await engine.interrupts("order-1") == []
+    with pytest.raises(Conflict, match="has ended: it is completed"):
+        await engine.resume("order-1")
+
+
+async def test_calls_before_an_interrupt_are_not_repeated(store: str) -> None:
+    """A model call and a tool call of the node that asks: both come from the journal."""
+    bought: list[str] = []
+
+    def buy(item: str) -> str:
+        """Buys an item.
+
+        Args:
+            item: its name
+        """
+        bought.append(item)
+        return "bought"
+
+    shop = PromptNode("shop", tools=[buy])
+
+    async def shop_and_ask(state: Any, config: Any) -> Any:
+        text = (await config.run(shop, state)).output
+        return f"{text} {await interrupt('Wrap it?')}"
+
+    model = ScriptedProvider(ToolCall("1", "buy", '{"item": "tea"}'), "I have tea.")
+    engine = PromptGraphEngine(chain(FunctionNode("ask", shop_and_ask)), model, store=store)
+    result = await engine.ainvoke("Tea")
+    result = await engine.resume(result.run_id, {result.interrupts[0].id: "yes"})
+    assert (result.output, bought, len(model.requests)) == ("I have tea. yes", ["tea"], 2)
+
+
+async def test_several_interrupts_are_open_at_once_and_answered_in_any_order(store: str) -> None:
+    """Of branches that run at once, and of a human node; an answered branch goes on while the others wait."""
+    counted = Counted()
+
+    def asking(name: str) -> FunctionNode:
+        async def ask(state: Any) -> Any:
+            return {"log": [f"{name}: {await interrupt(name)}"]}
+
+        return counted.node(name, ask)
+
+    graph = PromptGraph("made", state=Order, nodes=[counted.node("s"), asking("a"), asking("b")])
+    graph.add_node(HumanNode("h")).add_node(counted.node("end"))
+    graph.fork("s", "a", "b", "h").always("a", "end").always("b", "end").always("h", "end")
+    engine = PromptGraphEngine(graph, store=store)
+    result = await engine.ainvoke("q")
+    by_node = {one.node: one for one in result.interrupts}
+    assert {name: one.kind for name, one in by_node.items()} == {
+        "a": "interrupt", "b": "interrupt", "h": "human",
+    }  # fmt: skip
+    result = await engine.resume(result.run_id, {by_node["b"].id: 2})
+    assert {one.node for one in result.interrupts} == {"a", "h"}
+    result = await engine.resume(result.run_id, {by_node["a"].id: 1, by_node["h"].id: True})
+    assert result.ok, result.error
+    assert result.state.log == ["a: 1", "b: 2"]
+    assert counted.calls.count("s") == counted.calls.count("end") == 1
+
+
+async def test_an_unanswered_interrupt_expires(store: str) -> None:
+    clock = ManualClock(1_700_000_000.0)
+
+    async def ask(state: Any) -> Any:
+        try:
+            return await interrupt("Now?", seconds=60)
+        except TimeoutError:
+            return "too late"
+
+    engine = PromptGraphEngine(chain(FunctionNode("ask", ask)), store=store, clock=clock)
+    result = await engine.ainvoke("q")
+    assert result.interrupts[0].expires_at == 1_700_000_060.0
+    clock.advance(61)
+    assert (await engine.resume(result.run_id)).output == "too late"
+
+
+async def test_what_does_not_fit_is_refused_and_the_run_still_waits(store: str) -> None:
+    engine = PromptGraphEngine(chain(FunctionNode("ask", ask_twice), state=Order), store=store)
+    result = await engine.ainvoke("q", run_id="r")
+    with pytest.raises(ApprovalNotFound, match="has no question 'nope'"):
+        await engine.resume("r", {"nope": 1})
+    with pytest.raises(RunNotFound):
+        await engine.resume("other")
+    with pytest.raises(Conflict, match="already a run 'r'"):
+        await engine.ainvoke("q", run_id="r")
+    with pytest.raises(InvalidInput, match="no step 99"):
+        await engine.state_at("r", 99)
+    assert await engine.interrupts("r") == result.interrupts
+    assert await engine.delete("r")
+    assert not await engine.delete("r")
+    with pytest.raises(RunNotFound):
+        await engine.history("r")
+
+
+async def test_a_finalizer_does_not_run_while_a_run_waits(store: str) -> None:
+    counted = Counted()
+    graph = chain(FunctionNode("ask", ask_twice), counted.node("final"), state=Order)
+    graph.remove_edge("ask", "final").set_finalizer("final")
+    result = await PromptGraphEngine(graph, store=store).ainvoke("q")
+    assert (result.report.stop_reason, counted.calls) == ("waiting", [])
+
+
+async def test_history_has_every_finished_node_and_states_come_without_calls(store: str) -> None:
+    """Nested nodes and branches, too; a step that is no node has the state of the newest one before it."""
+    counted = Counted()
+    both = ParallelNode("both", [counted.node("x", {"log": ["x"]}), counted.node("y", {"total": 2})])
+    inner = PromptGraph("inner", nodes=[counted.node("deep", "deep")])
+    graph = chain(
+        counted.node("a", {"log": ["a"]}), both, SubgraphNode("sub", inner), PromptNode("say"), state=Order
+    )
+    model = ScriptedProvider("Hello.")
+    engine = PromptGraphEngine(graph, model, store=store)
+    result = await engine.ainvoke("q", run_id="r")
+    assert result.ok, result.error
+    calls = list(counted.calls)
+    history = await engine.history("r")
+    assert [one.path for one in history] == ["a", "both/x", "both/y", "both", "sub/deep", "sub", "say"]
+    assert [one.next for one in history if one.path in ("a", "both", "say")] == ["both", "sub", "__end__"]
+    by_path = {one.path: one.step for one in history}
+    assert (await engine.state_at("r", 0)).state == Order()
+    assert (await engine.state_at("r", 0)).next == "a"
+    assert (await engine.state_at("r", by_path["a"])).state == Order(log=["a"])
+    assert (await engine.state_at("r", by_path["both/y"])).state.total == 2
+    assert (await engine.state_at("r", by_path["both"])).state == Order(log=["a", "x"], total=2)
+    assert (await engine.state_at("r", by_path["sub/deep"])).context["deep_output"] == "deep"
+    last = await engine.state_at("r", by_path["say"])
+    assert (last.messages[-1].content, last.next, last.path) == ("Hello.", "__end__", "say")
+    said = by_path["say"] - 1  # the model call
+    assert (await engine.state_at("r", said)).path == "sub"
+    assert (counted.calls, len(model.requests)) == (calls, 1)
+
+
+async def test_a_fork_repeats_nothing_before_its_step_and_goes_on_with_an_update(store: str) -> None:
+    """The edges after the step are decided anew, with the update; the other run stays as it was."""
+    counted = Counted()
+
+    def route(state: Order) -> Command:
+        return Command({"log": ["big" if state.total > 5 else "small"]})
+
+    graph = PromptGraph("made", state=Order)
+    for one in (counted.node("a", {"total": 1}), counted.node("b", {"log": ["b"]}), counted.node("big"),
+                counted.node("small"), counted.node("end", route)):  # fmt: skip
+        graph.add_node(one)
+    graph.always("a", "b").when("b", "big", lambda result, state: state.context["total"] > 5)
+    graph.always("b", "small").always("big", "end").always("small", "end")
+    engine = PromptGraphEngine(graph, store=store)
+    first = await engine.ainvoke("q", run_id="first")
+    assert (counted.calls, first.state.log) == (["a", "b", "small", "end"], ["b", "small"])
+    history = {one.path: one.step for one in await engine.history("first")}
+    counted.calls.clear()
+    fork = await engine.fork("first", history["b"], {"total": 9, "log": ["edited"]})
+    assert (counted.calls, fork.state.log) == (["big", "end"], ["b", "edited", "big"])
+    again = await engine.fork(fork.run_id, history["b"], {"log": ["twice"]}, new_id="again")
+    assert (again.run_id, again.state.log) == ("again", ["b", "edited", "twice", "big"])
+    counted.calls.clear()
+    same = await engine.fork("first", history["b"])
+    assert (counted.calls, same.state) == (["small", "end"], first.state)
+    start = await engine.fork("first", 0, {"log": ["anew"]})
+    assert start.state.log == ["anew", "b", "small"]
+    assert (await engine.state_at("first", history["end"])).state == first.state
+    with pytest.raises(InvalidInput, match="Order has no field 'totl'"):
+        await engine.fork("first", history["b"], {"totl": 1})
+
+
+async def test_forks_of_untyped_graphs_write_over_outputs_of_the_node(store: str) -> None:
+    draft = FunctionNode("draft", lambda state: "bad", inline=True, output_key="text")
+    send = FunctionNode("send", lambda state: f"sent: {state.context['text']}", inline=True)
+    engine = PromptGraphEngine(chain(draft, send), store=store)
+    first = await engine.ainvoke("q")
+    assert first.output == "sent: bad"
+    (step, _) = await engine.history(first.run_id)
+    fork = await engine.fork(first.run_id, step.step, {"text": "good"})
+    assert fork.output == "sent: good"
+    assert (await engine.state_at(fork.run_id, step.step)).context["text"] == "good"
+
+
+async def test_a_graph_that_was_changed_is_not_resumed(store: str) -> None:
+    graph = chain(FunctionNode("a", lambda s: 1, inline=True), FunctionNode("ask", ask_twice), state=Order)
+    engine = PromptGraphEngine(graph, store=store)
+    result = await engine.ainvoke("q")
+    graph.remove_node("a").add_node(FunctionNode("z", lambda s: 1, inline=True))
+    graph.set_entry("z").always("z", "ask")
+    with pytest.raises(NondeterministicGraph, match="its graph was changed"):
+        await engine.resume(result.run_id, {result.interrupts[0].id: 1})
+    with pytest.raises(InvalidInput, match="its graph was changed"):
+        await engine.state_at(result.run_id, 1)
+
+
+async def test_interrupts_need_a_store() -> None:
+    result = await PromptGraphEngine(chain(FunctionNode("ask", ask_twice))).ainvoke("q")
+    assert "give the engine a `store`" in result.error
+    assert isinstance(result.report.errors[0].exception, NotDurable)
+    with pytest.raises(NotDurable):
+        await interrupt("outside")
+    with pytest.raises(InvalidInput, match="has no `store`"):
+        await PromptGraphEngine(chain(HumanNode("h"))).history("r")
+    with pytest.raises(ConfigError, match="names no store"):
+        PromptGraphEngine(chain(HumanNode("h")), store="redis://x")
+
+
+async def test_values_without_json_are_refused_at_the_start(store: str) -> None:
+    engine = PromptGraphEngine(chain(HumanNode("h")), store=store)
+    with pytest.raises(InvalidInput, match="'thing' in the context is not JSON"):
+        await engine.ainvoke("q", context={"thing": object()})
+
+
+async def test_a_cancelled_run_has_ended(store: str) -> None:
+    begun = asyncio.Event()
+
+    async def hang(state: Any) -> None:
+        begun.set()
+        await asyncio.sleep(60)
+
+    engine = PromptGraphEngine(chain(FunctionNode("hang", hang)), store=store)
+    task = asyncio.create_task(engine.ainvoke("q", run_id="r"))
+    await begun.wait()
+    task.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await task
+    with pytest.raises(Conflict, match="it is cancelled"):
+        await engine.resume("r")
+
+
+def test_one_engine_serves_one_event_loop_after_the_other(store: str) -> None:
+    engine = PromptGraphEngine(chain(FunctionNode("ask", ask_twice), state=Order), store=store)
+    result = asyncio.run(engine.ainvoke("q"))
+    again = asyncio.run(engine.resume(result.run_id, {result.interrupts[0].id: "S"}))
+    assert again.interrupts[0].value == "How many?"
+
+
+PROGRAM = '''
+import asyncio, os, signal, sys
+from astromesh.graph import FunctionNode, PromptGraph, PromptGraphEngine, ToolNode, interrupt, node
+
+STORE, FILE, DIES = sys.argv[1], sys.argv[2], sys.argv[3]
+
+def note(text):
+    with open(FILE, "a") as file:
+        file.write(text + "\\n")
+
+def charge() -> str:
+    """Charges."""
+    note("charge")
+    return "charged"
+
+call = ToolNode("call", "charge", {})
+
+@node("pay")
+async def pay(state, config):
+    receipt = (await config.run(call, state)).output
+    answer = await interrupt({"question": "Send it?"})
+    note(f"answer {answer}")
+    return f"{receipt} {answer}"
+
+@node("send")
+async def send(state):
+    note("send")
+
+@node("after", effect="idempotent")
+async def after(state):
+    if DIES == "after":
+        os.kill(os.getpid(), signal.SIGKILL)
+    return state.context["pay_output"]
+
+graph = PromptGraph("shop", nodes=[pay, send, after]).sequential("pay", "send", "after")
+engine = PromptGraphEngine(graph, tools=[charge], store=STORE)
+
+async def main():
+    if DIES == "wait":
+        result = await engine.ainvoke("q", run_id="r")
+        assert result.interrupts, result
+        os.kill(os.getpid(), signal.SIGKILL)
+    answers = {one.id: "yes" for one in await engine.interrupts("r")}
+    result = await engine.resume("r", answers)
+    print(result.output, result.error)
+
+asyncio.run(main())
+'''
+
+
+def test_answers_survive_kill_9_and_effects_happen_once(tmp_path: Path) -> None:
+    """Killed while it waits, and after the answer: charged once, sent once, and the answer is still there."""
+    program, file = tmp_path / "program.py", tmp_path / "effects"
+    program.write_text(PROGRAM)
+    argv = [sys.executable, str(program), f"sqlite:{tmp_path / 'runs.db'}", str(file)]
+    for dies in ("wait", "after"):
+        done = subprocess.run([*argv, dies], check=False, capture_output=True, text=True)
+        assert done.returncode == -signal.SIGKILL, done.stderr
+    done = subprocess.run([*argv, "never"], check=False, capture_output=True, text=True)
+    assert done.stdout == "charged yes \n", done.stderr
+    assert file.read_text().split("\n") == ["charge", "answer yes", "send", ""]
