@@ -85,6 +85,7 @@ from astromesh.graph.transitions import (
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import ms_since
+from astromesh.telemetry.watchdog import run_watch
 from astromesh.tools.base import ToolPort
 from astromesh.tools.results import failed_result
 from astromesh.tools.toolbox import NoTools
@@ -207,7 +208,8 @@ class Run:
         Raises:
             asyncio.CancelledError: The run was cancelled. The finalizer has run, and `result` is set.
         """
-        started = perf_counter()
+        started, watch = perf_counter(), run_watch()
+        watch.active += 1
         try:
             try:
                 ending = await traverse(self, self.plan, self.state)
@@ -220,6 +222,8 @@ class Run:
         except asyncio.CancelledError:
             await self._finish_cancelled(started)
             raise
+        finally:
+            watch.active -= 1
         try:
             return self._conclude(ending, started)
         except Exception as broken:  # noqa: BLE001 (as above)

@@ -1,8 +1,9 @@
-"""Measures the lag of the event loop and logs what blocks it."""
+"""Measures the lag of event loops and names what blocks them: in servers, and in programs that run graphs."""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import sys
 import sysconfig
@@ -11,6 +12,7 @@ import time
 import traceback
 from collections import deque
 from types import FrameType
+from weakref import WeakKeyDictionary
 
 from astromesh.logs import get_logger
 
@@ -25,6 +27,8 @@ _LIBRARIES = tuple(
 )
 
 log = get_logger("astromesh.watchdog")
+#: seconds without a run after which `RunWatch` rests
+_REST_SECONDS = 1.0
 
 
 class Watchdog:
@@ -50,8 +54,10 @@ class Watchdog:
         """Starts to watch the running loop."""
         self._loop_thread = threading.get_ident()
         self._seen = time.monotonic()
-        self._tick(asyncio.get_running_loop(), self._seen)
-        threading.Thread(target=self._watch, name="astromesh-watchdog", daemon=True).start()
+        loop = asyncio.get_running_loop()
+        _watched[loop] = self
+        self._tick(loop, self._seen)
+        threading.Thread(target=self._watch, args=(loop,), name="astromesh-watchdog", daemon=True).start()
 
     def stop(self) -> None:
         self._ending.set()
@@ -74,9 +80,11 @@ class Watchdog:
 
     # -- in the thread -------------------------------------------------------------------------------------
 
-    def _watch(self) -> None:
-        where = ""
-        while not self._ending.wait(TICK_SECONDS):
+    def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
+        where, ending = "", self._ending
+        while not ending.wait(TICK_SECONDS) and not loop.is_closed():
+            if not loop.is_running():  # between two calls of `run_until_complete`
+                self._seen = time.monotonic()
             late = time.monotonic() - self._seen - TICK_SECONDS
             if late > BLOCKED_SECONDS - TICK_SECONDS:  # a block may begin up to a tick before the late one
                 # the current stack; the last one before the loop continues is logged
@@ -84,8 +92,64 @@ class Watchdog:
                 blocked_for = late
             elif where:
                 self.blocks += 1
-                log.warning("event_loop_blocked", seconds=round(blocked_for, 3), where=where)
+                self._report(blocked_for, where)
                 where = ""
+        self._timer = None  # it refers to the loop, which may be collected now
+
+    def _report(self, seconds: float, where: str) -> None:
+        log.warning("event_loop_blocked", seconds=round(seconds, 3), where=where)
+
+
+class RunWatch(Watchdog):
+    """Watches the loop of a program without a server, while runs are active in it.
+
+    Attributes:
+        active: the runs, which count themselves.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.active = 0
+        self._used = 0.0
+        self.is_watching = False
+
+    def start(self) -> None:
+        self.is_watching, self._used = True, time.monotonic()
+        self._ending = threading.Event()  # an earlier thread has its own
+        super().start()
+
+    def _tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
+        super()._tick(loop, due)
+        if self.active:
+            self._used = self._seen
+        elif self._seen - self._used > _REST_SECONDS:
+            self.is_watching = False
+            self.stop()
+
+    def _report(self, seconds: float, where: str) -> None:
+        logging.getLogger("astromesh.graph").warning(
+            "The event loop was held for %.2f s, and nothing else ran: %s", seconds, where
+        )
+
+
+_watched: WeakKeyDictionary[asyncio.AbstractEventLoop, Watchdog] = WeakKeyDictionary()
+#: the newest watch: most programs have one loop
+_newest: tuple[asyncio.AbstractEventLoop | None, RunWatch] = (None, RunWatch())
+
+
+def run_watch() -> RunWatch:
+    """Returns the watch of the running loop, which watches. Where a server has its own, it does nothing."""
+    global _newest  # noqa: PLW0603 (one lookup less for each run)
+    loop = asyncio.get_running_loop()
+    known, watch = _newest
+    if known is not loop:
+        found = _watched.get(loop)
+        watch = found if isinstance(found, RunWatch) else RunWatch()
+        watch.is_watching = watch.is_watching or found is not None
+        _newest = loop, watch
+    if not watch.is_watching:
+        watch.start()
+    return watch
 
 
 def _format_stack(frame: FrameType | None) -> str:

@@ -14,13 +14,16 @@ import pytest
 from astromesh.graph import (
     FanOutNode,
     FunctionNode,
+    GraphState,
     GuardNode,
     LoopNode,
     PromptGraph,
     PromptGraphEngine,
     RouterNode,
     TransformNode,
+    node,
 )
+from astromesh.telemetry.watchdog import TICK_SECONDS, Watchdog
 
 #: Seconds, more than a function may hold the loop.
 LONG = 0.12
@@ -95,3 +98,33 @@ async def test_threads_and_quick_functions_are_no_reason_to_warn(caplog: pytest.
     with caplog.at_level(logging.WARNING, "astromesh.graph"):
         assert (await PromptGraphEngine(graph).ainvoke("q")).ok
     assert [record for record in caplog.records if "held the event loop" in record.message] == []
+
+
+@pytest.mark.parametrize("watched", [False, True])
+def test_an_async_function_that_holds_the_loop_of_a_program_is_named(
+    caplog: pytest.LogCaptureFixture, watched: bool
+) -> None:
+    """In `asyncio.run`, without a server. Where a server watches its loop, that alone names it."""
+
+    @node("blocks")
+    async def blocks(state: GraphState) -> None:
+        await asyncio.sleep(2 * TICK_SECONDS)
+        time.sleep(0.4)
+        await asyncio.sleep(4 * TICK_SECONDS)
+
+    async def program() -> None:
+        watchdog = Watchdog()
+        if watched:
+            watchdog.start()
+        for _ in range(20):  # the thread that looks may be late on a busy machine
+            await PromptGraphEngine(PromptGraph(nodes=[blocks])).ainvoke("q")
+            if watched or named():
+                break
+        watchdog.stop()
+
+    def named() -> list[str]:
+        found = [record.getMessage() for record in caplog.records if record.name == "astromesh.graph"]
+        return [line for line in found if line.startswith("The event loop was held")]
+
+    asyncio.run(program())
+    assert any(" blocks" in line for line in named()) is not watched
