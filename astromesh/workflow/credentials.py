@@ -6,9 +6,10 @@ An encrypted secret is a Fernet token (https://github.com/fernet/spec), written 
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from functools import reduce
+from functools import lru_cache, reduce
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,8 @@ import orjson
 from astromesh.config.workflow.agents import AuthSpec, CredentialSpec
 from astromesh.errors import InvalidInput, MissingKey
 
-#: a shorter secret is not masked: it would be found in ordinary words
-_MIN_MASKED = 8
+#: characters of a secret that is masked within words, and of one that is masked at all, as a whole word
+_WITHIN_WORDS, _MIN_MASKED = 8, 4
 
 
 def read_secret(auth: AuthSpec, folder: Path, env: Mapping[str, str]) -> str:
@@ -53,14 +54,23 @@ def masked_secrets(
 
 
 def mask_secrets(value: Any, secrets: Sequence[str]) -> Any:
-    """Returns a JSON value with `***` in place of these secrets, in keys and inside texts too."""
+    """Returns a JSON value with `***` in place of these secrets, in keys and inside texts too.
+
+    A short secret is masked where it stands alone: it may be part of an ordinary word.
+    """
     if isinstance(value, str):
-        for secret in secrets:
-            value = value.replace(secret, "***")
-        return value
+        return _pattern_of(tuple(secrets)).sub("***", value)
     if isinstance(value, dict):
         return {mask_secrets(key, secrets): mask_secrets(one, secrets) for key, one in value.items()}
     return [mask_secrets(one, secrets) for one in value] if isinstance(value, list) else value
+
+
+@lru_cache(maxsize=64)
+def _pattern_of(secrets: tuple[str, ...]) -> re.Pattern[str]:
+    parts = (
+        re.escape(one) if len(one) >= _WITHIN_WORDS else rf"(?<!\w){re.escape(one)}(?!\w)" for one in secrets
+    )
+    return re.compile("|".join(parts) or r"(?!)")
 
 
 def _no_credential(where: str) -> str:

@@ -234,10 +234,10 @@ def test_an_encrypted_secret_needs_its_key(tmp_path: Path) -> None:
 
 
 async def test_a_configured_secret_is_masked_by_its_value(config: Path) -> None:
-    """In an output, in an error, and so in records and later inputs. A short one is not."""
+    """In an output, in an error, and so in records and later inputs. A short one is where it stands alone."""
     credentials = [
         f"  - {{id: {name}, provider: p, auth: {{type: api_key, source: env, env_var: {name}}}}}"
-        for name in ("CRM", "PIN", "ABSENT")
+        for name in ("CRM", "PIN", "TINY", "ABSENT")
     ]
     text = "\n".join(["provider_credentials:", *credentials, ""])
     small(config, op="leak", provider_credentials=text)
@@ -246,11 +246,12 @@ async def test_a_configured_secret_is_masked_by_its_value(config: Path) -> None:
         "def leak(input, context, tools):\n"
         "    if input == 'raise':\n"
         "        raise ValueError('refused: hunter2-hunter2')\n"
-        "    return {'hunter2-hunter2': ['key=hunter2-hunter2;', 'pin 1234']}\n"
+        "    return {'hunter2-hunter2': ['key=hunter2-hunter2;', 'pin=1234,12345 a123']}\n"
     )
-    async with Engine.load(folder, env={"CRM": "hunter2-hunter2", "PIN": "1234"}) as engine:
+    env = {"CRM": "hunter2-hunter2", "PIN": "1234", "TINY": "123"}
+    async with Engine.load(folder, env=env) as engine:
         returned, raised = await engine.run("return"), await engine.run("raise")
-    assert returned.output == {"***": ["key=***;", "pin 1234"]}
+    assert returned.output == {"***": ["key=***;", "pin=***,12345 a123"]}
     assert raised.error and raised.error["code"] == "operation_error" and "***" in raised.error["message"]
     for result in (returned, raised):
         assert "hunter2" not in json.dumps(result.with_trace())
