@@ -382,6 +382,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "durable.inbox_worker": ("a background answer raised",),
     "durable.queue": ("returns a slot and raises",),
     "durable.run_worker": ("closes and raises", "a background run raised"),
+    "durable.writer": ("a store of any kind refused steps",),
     "graph.calls": ("books the usage and raises", "books the usage and raises"),
     "graph.effects": ("copying a result runs foreign code", "a summary model raised", "an effect raised"),
     "graph.hooks": ("a hook raised",) * 3 + ("notifies hooks and raises",) * 2,

@@ -223,7 +223,8 @@ class RunWorker:
                 self._store, (days, max_runs) = await self._stores.open_runs(), self._stores.retention
                 delete = partial(self._store.expire, max_runs=max_runs)
                 self._expiry = expiry_job(delete, self._host.clock, days)
-                self._expiry.start()
+                if not self._draining:  # the archive of a process that ends may open it last
+                    self._expiry.start()
             return self._store
 
     async def open_if_used(self) -> RunStore | None:

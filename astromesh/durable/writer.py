@@ -2,7 +2,8 @@
 
 Steps, events and changes of the row that queue up during a transaction go into the next one. Events without a
 waiting caller (deltas) are written within 25 ms. A store that is unavailable is retried until it answers. A
-lost lease ends the writer, and nothing of its segment counts any more.
+lost lease ends the writer, and nothing of its segment counts any more. Steps that the store refuses for any
+other reason fail the run, which ends without them.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from time import monotonic
 from typing import NamedTuple, TypeVar
 
 from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
-from astromesh.errors import LeaseLost, StoreError
+from astromesh.errors import AstromeshError, LeaseLost, StoreError
 from astromesh.logs import OutageLog, get_logger
 from astromesh.types import Event
 
@@ -83,6 +84,7 @@ class SegmentWriter:
         self._timer: asyncio.TimerHandle | None = None
         self._task: asyncio.Task[None] | None = None
         self._lease_seen_at = -_LEASE_CHECK_SECONDS
+        self._refusal: AstromeshError | None = None
         self.closed = False
 
     def step(self, step: JournalStep) -> None:
@@ -110,7 +112,13 @@ class SegmentWriter:
         self._add()
 
     async def flush(self) -> None:
-        """Returns when everything added so far is on disk. Never returns if the lease is lost."""
+        """Returns when everything added so far is on disk. Never returns if the lease is lost.
+
+        Raises:
+            AstromeshError: The store has refused steps. The run is to end.
+        """
+        if self._refusal is not None:
+            raise self._refusal
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._added, done))
         self._begin()
@@ -134,6 +142,7 @@ class SegmentWriter:
         if self.last is not None:
             self._events.append(self.last)
         self.change(change)
+        self._refusal = None
         flushed = asyncio.ensure_future(self.flush())
         while not flushed.done() and not self.closed:
             await asyncio.wait([flushed], timeout=RETRY_SECONDS)
@@ -167,7 +176,12 @@ class SegmentWriter:
         try:
             while not self.closed and (self._has_more or self._waiting):
                 batch = self._take()
-                if not await self._commit(batch):
+                try:
+                    is_held = await self._commit(batch)
+                except Exception as error:  # noqa: BLE001 (of any store: it fails the run that waits for it)
+                    self._refuse(batch, error)
+                    continue
+                if not is_held:
                     self.close()
                     self._lost()
                     return
@@ -200,6 +214,21 @@ class SegmentWriter:
             return False
         self._lease_seen_at = sent
         return True
+
+    def _refuse(self, batch: _Batch, error: Exception) -> None:
+        """Fails those who wait, and keeps of a batch with steps what else is in it."""
+        self._refusal = refusal = AstromeshError(f"Steps of the run cannot be stored: {error}")
+        refusal.__cause__ = error
+        if batch.steps:
+            self._events = [*batch.events, *self._events]
+            self._nested = {**{run.run_id: run for run in batch.nested}, **self._nested}
+            newer, self._change = self._change, batch.change
+            if newer is not None:
+                self.change(newer)
+        for _, done in self._waiting:
+            if not done.done():
+                done.set_exception(refusal)
+        self._waiting = []
 
     def _resolve(self, mark: int) -> None:
         for upto, done in self._waiting:

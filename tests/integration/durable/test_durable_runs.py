@@ -16,11 +16,14 @@ from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import RunRow, SegmentClaim
+from astromesh.durable.sql_runs import Commit
+from astromesh.durable.sqlite import SqliteRuns
 from astromesh.errors import NotWaiting, StoreUnavailable
 from astromesh.memory.backends.sqlite import SqliteConversations
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.runs import Decision
+from astromesh.storage.queries import Transaction
 from astromesh.testing import ManualClock, RecordingSink, RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
@@ -589,3 +592,33 @@ async def test_each_death_in_a_call_is_a_question_of_its_own(tmp_path):
             await process.runs.resume(row.run_id, ME, CallerContext(), Decision("approve"))
             await asyncio.wait_for(stuck.wait(), PATIENCE)
     assert calls == ["a"] * 3
+
+
+class Refusing(SqliteRuns):
+    """A store that cannot write one text."""
+
+    async def _write_segment(self, commit: Commit, tx: Transaction) -> bool:
+        if any("unstorable" in str(step.output) for step in commit.steps):
+            raise ValueError("the store has no place for this")
+        return await super()._write_segment(commit, tx)
+
+
+async def test_a_step_that_cannot_be_stored_ends_its_run_and_no_other(tmp_path):
+    """The run fails at once and keeps its events; the next one completes."""
+    folder = write(tmp_path, manifest(tools=[tool()]))
+    provider = ScriptedProvider(asks("x"), "hello")
+    plugins = {
+        "run_stores": {"sqlite": Refusing},
+        "tools": {"lookup": plugin_of(lookup(lambda query: "unstorable"))},
+    }
+    runtime = runtime_of(folder, provider, plugins=plugins)
+    await runtime.bootstrap()
+    await runtime.durable.start()
+    broken = await rests(runtime, (await accepted(runtime)).run_id)
+    whole = await rests(runtime, (await accepted(runtime)).run_id)
+    events = await runtime.durable.store.events(broken["run_id"])
+    await runtime.close(grace=0.0)
+    assert (broken["status"], broken["error"]["code"]) == ("failed", "internal")
+    assert (whole["status"], whole["result"]["response"]) == ("completed", "hello")
+    assert [event.seq for event in events] == list(range(1, len(events) + 1))
+    assert events[-1].type == "run.failed"

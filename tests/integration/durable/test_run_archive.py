@@ -146,3 +146,13 @@ async def test_a_collector_that_is_away_harms_no_run(tmp_path: Path) -> None:
     async with client_of(runtime(tmp_path, "one", "two")) as client:
         answers = [(await client.post(RUN, json=BODY)).status_code for _ in range(2)]
     assert answers == [200, 200]
+
+
+async def test_a_process_that_ends_after_its_first_run_leaves_nothing_running(folder: Path) -> None:
+    """The archive opens the store as the last thing: what expires runs does not start any more."""
+    process = runtime(folder, "It is one.")
+    await process.bootstrap()
+    before = asyncio.all_tasks()
+    await process.run("helper", "What?", "s")
+    await process.close(grace=0.0)
+    assert asyncio.all_tasks() <= before
