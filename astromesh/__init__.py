@@ -8,6 +8,7 @@ if TYPE_CHECKING:
     from astromesh.agents.agent import Session as Session
     from astromesh.agents.agent import build_agent as build_agent
     from astromesh.agents.attachments import File as File
+    from astromesh.agents.results import Question as Question
     from astromesh.agents.results import Result as Result
     from astromesh.agents.streams import RunStream as RunStream
     from astromesh.errors import AstromeshError as AstromeshError
@@ -35,6 +36,7 @@ _PUBLIC = {
     "Image": "astromesh.types",
     "Message": "astromesh.types",
     "ModelRetry": "astromesh.errors",
+    "Question": "astromesh.agents.results",
     "Result": "astromesh.agents.results",
     "RunStream": "astromesh.agents.streams",
     "Session": "astromesh.agents.agent",
@@ -55,6 +57,7 @@ __all__ = [
     "Image",
     "Message",
     "ModelRetry",
+    "Question",
     "Result",
     "RunStream",
     "Session",

@@ -41,6 +41,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "text": (),
     "types": (),
     "tokens": GROUND,
+    # the face of the events, for programs
+    "events": GROUND,
     # the heads of packages
     "telemetry.clock": GROUND,
     "telemetry.events": GROUND,
@@ -75,11 +77,11 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # the house
     "runtime": ("config", "net", "storage", *PARTS),
     # agents in Python are declarations that the runtime opens; `astromesh serve module:agent` loads one
-    "agents": HOUSE,
+    "agents": ("events", *HOUSE),
     # it serves the files of the console, which are files and nothing else
     "api": ("console", *HOUSE),
     "console": (),
-    "cli": ("agents", "api", *HOUSE),
+    "cli": ("agents", "api", "events", *HOUSE),
     # the adapters: siblings never import one another, the runtime reaches them through plugins
     "channels": ADAPTER,
     "channels.responder": ("channels.setup", *ADAPTER),

@@ -4,28 +4,61 @@ from __future__ import annotations
 
 import asyncio
 import copy
-from collections.abc import AsyncIterator, Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import (
+    AsyncIterator,
+    Callable,
+    Coroutine,
+    Generator,
+    Iterable,
+    Iterator,
+    Mapping,
+    Sequence,
+)
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Generic, Literal, Self, TypedDict, Unpack, overload
+from typing import Any, Generic, Self, Unpack, overload
 from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
 
+from astromesh.access.scopes import Viewer, principal_of
 from astromesh.agents import arguments
 from astromesh.agents.arguments import AgentTool, GuardrailLike, MemoryLike, PatternLike
-from astromesh.agents.attachments import Attachment, with_attachments
+from astromesh.agents.attachments import with_attachments
 from astromesh.agents.declared import KeptStores, Source, source_of_file
+from astromesh.agents.keys import AllKeys, DecisionKeys, OnError, RunKeys, Word
 from astromesh.agents.manifest import AgentKeys, Live, plain
 from astromesh.agents.models import ModelLike, model_block
 from astromesh.agents.opening import OpenRuntimes
-from astromesh.agents.results import OutputT, Result, failed_result, result_of
+from astromesh.agents.requests import (
+    explained,
+    failed_graph_result,
+    keeping_graph_results,
+    request_of_messages,
+)
+from astromesh.agents.results import (
+    OutputT,
+    Question,
+    Result,
+    failed_result,
+    question_of,
+    result_of,
+    waiting_result,
+)
+from astromesh.agents.stores import Place, place_of
 from astromesh.agents.streams import RunStream
-from astromesh.errors import AstromeshError, InvalidConfiguration, InvalidGraph, InvalidInput, InvalidOutput
+from astromesh.errors import (
+    ApprovalRequired,
+    AstromeshError,
+    InvalidConfiguration,
+    InvalidGraph,
+    InvalidInput,
+    InvalidOutput,
+)
 from astromesh.graph import prebuilt
 from astromesh.graph.base import BaseNode
 from astromesh.graph.engine import Input, as_messages
@@ -37,49 +70,13 @@ from astromesh.runtime.declarations import Declaration, LiveParts, SystemPrompt
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
+from astromesh.runtime.runs import Decision
 from astromesh.telemetry.events import EventSink
 from astromesh.tools.base import DepsT, ToolPort
-from astromesh.types import CallerContext, Event, Message
+from astromesh.types import CallerContext, Event
 
-OnError = Literal["raise", "return"]
 #: agents that stand in for others in this context, by identity: see `Agent.override`
 _OVERRIDES: ContextVar[Mapping[int, Any]] = ContextVar("astromesh_overrides", default=MappingProxyType({}))
-
-
-class RunKeys(TypedDict, total=False):
-    """What a run may take beside its message and `deps`."""
-
-    #: The conversation: it is stored in the agent's memory. Without one nothing is stored.
-    session_id: str | None
-    #: The conversation by hand, e.g. `result.messages` of the turn before; it replaces the stored one.
-    history: Sequence[Message | Mapping[str, Any]] | None
-    #: Images and files for the model.
-    attachments: Sequence[Attachment]
-    #: Variables of the prompt template.
-    context: Mapping[str, Any] | None
-    #: Who is calling; tools see it.
-    caller: CallerContext | None
-    #: Stored with the run; the model does not see it.
-    metadata: Mapping[str, Any] | None
-    #: Whether a failed run raises its error, or returns a result that has it. None: as the agent says.
-    on_error: OnError | None
-
-
-class AllKeys(AgentKeys, total=False):
-    """Every argument of `Agent` whose type does not depend on that of another one."""
-
-    name: str
-    system: str | SystemPrompt
-    tools: Iterable[Any] | ToolPort | None
-    servers: Mapping[str, Mapping[str, Any]] | None
-    pattern: PatternLike
-    node_pool: Sequence[BaseNode] | None
-    memory: MemoryLike
-    guardrails: Sequence[GuardrailLike] | Mapping[str, Any]
-    budgets: Mapping[str, Any] | None
-    on_error: OnError
-    plugins: Plugins | None
-    data_dir: str | Path | None
 
 
 class Agent(Generic[DepsT, OutputT]):
@@ -116,6 +113,8 @@ class Agent(Generic[DepsT, OutputT]):
         deps_type: The type of `deps`, for type checkers alone.
         plugins: Where providers, stores and rules are looked up. None: everything installed.
         data_dir: The folder of what runs store beside their memory. None: `.astromesh`.
+        store: Where runs are stored that wait for a person: `memory` (as long as the agent), `sqlite:PATH`,
+            or `postgres://…`. None: SQLite in `data_dir`. A server uses its own.
         keys: Every other key of an agent's YAML.
 
     Raises:
@@ -176,6 +175,7 @@ class Agent(Generic[DepsT, OutputT]):
         deps_type: type[DepsT] | None = None,
         plugins: Plugins | None = None,
         data_dir: str | Path | None = None,
+        store: str | None = None,
         **keys: Unpack[AgentKeys],
     ) -> None:
         plugins = plugins or Plugins()
@@ -196,7 +196,7 @@ class Agent(Generic[DepsT, OutputT]):
         manifest = arguments.manifest_of(name, spec, keys)
         called = tuple(dict.fromkeys(one.agent for one in given if isinstance(one, AgentTool)))
         source = Source(name, manifest, live, servers=blocks, called=called)
-        self._set_up(source, plugins, on_error, output_type, data_dir)
+        self._set_up(source, plugins, on_error, output_type, data_dir, store)
 
     #: keeps its event loop between calls of `run_sync`, inside `with agent`
     _runner: asyncio.Runner | None = None
@@ -210,12 +210,14 @@ class Agent(Generic[DepsT, OutputT]):
         on_error: OnError,
         output_type: Any,
         data_dir: str | Path | None,
+        store: str | None,
     ) -> None:
         """Checks what the agent is made of; opens nothing."""
-        self._source, self._plugins, self._on_error, self._data_dir = source, plugins, on_error, data_dir
+        self._source, self._plugins, self._on_error = source, plugins, on_error
+        self._place = place_of(store, data_dir, self)
         self._schema = None if output_type is None or output_type is str else OutputSchema(output_type)
         source.require_sound_graphs()
-        make = partial(_runtime, source, plugins, data_dir)
+        make = partial(_runtime, source, plugins, self._place)
         configuration = make().load_configuration()
         if faults := (*configuration.faults, *configuration.broken.get(source.name, ())):
             raise InvalidConfiguration(faults)
@@ -244,7 +246,7 @@ class Agent(Generic[DepsT, OutputT]):
     # -- YAML ------------------------------------------------------------------------------------------------
 
     @classmethod
-    def from_yaml(
+    def from_yaml(  # noqa: PLR0913 (as the constructor)
         cls,
         path: str | Path,
         *,
@@ -253,6 +255,7 @@ class Agent(Generic[DepsT, OutputT]):
         on_error: OnError = "raise",
         plugins: Plugins | None = None,
         data_dir: str | Path | None = None,
+        store: str | None = None,
     ) -> Agent[DepsT, OutputT]:
         """Returns the agent of a YAML file.
 
@@ -262,7 +265,7 @@ class Agent(Generic[DepsT, OutputT]):
         Args:
             path: The file.
             output_type: The type of `result.output` of an agent with `output_schema`. None: the JSON value.
-            deps, on_error, plugins, data_dir: As in `Agent`.
+            deps, on_error, plugins, data_dir, store: As in `Agent`.
 
         Raises:
             InvalidConfiguration: The file has faults; all are listed, with line and column.
@@ -271,7 +274,7 @@ class Agent(Generic[DepsT, OutputT]):
         agent = cls.__new__(cls)
         source = source_of_file(Path(path), live)
         schema = source.manifest.get("spec", {}).get("output_schema") if output_type is None else output_type
-        agent._set_up(source, plugins or Plugins(), on_error, schema, data_dir)  # noqa: SLF001
+        agent._set_up(source, plugins or Plugins(), on_error, schema, data_dir, store)  # noqa: SLF001
         return agent
 
     def to_yaml(self, *, strict: bool = False) -> str:
@@ -310,14 +313,15 @@ class Agent(Generic[DepsT, OutputT]):
         Raises:
             RuntimeError: An event loop runs in this thread.
         """
+        return self._wait_for("run", self.run(query, deps=deps, **keys))
+
+    def _wait_for(self, name: str, work: Coroutine[Any, Any, Result[OutputT]]) -> Result[OutputT]:
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            pass
-        else:
-            raise RuntimeError("run_sync cannot wait inside a running event loop. Await `agent.run(…)`.")
-        work = self.run(query, deps=deps, **keys)
-        return asyncio.run(work) if self._runner is None else self._runner.run(work)
+            return asyncio.run(work) if self._runner is None else self._runner.run(work)
+        work.close()
+        raise RuntimeError(f"{name}_sync cannot wait inside a running event loop. Await `agent.{name}(…)`.")
 
     def stream(self, query: str, *, deps: DepsT | None = None, **keys: Unpack[RunKeys]) -> RunStream[OutputT]:
         """Returns a stream of one run at once; the run begins with the first read, or with `async with`.
@@ -325,6 +329,71 @@ class Agent(Generic[DepsT, OutputT]):
         Leaving the stream before its end cancels the run.
         """
         return RunStream(lambda sinks: self._run(query, deps, keys, sinks))
+
+    # -- runs that wait for a person -------------------------------------------------------------------------
+
+    async def resume(
+        self,
+        run_id: str,
+        decision: Word = "approve",
+        *,
+        deps: DepsT | None = None,
+        **keys: Unpack[DecisionKeys],
+    ) -> Result[OutputT]:
+        """Decides for a run that waits for a person, and executes it to its end or its next question.
+
+        Any process with the store of the run may call it, also after a restart. What the run has done is not
+        repeated.
+
+        Args:
+            run_id: Of `result.run_id`, or of a question of `approvals()`.
+            decision: For a tool call `approve` or `deny`, for a question of a graph `answer`, too.
+            deps: As in `run`.
+            keys: `arguments`, `answer`, `question`, `caller`, `on_error`.
+
+        Raises:
+            RunNotFound, NotWaiting, InvalidInput: There is no such run, it does not wait, or for something
+                else.
+            AstromeshError: As `run`.
+        """
+        agent, runs = self._current(), list[Run]()
+        changed, on_error = keys.get("arguments"), keys.get("on_error")
+        runtime = await agent._runtimes.current()  # noqa: SLF001
+        try:
+            request, done = await runtime.runner.resume(
+                run_id,
+                Decision(
+                    decision,
+                    None if changed is None else dict(changed),
+                    keys.get("answer"),
+                    keys.get("question"),
+                ),
+                caller=keys.get("caller"),
+                deps=agent._deps if agent._deps is not UNSET else deps,  # noqa: SLF001
+                watch=keeping_graph_results(runs),
+            )
+            result = result_of(done, runs[-1] if runs else None, request, agent._output(done))  # noqa: SLF001
+        except AstromeshError as error:
+            return self._failed(explained(error), runs, None, on_error)
+        return self._checked(result, on_error)
+
+    def resume_sync(
+        self,
+        run_id: str,
+        decision: Word = "approve",
+        *,
+        deps: DepsT | None = None,
+        **keys: Unpack[DecisionKeys],
+    ) -> Result[OutputT]:
+        """As `resume`, for programs without an event loop."""
+        return self._wait_for("resume", self.resume(run_id, decision, deps=deps, **keys))
+
+    async def approvals(self, *, caller: CallerContext | None = None) -> Sequence[Question]:
+        """Returns what the runs of a caller wait for, the oldest question first."""
+        runtime = await self._current()._runtimes.current()  # noqa: SLF001
+        return [question_of(one) for one in await runtime.runs.approvals(Viewer(*principal_of(caller)))]
+
+    # -- conversations ---------------------------------------------------------------------------------------
 
     def session(self, session_id: str) -> Session[DepsT, OutputT]:
         """Returns a conversation: its runs find the turns before."""
@@ -356,12 +425,12 @@ class Agent(Generic[DepsT, OutputT]):
         """
         runs: list[Run] = []
         try:
-            request = _request_of_messages(as_messages(input), context or {})
+            request = request_of_messages(as_messages(input), context or {})
             result = await self._current()._execute(request, caller, (), runs.append)  # noqa: SLF001
         except InvalidGraph:
             raise
         except AstromeshError as error:
-            return _failed_graph_result(error, runs)
+            return failed_graph_result(error, runs)
         made = runs[0].scope.graph_result if runs else None
         if made is None:
             made = GraphResult(list(result.messages), None, {}, ExecutionReport([]))
@@ -373,7 +442,7 @@ class Agent(Generic[DepsT, OutputT]):
         self, input: Input, *, caller: CallerContext | None = None, context: Mapping[str, Any] | None = None
     ) -> AsyncIterator[Event]:
         """Executes one run and yields its events as they happen. The last one says how it ended."""
-        request = _request_of_messages(as_messages(input), context or {})
+        request = request_of_messages(as_messages(input), context or {})
         stream = RunStream(lambda sinks: self._current()._returned(request, caller, sinks))  # noqa: SLF001
         async for event in stream:
             yield event
@@ -446,7 +515,7 @@ class Agent(Generic[DepsT, OutputT]):
         if wrap_model is not UNSET:
             source = replace(source, live=replace(source.live, wrap_model=wrap_model))
         self._source, self._runner = source, None
-        self._runtimes = OpenRuntimes(partial(_runtime, source, self._plugins, self._data_dir), self)
+        self._runtimes = OpenRuntimes(partial(_runtime, source, self._plugins, self._place), self)
 
     def _current(self) -> Agent[DepsT, OutputT]:
         """Returns the agent that stands in for this one in this context, or this one."""
@@ -459,19 +528,32 @@ class Agent(Generic[DepsT, OutputT]):
         self, query: str, deps: DepsT | None, keys: RunKeys, sinks: Iterable[EventSink]
     ) -> Result[OutputT]:
         agent = self._current()
-        request = agent._request(query, deps, keys)  # noqa: SLF001
+        request = await agent._request(query, deps, keys)  # noqa: SLF001
         runs: list[Run] = []
         try:
             result = await agent._execute(request, keys.get("caller"), sinks, runs.append)  # noqa: SLF001
         except AstromeshError as error:
-            if (keys.get("on_error") or self._on_error) == "raise":
-                raise
-            return failed_result(error, runs[0] if runs else None, request)
-        if result.error is not None and (keys.get("on_error") or self._on_error) == "raise":
+            return self._failed(error, runs, request, keys.get("on_error"))
+        return self._checked(result, keys.get("on_error"))
+
+    def _checked(self, result: Result[OutputT], on_error: OnError | None) -> Result[OutputT]:
+        if result.error is not None and (on_error or self._on_error) == "raise":
             raise result.error
         return result
 
-    def _request(self, query: str, deps: DepsT | None, keys: RunKeys) -> RunRequest:
+    def _failed(
+        self, error: AstromeshError, runs: Sequence[Run], request: RunRequest | None, on_error: OnError | None
+    ) -> Result[OutputT]:
+        """Returns the result of a run without an answer, or raises its error."""
+        if isinstance(error, ApprovalRequired) and error.waiting_for is not None:
+            return waiting_result(
+                error, request.session_id if request is not None and request.persist else ""
+            )
+        if (on_error or self._on_error) == "raise":
+            raise error
+        return failed_result(error, runs[-1] if runs and request is not None else None, request)
+
+    async def _request(self, query: str, deps: DepsT | None, keys: RunKeys) -> RunRequest:
         session = keys.get("session_id")
         if session and self._remembers_nothing:
             raise InvalidInput(
@@ -481,7 +563,7 @@ class Agent(Generic[DepsT, OutputT]):
         history = keys.get("history")
         if history is None and not session:
             history = ()
-        text, images = with_attachments(query, keys.get("attachments", ()))
+        text, images = await with_attachments(query, keys.get("attachments", ()), self._plugins)
         return RunRequest(
             text,
             session or f"run-{uuid4().hex}",
@@ -511,9 +593,10 @@ class Agent(Generic[DepsT, OutputT]):
         runtime = await self._runtimes.current()
         runs: list[Run] = []
 
+        keep = keeping_graph_results(runs)
+
         def watched(run: Run) -> None:
-            run.scope.keeps_graph_result = True
-            runs.append(run)
+            keep(run)
             watch(run)
 
         if faults := runtime.broken.get(self.name):
@@ -524,8 +607,8 @@ class Agent(Generic[DepsT, OutputT]):
                 runtime.agent(self.name), request, caller=caller, sinks=sinks, watch=watched
             )
         except AstromeshError as error:
-            raise _explained(error) from error.__cause__
-        return result_of(answer, runs[0] if runs else None, request, self._output(answer))
+            raise explained(error) from error.__cause__
+        return result_of(answer, runs[-1] if runs else None, request, self._output(answer))
 
     async def _returned(
         self, request: RunRequest, caller: CallerContext | None, sinks: Iterable[EventSink]
@@ -573,8 +656,14 @@ build_agent = Agent
 # -- details -------------------------------------------------------------------------------------------------
 
 
-def _runtime(source: Source, plugins: Plugins, data_dir: str | Path | None) -> AgentRuntime:
-    return AgentRuntime(data_dir=data_dir, plugins=plugins, agents=[source], keeps_runs=False)
+def _runtime(source: Source, plugins: Plugins, place: Place) -> AgentRuntime:
+    return AgentRuntime(
+        data_dir=place.data_dir,
+        plugins=plugins,
+        agents=[source],
+        storage_url=place.storage_url,
+        keeps_runs=False,
+    )
 
 
 def _typed(output_type: Any) -> Any:
@@ -584,35 +673,3 @@ def _typed(output_type: Any) -> Any:
 
 def _about_function(function: Any) -> str:
     return f"the function {getattr(function, '__qualname__', type(function).__name__)}"
-
-
-def _request_of_messages(messages: tuple[Message, ...], context: Mapping[str, Any]) -> RunRequest:
-    *history, last = messages
-    if last.role != "user":
-        history, last = [*messages], Message("user")
-    return RunRequest(
-        last.content,
-        f"run-{uuid4().hex}",
-        context,
-        images=last.images,
-        history=tuple(history),
-        persist=False,
-    )
-
-
-def _explained(error: AstromeshError) -> AstromeshError:
-    """Returns an error for the program that made the agent: there is no server's log that has the details."""
-    cause = error.__cause__
-    if type(error) is not AstromeshError or cause is None:
-        return error
-    explained = AstromeshError(f"The run failed: {type(cause).__name__}: {cause}")
-    explained.run_id, explained.trace_id = error.run_id, error.trace_id
-    explained.__cause__ = cause
-    return explained
-
-
-def _failed_graph_result(error: AstromeshError, runs: Sequence[Run]) -> GraphResult:
-    made: GraphResult | None = runs[0].scope.graph_result if runs else None
-    if made is not None and made.report.error:
-        return made
-    return GraphResult([], None, {}, ExecutionReport([], stop_reason="critical_error", error=str(error)))

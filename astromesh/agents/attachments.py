@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import mimetypes
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from astromesh.errors import InvalidInput
+from astromesh.plugins import Plugins
 from astromesh.types import Image
 
 
@@ -26,16 +28,28 @@ class File(NamedTuple):
     media_type: str = ""
 
 
+PDF = "application/pdf"
 #: a path, the URL of an image, an `Image`, or a `File`
 Attachment: TypeAlias = "str | Path | Image | File"
 
 
-def with_attachments(query: str, attachments: Sequence[Attachment]) -> tuple[str, tuple[Image, ...]]:
+async def with_attachments(
+    query: str, attachments: Sequence[Attachment], plugins: Plugins
+) -> tuple[str, tuple[Image, ...]]:
     """Returns the message with the text of the files below it, and the images.
 
     Raises:
-        InvalidInput: A file cannot be read, or is neither an image nor text.
+        InvalidInput: A file cannot be read, or is neither an image, nor text, nor a PDF file with text.
+        MissingExtra: What reads PDF files is not installed.
     """
+    if not attachments:
+        return query, ()
+    return await asyncio.to_thread(_read_all, query, attachments, plugins)
+
+
+def _read_all(
+    query: str, attachments: Sequence[Attachment], plugins: Plugins
+) -> tuple[str, tuple[Image, ...]]:
     images: list[Image] = []
     texts = [query]
     for one in attachments:
@@ -49,7 +63,8 @@ def with_attachments(query: str, attachments: Sequence[Attachment]) -> tuple[str
             if kind.startswith("image/"):
                 images.append(Image(data=base64.b64encode(file.data).decode(), media_type=kind))
             else:
-                texts.append(_text_of(file, kind))
+                text = _text_of_pdf(file, plugins) if kind == PDF else _text_of(file, kind)
+                texts.append(f"File {file.name}:\n```\n{text}\n```")
     return "\n\n".join(texts), tuple(images)
 
 
@@ -65,7 +80,16 @@ def _text_of(file: File, kind: str) -> str:
         text = file.data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InvalidInput(
-            f"The attachment {file.name!r} is neither an image nor text{f' ({kind})' if kind else ''}. "
+            f"The attachment {file.name!r}{kind and f' ({kind})'} is no image, no text and no PDF file. "
             "Extract its text first, e.g. with a RAG pipeline."
         ) from error
-    return f"File {file.name}:\n```\n{text}\n```"
+    return text
+
+
+def _text_of_pdf(file: File, plugins: Plugins) -> str:
+    """Returns the text with a heading for each page."""
+    try:
+        text, _ = plugins.load("readers", "pdf")().read(file.data)
+    except ValueError as error:
+        raise InvalidInput(f"The attachment {file.name!r} cannot be read: {error}.") from error
+    return str(text)

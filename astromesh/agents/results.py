@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic
 
@@ -10,13 +10,60 @@ from msgspec import convert
 from msgspec.structs import replace
 from typing_extensions import TypeVar
 
-from astromesh.errors import AstromeshError, BudgetExhausted, GraphError, IterationsExhausted
+from astromesh.errors import (
+    ApprovalRequired,
+    AstromeshError,
+    BudgetExhausted,
+    GraphError,
+    IterationsExhausted,
+)
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
 from astromesh.types import JsonObject, Message, Usage
 
 #: the type of an agent's answer
 OutputT = TypeVar("OutputT", default=str)
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What a run asks a person: `agent.resume(run_id, …)` answers.
+
+    Args:
+        id: Names it among several of one run: `agent.resume(run_id, …, question=id)`.
+        kind: `approval` of a tool call, `human` or `interrupt` of a node, or `unknown_outcome` of a call that
+            the end of a process has interrupted.
+        name: The tool or node.
+        arguments: Those of the call, or what the node shows.
+        text: What the person has to do, if the node says it.
+        agent: The agent of the call or node: that of the run, or one that it has called.
+        asked_at, expires_at: Seconds since the epoch. A question that expires is denied.
+    """
+
+    run_id: str
+    id: str
+    kind: str
+    name: str
+    arguments: Any = None
+    text: str = ""
+    agent: str = ""
+    asked_at: float = 0.0
+    expires_at: float = 0.0
+
+
+def question_of(waiting: Mapping[str, Any]) -> Question:
+    """Returns what a run waits for (docs/api.md, People)."""
+    return Question(
+        waiting["run_id"],
+        waiting.get("id", ""),
+        waiting["kind"],
+        waiting["name"],
+        waiting["arguments"],
+        waiting["question"],
+        waiting["asking_agent"],
+        waiting["asked_at"],
+        waiting["expires_at"],
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +77,8 @@ class Result(Generic[OutputT]):
         usage: Tokens and cost of the run, with the runs that it has started.
         stop_reason: `completed`, or why it stopped (docs/graph/graph.md, Stops).
         metadata: Pattern, provider, attempts and the rest that the HTTP API answers (docs/api.md, Runs).
-        error: The error of a failed run, else None.
+        error: The error of a run that has not completed, else None.
+        waiting_for: What the run waits for, the oldest of several questions: it goes on with `agent.resume(result.run_id, …)`. Else None.
     """
 
     text: str
@@ -42,6 +90,7 @@ class Result(Generic[OutputT]):
     stop_reason: str = "completed"
     metadata: JsonObject = field(default_factory=dict, repr=False)
     error: AstromeshError | None = None
+    waiting_for: Question | None = None
     _output: Any = field(default=None, repr=False)
 
     @property
@@ -104,13 +153,31 @@ def result_of(answer: RunAnswer, run: Run | None, request: RunRequest, output: A
         stop,
         metadata,
         stop_error(stop),
+        None,
         output,
     )
 
 
-def failed_result(error: AstromeshError, run: Run | None, request: RunRequest) -> Result[Any]:
+def waiting_result(error: ApprovalRequired, session_id: str = "") -> Result[Any]:
+    """Returns the result of a run that waits for a person."""
+    question = question_of(error.waiting_for or {})
+    text = f"The run waits for a person, about {question.name!r}: `agent.resume({error.run_id!r}, …)`."
+    explained = ApprovalRequired(text, error.run_id, error.waiting_for)
+    explained.trace_id = error.trace_id
+    return Result(
+        "",
+        run_id=error.run_id,
+        session_id=session_id,
+        trace_id=error.trace_id,
+        stop_reason="waiting",
+        error=explained,
+        waiting_for=question,
+    )
+
+
+def failed_result(error: AstromeshError, run: Run | None, request: RunRequest | None) -> Result[Any]:
     """Returns the result of a run that ended with an error."""
-    if run is None:
+    if run is None or request is None:
         return Result("", run_id=error.run_id, trace_id=error.trace_id, stop_reason="failed", error=error)
     text = run.events.partial
     return Result(

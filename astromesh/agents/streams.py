@@ -8,6 +8,7 @@ from types import TracebackType
 from typing import Generic, Self
 
 from astromesh.agents.results import OutputT, Result
+from astromesh.events import typed
 from astromesh.graph.calls import ASSISTANT
 from astromesh.telemetry.events import MODEL_DELTA, EventSink
 from astromesh.types import Event
@@ -95,7 +96,7 @@ class RunStream(Generic[OutputT]):
         task = self._begin()
         try:
             while (event := await self._queue.events.get()) is not None:
-                yield event
+                yield typed(event)
             self._result = await task
         finally:
             await self.close()

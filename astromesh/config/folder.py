@@ -8,6 +8,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from pydantic import SecretStr
+
 from astromesh.config import checks
 from astromesh.config.agent import AgentManifest, GraphManifest
 from astromesh.config.base import (
@@ -76,6 +78,13 @@ class Configuration:
         faults = self.every_fault() if strict else self.faults
         if faults:
             raise InvalidConfiguration(faults)
+
+    def with_storage(self, url: str) -> Configuration:
+        """Returns the configuration with another `storage.url`."""
+        spec = self.runtime.spec
+        storage = spec.storage.model_copy(update={"url": SecretStr(url)})
+        runtime = self.runtime.model_copy(update={"spec": spec.model_copy(update={"storage": storage})})
+        return replace(self, runtime=runtime)
 
     def of_agents(self, names: Iterable[str]) -> Configuration:
         """Returns the configuration with only these agents, and those that they may call."""

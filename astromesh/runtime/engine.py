@@ -56,6 +56,7 @@ class AgentRuntime:
         env: Where `${VAR}` and the names of secrets are looked up. None: the environment of the process.
         agents: Agents that are declared in Python (`astromesh.Agent`). They replace agents of the folder that
             have their name.
+        storage_url: Replaces `storage.url` of the folder.
         keeps_runs: Whether plain runs are stored when they have ended, for lists and traces.
 
     Raises:
@@ -82,6 +83,7 @@ class AgentRuntime:
         clock: Clock | None = None,
         graphs: Mapping[str, PromptGraph] | None = None,
         agents: Iterable[DeclaredAgent] = (),
+        storage_url: str = "",
         keeps_runs: bool = True,
     ) -> None:
         has_parts_in_python = any((plugins, env, clock, graphs)) or config_dir is None
@@ -104,6 +106,7 @@ class AgentRuntime:
         self.runner.keeps_runs = keeps_runs
         self.runs, self.durable = self.runner.runs, self.runner.durable
         self.time_travel = TimeTravel(self.runs, self.durable)
+        self._storage_url = storage_url
         self._env: Mapping[str, str] = os.environ if env is None else env
         self._graphs = {**(graphs or {}), **declared.graphs}
         self._resuming: asyncio.Task[None] | None = None
@@ -116,6 +119,8 @@ class AgentRuntime:
         """Reads the folder and the declared agents. Faults are part of the result."""
         python = self._declared.manifests(only=self._is_python_only)
         found = load_configuration(self.config_dir, self.plugins, self._env, self._graphs, python=python)
+        if self._storage_url:
+            found = found.with_storage(self._storage_url)
         return found.of_agents(self._declared.live) if self._has_only_declared else found
 
     async def bootstrap(self, configuration: Configuration | None = None) -> None:

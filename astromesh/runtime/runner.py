@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from astromesh.access.scopes import principal_of
+from astromesh.access.scopes import Viewer, principal_of
 from astromesh.durable.base import (
     BudgetAmounts,
     IdempotencyKey,
@@ -49,9 +49,9 @@ from astromesh.runtime.nested_runs import (
     forward_events,
 )
 from astromesh.runtime.pipeline import answer
-from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.records import RunAnswer, RunRequest, request_of
 from astromesh.runtime.run import Handler, Run, RunFactory
-from astromesh.runtime.runs import Runs
+from astromesh.runtime.runs import Decision, Runs
 from astromesh.runtime.segment import (
     Segment,
     accepted_row,
@@ -145,6 +145,7 @@ class AgentRunner:
         self.max_running: Mapping[str, int] = {}
         #: agents whose runs may have to wait for a person: all of these are durable
         self._approval_agents: frozenset[str] = frozenset()
+        self._programs: dict[str, _Program] = {}
         self.exporter: TraceExporter | None = None
         self.budgets = Budgets(stores.open_budgets, clock)
         self._factory = RunFactory(clock, metrics, self.budgets)
@@ -210,7 +211,8 @@ class AgentRunner:
             trace_id: 32 hex digits of the trace that the run belongs to. Empty starts one.
             parent: The tool call that the run is nested in.
             key: The caller's `Idempotency-Key`. The run that has the key already is answered.
-            watch: Receives the run before it starts. Durable and merged runs have none that could be watched.
+            watch: Receives the run before it starts, a durable one with each of its segments. Merged runs
+                have none that could be watched.
 
         Raises:
             RequestError, UpstreamError, LimitReached, Unavailable: see `astromesh.errors`.
@@ -220,8 +222,13 @@ class AgentRunner:
             if self.active.draining:
                 raise ShuttingDown("The server is shutting down; send the request again.")
             if agent.name in self._approval_agents:
-                row = await self.accept(agent, request, caller=caller, trace_id=trace_id, key=key)
-                return await self.runs.wait(row, sinks)
+                row = await self.accept(
+                    agent, request, caller=caller, trace_id=trace_id, key=key, watch=watch
+                )
+                try:
+                    return await self.runs.wait(row, sinks)
+                finally:
+                    self._programs.pop(row.run_id, None)
             if key is not None:
                 return await self._start_idempotent(key, agent, request, caller, sinks, trace_id)
             if agent.merges_messages:
@@ -352,10 +359,12 @@ class AgentRunner:
         caller: CallerContext | None = None,
         trace_id: str = "",
         key: IdempotencyKey | None = None,
+        watch: Callable[[Run], None] | None = None,
     ) -> RunRow:
         """Accepts a durable run (docs/api.md, Durability): it is on disk when this returns.
 
         Args:
+            watch: As in `start`, until `resume` or `start` returns.
             key: The caller's `Idempotency-Key`. The run that has the key already is returned.
 
         Raises:
@@ -368,10 +377,23 @@ class AgentRunner:
             raise busy_error()  # by a run that is not durable; of others the store knows
         caller = caller or CallerContext()
         row = accepted_row(agent, request, caller, (tenant, owner), self.clock.now(), trace_id)
+        if watch is not None:
+            self._programs[row.run_id] = _Program(request.deps, watch)
+        accepted: RunRow | None = None
+        try:
+            accepted = await self._admit(agent, row, caller, key)
+        finally:
+            if accepted is None or accepted.run_id != row.run_id:
+                self._programs.pop(row.run_id, None)
+        return accepted
+
+    async def _admit(
+        self, agent: Agent, row: RunRow, caller: CallerContext, key: IdempotencyKey | None
+    ) -> RunRow:
         admission = admission_of(agent)
         if admission.policy != "interrupt":
             return await self.durable.accept(row, caller, admission, key)
-        session = SessionKey(tenant, agent.name, request.session_id, owner)
+        session = SessionKey(row.tenant, row.agent, row.session_id, row.owner)
         take_place = partial(self._take_place, agent.memory.leases, session, row.run_id)
         async with self._leases.arrival_lock(session):
             return await self.durable.accept(row, caller, admission._replace(take_place=take_place), key)
@@ -382,6 +404,36 @@ class AgentRunner:
         if store is None or not store.shared:
             return 0
         return (await become_newest(store, session)).token
+
+    async def resume(
+        self,
+        run_id: str,
+        decision: Decision,
+        *,
+        caller: CallerContext | None = None,
+        deps: Any = None,
+        sinks: Iterable[EventSink] = (),
+        watch: Callable[[Run], None],
+    ) -> tuple[RunRequest, RunAnswer]:
+        """Continues a durable run that waits for a person, and returns its request and answer.
+
+        Args:
+            caller: Who decides.
+            deps: What its tools find as `ToolContext.deps`. None: that of the agent.
+            sinks, watch: As in `start`.
+
+        Raises:
+            ApprovalRequired: It waits for another decision. Else as `start` and `Runs.decide`.
+        """
+        viewer = Viewer(*principal_of(caller))
+        await self.runs.get(run_id, viewer)
+        last = await self.runs.last_event(run_id)
+        self._programs[run_id] = _Program(deps, watch)
+        try:
+            row = await self.runs.decide(run_id, viewer, caller or CallerContext(), decision)
+            return request_of(row.request), await self.runs.wait(row, tuple(sinks), last)
+        finally:
+            self._programs.pop(run_id, None)
 
     async def erase_session(self, agent: Agent, key: SessionKey) -> bool:
         """Ends what runs in a session, in any process, and deletes the session.
@@ -420,11 +472,23 @@ class AgentRunner:
 
     def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
         """Returns a durable run as this process begins a segment of it."""
-        return self._factory.resumed_run(agent, request, caller, row)
+        program = self._programs.get(row.run_id)
+        if program is None:
+            return self._factory.resumed_run(agent, request, caller, row)
+        run = self._factory.resumed_run(agent, replace(request, deps=program.deps), caller, row)
+        program.watch(run)
+        return run
 
     async def run_durable(self, agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
         """Executes one segment of a durable run."""
         return await self._execute(agent, request, run, self._durable_handle)
+
+
+class _Program(NamedTuple):
+    """A program of this process that waits for a durable run, and what it has passed."""
+
+    deps: Any
+    watch: Callable[[Run], None]
 
 
 def _merge_requests(requests: Sequence[RunRequest]) -> RunRequest:

@@ -123,18 +123,26 @@ class Runs:
             raise _no_longer_stored(run_id)
         return await store.follow(run, after, sink)
 
-    async def wait(self, run: RunRow, sinks: Sequence[EventSink]) -> RunAnswer:
+    async def last_event(self, run_id: str) -> int:
+        """Returns the number of the newest stored event of a durable run; 0: there is none."""
+        last = 0
+        while page := await self._durable.store.events(run_id, last, _PAGE):
+            last = page[-1].seq
+        return last
+
+    async def wait(self, run: RunRow, sinks: Sequence[EventSink], after: int = 0) -> RunAnswer:
         """Waits for a durable run and returns its answer.
 
         Args:
             sinks: Listeners to its events.
+            after: The number of the last event that is over.
 
         Raises:
             ApprovalRequired: it waits for a person, and continues without this caller.
             RunFailed, Interrupted: it failed, or was cancelled.
         """
         listener = RunListener(sinks)
-        leave = await self.follow(run.run_id, Viewer(run.tenant, run.owner), 0, listener)
+        leave = await self.follow(run.run_id, Viewer(run.tenant, run.owner), after, listener)
         try:
             await listener.ended.wait()
         finally:
@@ -212,6 +220,13 @@ class Runs:
         return [_approval_json(row, question) for row in rows for question in open_questions(row)]
 
     async def resume(self, run_id: str, viewer: Viewer, by: CallerContext, decision: Decision) -> JsonObject:
+        """Stores a decision for a run that waits, continues the run, and returns it as the API shows it.
+
+        Raises: As `decide`.
+        """
+        return await self._stored.detailed(await self.decide(run_id, viewer, by, decision))
+
+    async def decide(self, run_id: str, viewer: Viewer, by: CallerContext, decision: Decision) -> RunRow:
         """Stores a decision for a run that waits, and continues the run.
 
         Args:
@@ -228,7 +243,7 @@ class Runs:
             raise NotDurable(f"The run {run_id!r} is not durable: it never waits for a person.")
         values = {key: value for key, value in decision._asdict().items() if value is not None}
         which = values.pop("question", "")
-        return await self._stored.detailed(await self._durable.decide(run, values, by, which))
+        return await self._durable.decide(run, values, by, which)
 
     async def list(self, query: RunQuery) -> tuple[list[JsonObject], Usage]:
         """Returns the newest runs first, and the usage of all that match."""

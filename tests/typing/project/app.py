@@ -14,6 +14,7 @@ from astromesh import (
     CallerContext,
     Event,
     ModelRetry,
+    Question,
     Result,
     ToolContext,
     Usage,
@@ -21,6 +22,7 @@ from astromesh import (
     get_current_caller,
     tool,
 )
+from astromesh.events import ModelDelta, ToolFinished
 from astromesh.graph import GraphResult, PromptGraph, PromptGraphEngine
 from astromesh.types import CompletionRequest, Message
 
@@ -92,6 +94,12 @@ async def main() -> None:
     async with typed.stream("Where?") as stream:
         async for event in stream:
             assert_type(event, Event)
+            match event:
+                case ModelDelta(content=text_piece):
+                    assert_type(text_piece, str)
+                case ToolFinished(name=name, ok=ok):
+                    assert_type(name, str)
+                    assert_type(ok, bool)
     assert_type(stream.result.output, City)
     async for piece in plain.stream("Hi").text():
         assert_type(piece, str)
@@ -101,6 +109,9 @@ async def main() -> None:
         assert_type(error.run_id, str)
     async with AgentRuntime(agents=[plain, typed]) as runtime:
         await runtime.run("agent", "Hi", "session")
+    waiting = await placed.run("Where?", deps=Deps({}))
+    assert_type(waiting.waiting_for, Question | None)
+    assert_type((await placed.resume(waiting.run_id, "deny", deps=Deps({}))).output, Place)
     caller = get_current_caller()
     assert_type(caller, CallerContext | None)
 

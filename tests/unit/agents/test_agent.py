@@ -13,7 +13,7 @@ from typing import TypedDict
 import pytest
 from pydantic import BaseModel
 
-from astromesh import Agent, CallerContext, File, Image, ModelRetry, ToolContext, tool
+from astromesh import Agent, CallerContext, Event, File, Image, ModelRetry, ToolContext, tool
 from astromesh.agents.attachments import Attachment
 from astromesh.errors import (
     AllProvidersFailed,
@@ -28,9 +28,11 @@ from astromesh.errors import (
     ProviderUnauthorized,
     UnknownPlugin,
 )
+from astromesh.events import ModelDelta, RunCompleted, ToolFinished, ToolStarted, typed
 from astromesh.plugins import Plugins
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CompletionRequest, Message, ToolCall
+from tests.integration.knowledge.rag_files import pdf
 
 
 class City(BaseModel):
@@ -371,10 +373,23 @@ async def test_images_and_files_go_with_the_message(tmp_path: Path) -> None:
         "https://x.org/d.png",
     ]
     assert message.content == "Look\n\nFile notes.csv:\n```\na,b\n1,2\n\n```\n\nFile c.md:\n```\n# C\n```"
-    with pytest.raises(InvalidInput, match="neither an image nor text"):
+    with pytest.raises(InvalidInput, match="no image, no text and no PDF"):
+        await agent.run("Look", attachments=[File("d.bin", b"\xff")])
+    with pytest.raises(InvalidInput, match=r"d\.pdf.*not a readable PDF"):
         await agent.run("Look", attachments=[File("d.pdf", b"%PDF\xff")])
     with pytest.raises(InvalidInput, match="cannot be read"):
         await agent.run("Look", attachments=[tmp_path / "none.txt"])
+
+
+async def test_the_text_of_a_pdf_goes_with_the_message(tmp_path: Path) -> None:
+    (tmp_path / "tea.pdf").write_bytes(pdf("Green tea", "Black tea"))
+    model = ScriptedProvider("Two.")
+    await Agent(model).run("How many?", attachments=[tmp_path / "tea.pdf"])
+    (message,) = model.requests[0].messages
+    assert message.content.startswith("How many?\n\nFile tea.pdf:\n```\n")
+    assert [line for line in message.content.splitlines() if "Page" in line or "tea" in line][1:] == [
+        "## Page 1", "Green tea", "## Page 2", "Black tea",
+    ]  # fmt: skip
 
 
 # -- streams -------------------------------------------------------------------------------------------------
@@ -391,6 +406,28 @@ async def test_a_stream_has_events_text_and_a_result() -> None:
             _ = stream.result
         assert [text async for text in stream.text()] == ["three ", "four"]
     assert stream.result.output == "three four"
+
+
+async def test_the_events_of_a_stream_are_classes() -> None:
+    """With the fields of their payload; those that an event lacks have a default."""
+    model = ScriptedProvider(ToolCall("1", "weather", '{"city": "Paris"}'), "Sunny.")
+    lines = []
+    async for event in Agent(model, tools=[weather]).stream("Hi"):
+        assert type(event) is not Event, event.type
+        match event:
+            case ToolStarted(name=name, arguments={"city": city}):
+                lines.append(f"{name} {city}")
+            case ToolFinished(ok=True, error="", data={"duration_ms": float()}):
+                lines.append("finished")
+            case ModelDelta(content=text, role="assistant"):
+                lines.append(text)
+            case RunCompleted(response=text, type="run.completed"):
+                lines.append(text)
+    assert lines == ["weather Paris", "finished", "Sunny.", "Sunny."]
+    later = Event("r", 1, 0.0, "of.later", {})
+    assert typed(later) is later
+    with pytest.raises(AttributeError, match="RunCompleted has no field 'output'"):
+        _ = typed(Event("r", 1, 0.0, "run.completed", {})).output  # type: ignore[attr-defined]
 
 
 async def test_leaving_a_stream_cancels_its_run() -> None:

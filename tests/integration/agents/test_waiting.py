@@ -1,0 +1,148 @@
+"""Runs of agents from Python that wait for a person: asked, listed, decided, also by another program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astromesh import Agent, CallerContext, ToolContext, tool
+from astromesh.errors import ApprovalRequired, ConfigError, InvalidInput, NotWaiting, RunNotFound
+from astromesh.events import RunWaiting
+from astromesh.testing import ScriptedProvider
+from astromesh.types import ToolCall
+
+PAY = ToolCall("1", "pay", '{"to": "Ada", "amount": 7}')
+
+
+@tool(approval="required", effect="external")
+def pay(to: str, amount: int, ctx: ToolContext[dict[str, int]]) -> str:
+    """Pays."""
+    ctx.deps[to] = ctx.deps.get(to, 0) + amount
+    return f"paid {amount} to {to}"
+
+
+def payer(*script: Any, store: str | None = "memory", **keys: Any) -> Agent[dict[str, int], str]:
+    return Agent(ScriptedProvider(*script), tools=[pay], store=store, **keys)
+
+
+async def test_a_run_waits_and_continues_with_the_decision() -> None:
+    """It is no failure: nothing is raised until somebody asks for the answer."""
+    agent = payer(PAY, "Done.")
+    waiting = await agent.run("Pay Ada.", deps={})
+    question = waiting.waiting_for
+    assert question is not None
+    assert (question.kind, question.name, question.arguments) == (
+        "approval",
+        "pay",
+        {"to": "Ada", "amount": 7},
+    )
+    assert (waiting.ok, waiting.stop_reason, waiting.text) == (False, "waiting", "")
+    with pytest.raises(ApprovalRequired, match="resume"):
+        _ = waiting.output
+    assert list(await agent.approvals()) == [question]
+
+    accounts: dict[str, int] = {}
+    result = await agent.resume(
+        waiting.run_id, "approve", arguments={"to": "Ada", "amount": 9}, deps=accounts
+    )
+    assert (result.output, result.run_id, accounts) == ("Done.", waiting.run_id, {"Ada": 9})
+    assert [m.role for m in result.messages] == ["user", "assistant", "tool", "assistant"]
+    assert result.usage.input_tokens
+    assert list(await agent.approvals()) == []
+
+
+async def test_a_denied_call_is_not_made() -> None:
+    accounts: dict[str, int] = {}
+    agent = payer(PAY, "I did not pay.", deps=accounts)
+    waiting = await agent.run("Pay Ada.")
+    assert (await agent.resume(waiting.run_id, "deny")).output == "I did not pay."
+    assert accounts == {}
+
+
+def test_another_program_with_the_store_continues(tmp_path: Path) -> None:
+    """Whatever the first has done is not repeated; a program has an event loop of its own for each call."""
+    store, accounts = f"sqlite:{tmp_path / 'runs.db'}", dict[str, int]()
+    first = payer(PAY, store=store)
+    waiting = first.run_sync("Pay Ada.", deps=accounts)
+    second = payer("Done.", store=store)
+    assert second.resume_sync(waiting.run_id, deps=accounts).output == "Done."
+    assert accounts == {"Ada": 7}
+
+
+async def test_a_second_question_waits_again() -> None:
+    twice = [PAY, ToolCall("2", "pay", '{"to": "Eve", "amount": 1}')]
+    accounts: dict[str, int] = {}
+    agent = payer(*twice, "Both paid.", deps=accounts)
+    waiting = await agent.run("Pay both.")
+    waiting = await agent.resume(waiting.run_id)
+    assert waiting.waiting_for is not None
+    assert waiting.waiting_for.arguments == {"to": "Eve", "amount": 1}
+    assert (await agent.resume(waiting.run_id)).output == "Both paid."
+    assert accounts == {"Ada": 7, "Eve": 1}
+
+
+async def test_questions_of_one_turn_are_decided_in_any_order() -> None:
+    turn = [PAY, ToolCall("2", "pay", '{"to": "Eve", "amount": 1}')]
+    accounts: dict[str, int] = {}
+    agent = payer(turn, "Eve is paid.", deps=accounts)
+    waiting = await agent.run("Pay both.")
+    first, second = await agent.approvals()
+    assert (first, [first.run_id, second.run_id]) == (waiting.waiting_for, [waiting.run_id] * 2)
+    waiting = await agent.resume(second.run_id, "approve", question=second.id)
+    assert waiting.waiting_for == first
+    assert (await agent.resume(waiting.run_id, "deny")).output == "Eve is paid."
+    assert accounts == {"Eve": 1}
+
+
+async def test_the_stream_of_a_run_ends_with_the_question() -> None:
+    agent = payer(PAY, "Done.", deps={})
+    stream = agent.stream("Pay Ada.")
+    events = [event async for event in stream]
+    assert isinstance(events[-1], RunWaiting)
+    assert events[-1].approval["name"] == "pay"
+    assert stream.result.waiting_for is not None
+    assert (await agent.resume(stream.result.run_id)).ok
+
+
+async def test_conversations_go_on_after_the_decision() -> None:
+    agent = payer(PAY, "Done.", "Seven.", deps={}, memory="memory")
+    chat = agent.session("ada")
+    waiting = await chat.run("Pay Ada.")
+    result = await agent.resume(waiting.run_id)
+    assert (result.output, result.session_id) == ("Done.", "ada")
+    after = await chat.run("How much?")
+    assert [m.content for m in after.messages] == ["Pay Ada.", "Done.", "How much?", "Seven."]
+
+
+async def test_what_cannot_be_resumed_is_said() -> None:
+    agent = payer(PAY, "Done.", deps={})
+    with pytest.raises(RunNotFound, match="run_none"):
+        await agent.resume("run_none")
+    waiting = await agent.run("Pay Ada.")
+    with pytest.raises(InvalidInput, match="amount"):
+        await agent.resume(waiting.run_id, arguments={"to": "Ada"})
+    with pytest.raises(RunNotFound):
+        await agent.resume(waiting.run_id, caller=CallerContext(user_id="eve"))
+    assert (await agent.resume(waiting.run_id)).ok
+    with pytest.raises(NotWaiting):
+        await agent.resume(waiting.run_id)
+    failed = await agent.resume(waiting.run_id, on_error="return")
+    assert isinstance(failed.error, NotWaiting)
+
+
+def test_a_store_that_is_none_is_named() -> None:
+    with pytest.raises(ConfigError, match="names no store"):
+        payer(store="mysql://x")
+
+
+async def test_waiting_runs_may_stand_in_postgresql(postgres_database: str) -> None:
+    first = payer(PAY, store=postgres_database, deps={})
+    waiting = await first.run("Pay Ada.")
+    await first.close()
+    accounts: dict[str, int] = {}
+    second = payer("Done.", store=postgres_database, deps=accounts)
+    assert (await second.resume(waiting.run_id)).output == "Done."
+    assert accounts == {"Ada": 7}
+    await second.close()
