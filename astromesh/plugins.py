@@ -11,6 +11,7 @@ import asyncio
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.metadata import EntryPoint, distributions
@@ -45,6 +46,10 @@ class _OpenAttempts:
         self.failure: AstromeshError | None = None
 
 
+#: whether what runs opens a resource, which its `Resources` closes
+OPENS_RESOURCE: ContextVar[bool] = ContextVar("astromesh_opens_resource", default=False)
+
+
 class Resources:
     """Resources that are opened once, shared, and closed in reverse order, e.g. databases and HTTP sessions.
 
@@ -67,11 +72,14 @@ class Resources:
             if key not in self._opened:
                 if opening.failure is not None and opening.failures > failures_before:
                     raise opening.failure
+                token = OPENS_RESOURCE.set(True)
                 try:
                     self._opened[key] = await self._stack.enter_async_context(make())
                 except AstromeshError as error:
                     opening.failures, opening.failure = opening.failures + 1, error
                     raise
+                finally:
+                    OPENS_RESOURCE.reset(token)
         return self._opened[key]
 
     def of_type(self, kind: type[T]) -> list[T]:

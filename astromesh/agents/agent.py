@@ -30,7 +30,7 @@ from astromesh.agents import arguments
 from astromesh.agents.arguments import AgentTool, GuardrailLike, MemoryLike, PatternLike
 from astromesh.agents.attachments import with_attachments
 from astromesh.agents.declared import KeptStores, Source, source_of_file
-from astromesh.agents.keys import AllKeys, DecisionKeys, OnError, RunKeys, Word
+from astromesh.agents.keys import AllKeys, DecisionKeys, OnError, RunKeys, Word, check_names
 from astromesh.agents.manifest import AgentKeys, Live, plain
 from astromesh.agents.models import ModelLike, model_block
 from astromesh.agents.opening import OpenRuntimes
@@ -178,6 +178,7 @@ class Agent(Generic[DepsT, OutputT]):
         store: str | None = None,
         **keys: Unpack[AgentKeys],
     ) -> None:
+        check_names(keys, AllKeys.__annotations__, "Agent")
         plugins = plugins or Plugins()
         blocks = plain(servers or {})
         given = arguments.listed(tools)
@@ -357,6 +358,7 @@ class Agent(Generic[DepsT, OutputT]):
             AstromeshError: As `run`.
         """
         agent, runs = self._current(), list[Run]()
+        check_names(keys, DecisionKeys.__annotations__, "resume")
         changed, on_error = keys.get("arguments"), keys.get("on_error")
         runtime = await agent._runtimes.current()  # noqa: SLF001
         try:
@@ -527,6 +529,7 @@ class Agent(Generic[DepsT, OutputT]):
     async def _run(
         self, query: str, deps: DepsT | None, keys: RunKeys, sinks: Iterable[EventSink]
     ) -> Result[OutputT]:
+        check_names(keys, RunKeys.__annotations__, "A run")
         agent = self._current()
         request = await agent._request(query, deps, keys)  # noqa: SLF001
         runs: list[Run] = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, TypedDict
@@ -69,3 +70,13 @@ class AllKeys(AgentKeys, total=False):
     plugins: Plugins | None
     data_dir: str | Path | None
     store: str | None
+
+
+def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
+    """Raises: TypeError: An argument has another name."""
+    names = [*known]
+    for name in given:
+        if name not in names:
+            near = difflib.get_close_matches(name, names, 1)
+            hint = f" Did you mean `{near[0]}`?" if near else ""
+            raise TypeError(f"{owner} has no argument `{name}`.{hint}")

@@ -2,15 +2,19 @@
 
 Connections belong to an event loop. A program may call `asyncio.run` several times with one agent, so each
 loop has a runtime of its own. Nobody has to close it: asyncio closes async generators at the end of a loop,
-and one of them stands guard here.
+and one of them stands guard here. It closes them all at once, in no order: so it does not learn of those
+that the runtime has opened and closes itself.
 """
 
 from __future__ import annotations
 
 import asyncio
+import sys
 import weakref
 from collections.abc import AsyncGenerator, Callable
+from typing import Any
 
+from astromesh.plugins import OPENS_RESOURCE
 from astromesh.runtime.engine import AgentRuntime
 
 
@@ -34,6 +38,7 @@ class OpenRuntimes:
             ConfigError: The agent cannot be opened.
         """
         loop = asyncio.get_running_loop()
+        _hide_resources()
         found = self._loops.get(loop)
         if found is None:
             for ended in [one for one in self._loops if one.is_closed()]:
@@ -81,6 +86,23 @@ class _LoopRuntime:
             except asyncio.CancelledError:  # closing comes first: it does not wait for anybody
                 await runtime.close()
                 raise
+
+
+class _AllButResources:
+    """Tells a loop of the async generators that begin, but not of those that hold resources."""
+
+    def __init__(self, tell: Callable[[AsyncGenerator[Any, Any]], None]) -> None:
+        self._tell = tell
+
+    def __call__(self, begun: AsyncGenerator[Any, Any]) -> None:
+        if not OPENS_RESOURCE.get():
+            self._tell(begun)
+
+
+def _hide_resources() -> None:
+    tell = sys.get_asyncgen_hooks().firstiter
+    if tell is not None and not isinstance(tell, _AllButResources):
+        sys.set_asyncgen_hooks(firstiter=_AllButResources(tell))
 
 
 #: runtimes whose agents are gone: closed with their loop, or when the next agent opens one there

@@ -78,7 +78,8 @@ class Result(Generic[OutputT]):
         stop_reason: `completed`, or why it stopped (docs/graph/graph.md, Stops).
         metadata: Pattern, provider, attempts and the rest that the HTTP API answers (docs/api.md, Runs).
         error: The error of a run that has not completed, else None.
-        waiting_for: What the run waits for, the oldest of several questions: it goes on with `agent.resume(result.run_id, …)`. Else None.
+        waiting_for: What the run waits for, the oldest of several questions: it goes on with
+            `agent.resume(result.run_id, …)`. Else None.
     """
 
     text: str

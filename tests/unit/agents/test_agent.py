@@ -196,6 +196,18 @@ def test_wrong_arguments_are_named_when_the_agent_is_made(wrong, key) -> None:
         Agent(ScriptedProvider(), **wrong)
 
 
+async def test_a_misspelled_argument_is_named() -> None:
+    """Type checkers find it, too; a program without one must not lose its memory silently."""
+    with pytest.raises(TypeError, match="Agent has no argument `memroy`"):
+        Agent(ScriptedProvider(), memroy="memory")  # type: ignore[call-overload]
+    agent = Agent(ScriptedProvider("Hi"))
+    with pytest.raises(TypeError, match="Did you mean `session_id`"):
+        await agent.run("Hi", sesion_id="ada")  # type: ignore[call-arg]
+    with pytest.raises(TypeError, match="sesion_id"):
+        async for _ in agent.stream("Hi", sesion_id="ada"):  # type: ignore[call-arg]
+            pass
+
+
 # -- guardrails, budgets, prompts: the pipeline of YAML agents -----------------------------------------------
 
 
@@ -517,6 +529,28 @@ stays.close()
 failing = Agent("openai:gpt-4o-mini", on_error="return")
 print(failing.run_sync("Hi").ok)
 """
+
+
+def test_stores_are_closed_in_order_at_the_end_of_each_loop(tmp_path: Path) -> None:
+    """asyncio closes async generators at once; those of stores that hold others would fail and print it."""
+    program = """
+import asyncio
+from astromesh import Agent
+
+async def model(request):
+    return "Hi"
+
+async def chats(*agents):
+    for agent in agents:
+        await agent.run("Hi", session_id="s")
+
+for place in range(4):
+    asyncio.run(chats(*(Agent(model, memory=f"sqlite:{number}.db") for number in range(3))))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", program], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert (done.stdout, done.stderr) == ("", "")
 
 
 def test_nothing_is_printed_and_nothing_is_left_in_the_folder(tmp_path: Path) -> None:
