@@ -400,6 +400,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "graph.typed_state": ("a reducer or validator raised",),
     "knowledge.loaders": ("a reader raised",),
     "runtime.bootstrap": ("closes and raises",),
+    "runtime.input_rules": ("a rule raised",),
     "runtime.budgets": ("settles a reservation and raises", "settles a reservation and raises"),
     "runtime.engine": ("closes and raises",),
     "runtime.runner": ("a run raised",),

@@ -493,6 +493,9 @@ class RunStore(Protocol):
             LeaseLost: another worker has the run, or it has ended; nothing is written.
         """
 
+    def scrub_soon(self) -> None:
+        """Removes overwritten text from the log of the database within seconds, if it has one."""
+
     async def steps(self, run_id: str) -> tuple[JournalStep, ...]: ...
 
     async def events(self, run_id: str, after: int = 0, limit: int = 1000) -> tuple[Event, ...]:

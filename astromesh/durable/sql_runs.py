@@ -146,6 +146,9 @@ class SqlRuns(SqlStore):
         if not await self._commit(Commit(claim, steps, events, change, nested)):
             raise LeaseLost(f"The run {claim.run_id!r} is no longer this worker's, or it has ended.")
 
+    def scrub_soon(self) -> None:
+        self._queries.scrub_soon()
+
     async def steps(self, run_id: str) -> tuple[JournalStep, ...]:
         return tuple(map(step_of, await self._queries.read("steps", run_id)))
 
@@ -412,10 +415,18 @@ def _came_later(other: RunRow, run: RunRow) -> bool:
 
 
 def merge_requests(earlier: JsonObject, request: JsonObject) -> JsonObject:
-    """Two requests as one: texts by newline, pictures in order, the rest of the first."""
-    images = [*earlier.get("images", ()), *request.get("images", ())]
+    """Two requests as one: texts by newline, pictures in order, the rest of the first.
+
+    What the input rules did to either counts, and they check the joined text, too.
+    """
     both = {**earlier, "query": f"{earlier['query']}\n{request['query']}"}
-    return {**both, "images": images} if images else both
+    if images := [*earlier.get("images", ()), *request.get("images", ())]:
+        both["images"] = images
+    if screenings := [one["screening"] for one in (earlier, request) if "screening" in one]:
+        refused = next((one for one in screenings if one["guardrail"]), screenings[0])
+        actions = [action for one in screenings for action in one["actions"]]
+        both["screening"] = {**refused, "actions": actions, "again": True}
+    return both
 
 
 _INTERRUPTED_ERROR: JsonObject = {

@@ -52,6 +52,7 @@ class _Batch(NamedTuple):
     change: RunChange | None
     nested: Sequence[RunRow]
     mark: int
+    scrubs: bool
 
 
 class SegmentWriter:
@@ -79,6 +80,7 @@ class SegmentWriter:
         self._change: RunChange | None = None
         self._nested: dict[str, RunRow] = {}
         self.last: Event | None = None
+        self._scrubs = False
         self._added = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
         self._timer: asyncio.TimerHandle | None = None
@@ -110,6 +112,10 @@ class SegmentWriter:
         values = {name: value for name, value in change._asdict().items() if value is not None}
         self._change = (self._change or _NO_CHANGE)._replace(**values)
         self._add()
+
+    def scrub_soon(self) -> None:
+        """Removes the text that the next transaction overwrites from the log of the database, too."""
+        self._scrubs = True
 
     async def flush(self) -> None:
         """Returns when everything added so far is on disk. Never returns if the lease is lost.
@@ -196,12 +202,13 @@ class SegmentWriter:
 
     def _take(self) -> _Batch:
         steps, nested = tuple(self._steps.values()), tuple(self._nested.values())
-        batch = _Batch(steps, self._events, self._change, nested, self._added)
+        batch = _Batch(steps, self._events, self._change, nested, self._added, self._scrubs)
         self._steps, self._events, self._change, self._nested = {}, [], None, {}
+        self._scrubs = False
         return batch
 
     async def _commit(self, batch: _Batch) -> bool:
-        steps, events, change, nested, _ = batch
+        steps, events, change, nested = batch[:4]
         if not (steps or events or change or nested):
             return True
         write = partial(
@@ -213,6 +220,8 @@ class SegmentWriter:
         except LeaseLost:
             return False
         self._lease_seen_at = sent
+        if batch.scrubs:
+            self._store.scrub_soon()
         return True
 
     def _refuse(self, batch: _Batch, error: Exception) -> None:

@@ -5,12 +5,27 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import UNSET, Struct, field
+from msgspec import UNSET, Struct, convert, field, to_builtins
 
 from astromesh.durable.serialization import SCHEMA, message_of, message_to_json
 from astromesh.telemetry.ids import NO_TRACE_PARENT, TraceParent, read_traceparent
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolPort
 from astromesh.types import Image, JsonObject, MemoryContext, Message, ToolSpec
+
+
+class Screening(Struct, frozen=True):
+    """The result of the input rules on a request that was checked before it was stored.
+
+    Args:
+        actions: Of the rules, `{stage, type, action, count}` each.
+        guardrail, message: The type and the message of the rule that refused the request; empty: none did.
+        again: Whether messages were merged since then: the rules check their joined text in step 3.
+    """
+
+    actions: tuple[JsonObject, ...] = ()
+    guardrail: str = ""
+    message: str = ""
+    again: bool = False
 
 
 class RunRequest(Struct, frozen=True):
@@ -26,6 +41,7 @@ class RunRequest(Struct, frozen=True):
         terms: How the pattern of another agent executes this run.
         caused_by: The caller's place in its own trace (`traceparent`).
         deps: What tools find as `ToolContext.deps`. It is not stored. None: that of the agent.
+        screening: What the input rules did to a request that was stored before it ran.
     """
 
     query: str
@@ -40,6 +56,7 @@ class RunRequest(Struct, frozen=True):
     caused_by: TraceParent = NO_TRACE_PARENT
     deps: Any = None
     tags: tuple[str, ...] = ()
+    screening: Screening | None = None
 
 
 class RunAnswer(Struct, frozen=True):
@@ -145,6 +162,8 @@ def new_request_to_json(request: RunRequest) -> JsonObject:
         data["history"] = [*map(message_to_json, request.history)]
     if request.preface:
         data["preface"] = [*map(message_to_json, request.preface)]
+    if request.screening is not None:
+        data["screening"] = to_builtins(request.screening)
     return data
 
 
@@ -161,6 +180,7 @@ def request_of(data: JsonObject) -> RunRequest:
         persist=data.get("persist", True),
         caused_by=read_traceparent(data.get("traceparent")),
         tags=tuple(data.get("tags", ())),
+        screening=convert(data["screening"], Screening) if "screening" in data else None,
     )
 
 

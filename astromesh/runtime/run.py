@@ -192,6 +192,7 @@ class Run:
         owner: The id of the principal that the session belongs to.
         parent: `RUN.CALL` of the tool call that this run is nested in, or empty.
         admitted_query: The query after the input rules, set by step 3.
+        admitted_request: The request of a durable run as it is stored since step 3.
         persisted: Whether step 11 has begun.
         lock: The lock of the session, if the store of its turns has leases.
         policy: How a segment of a durable run enters its session, which has admitted the run before. None in
@@ -217,6 +218,7 @@ class Run:
     caller: CallerContext | None = None
     parent: str = ""
     admitted_query: str = ""
+    admitted_request: JsonObject | None = None
     persisted: bool = False
     lock: SessionLock | None = None
     policy: ConcurrencyPolicy | None = None

@@ -23,6 +23,7 @@ from astromesh.durable.writer import SegmentWriter, retry_while_unavailable
 from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.content_capture import redactor_of
+from astromesh.runtime.input_rules import screen
 from astromesh.runtime.records import RunAnswer, RunRequest, new_request_to_json, request_of
 from astromesh.runtime.run import Handler, Run
 from astromesh.telemetry import ids
@@ -194,6 +195,8 @@ class Segment:
             failure = {"code": last.data["code"], "detail": last.data["detail"]}
         if run.journal is not None:
             run.journal.step_log.redact()
+        if self.request.screening is None and not run.admitted_query and self.agent.guardrails.input_rules:
+            self.writer.scrub_soon()  # the raw text leaves the row now
         failpoints.reach(failpoints.BEFORE_LAST_EVENT)
         await self.writer.finish(
             RunChange(
@@ -203,7 +206,7 @@ class Segment:
                 usage=usage,
                 attempts=tuple(log.attempts),
                 finished_at=self._host.clock.now(),
-                request=ended_request(self.row.request, run.admitted_query),
+                request=ended_request(run.admitted_request or self.row.request, run.admitted_query),
             )
         )
 
@@ -324,6 +327,8 @@ def accepted_row(
     """Returns the row of a run that is accepted now."""
     spec, (tenant, owner) = agent.manifest.spec, who
     merges = spec.sessions.concurrency == "merge"
+    request = screen(agent.guardrails, request)
+    is_checked = request.screening is not None or not agent.guardrails.input_rules
     return RunRow(
         run_id=ids.new_id("run_"),
         tenant=tenant,
@@ -335,7 +340,7 @@ def accepted_row(
         created_at=now,
         durable=True,
         request=new_request_to_json(request),
-        metadata=dict(agent.guardrails.visible_metadata(request.metadata)),
+        metadata=dict(request.metadata) if is_checked else {},
         tags=request.tags,
         manifest=agent.snapshot,
         caller=caller_to_json(caller),

@@ -44,6 +44,7 @@ from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import ChargedTools, ended_by_budget
 from astromesh.runtime.declarations import SystemPrompt
+from astromesh.runtime.input_rules import CheckedRequest, check_parts, check_request
 from astromesh.runtime.records import (
     AdmittedQuery,
     EquippedQuery,
@@ -179,8 +180,6 @@ async def enforce_schema(
 REFUSAL = "content_filter"
 #: the answer of a run whose budget of time ends before the model has produced text
 OUT_OF_TIME = "I could not finish this in the time that is set for me."
-_USER_ROLE = frozenset({"user"})
-_ANY_ROLE = frozenset({"system", "user", "assistant", "tool"})
 
 
 def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
@@ -189,49 +188,43 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     Raises:
         GuardrailBlocked: with the type of the rule and the configured message.
     """
-    request, actions = _admit_parts(agent, request, run)
-    if run.journal is None:
-        return _admit(agent, request, run, actions)
-    made = run.journal.once(
-        "input", lambda: _admit(agent, request, run, actions), admitted_to_json, partial(admitted_of, request)
-    )
+    journal = run.journal
+    if journal is None:
+        return _admit(agent, request, run)
+    restore = partial(_restored, agent, request)
+    made = journal.once("input", lambda: _admit(agent, request, run), admitted_to_json, restore)
     run.admitted_query = made.query
-    if not run.journal.place:  # from here on no step needs the raw query: it does not stay on disk
-        run.journal.step_log.segment.writer.change(RunChange(request=request_to_json(request, made.query)))
+    if not journal.place:  # from here on no step needs the raw texts: they do not stay on disk
+        writer = journal.step_log.segment.writer
+        run.admitted_request = request_to_json(made.request, made.query)
+        writer.change(RunChange(request=run.admitted_request))
+        if request.screening is None or request.screening.again:
+            writer.scrub_soon()
     return made
 
 
-def _admit_parts(agent: Agent, request: RunRequest, run: Run) -> tuple[RunRequest, tuple[JsonObject, ...]]:
-    """Returns a request with the context and the metadata that the input rules let through."""
-    rules = agent.guardrails
-    if not rules.input_rules or not (request.context or request.metadata):
-        return request, ()
+def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
+    started, screening = perf_counter(), request.screening
+    checked = CheckedRequest(request)
     try:
-        context = rules.check_part(request.context, "context")
-        metadata = rules.check_part(request.metadata, "metadata")
+        if screening is not None and screening.guardrail:
+            raise GuardrailBlocked(screening.guardrail, screening.message, screening.actions)
+        if screening is None or screening.again:
+            checked = check_request(agent.guardrails, request)
     except GuardrailBlocked as blocked:
         for action in blocked.actions:
             run.stream.emit("guardrail.action", **action)
         raise
-    checked = replace(request, context=context.value, metadata=metadata.value)
-    return checked, (*context.actions, *metadata.actions)
+    before = () if screening is None else screening.actions
+    actions, request = (*before, *checked.actions), checked.request
+    _emit_checks(run, "input", actions, started, request.query)
+    run.admitted_query = request.query
+    return AdmittedQuery(request, request.query, actions, request.history, request.preface)
 
 
-def _admit(agent: Agent, request: RunRequest, run: Run, before: tuple[JsonObject, ...] = ()) -> AdmittedQuery:
-    started = perf_counter()
-    try:
-        rules = agent.guardrails
-        checked = rules.check_input(request.query) if rules.input_rules else CheckedText(request.query)
-        preface = _admit_messages(agent, request.preface) if request.preface else ()
-        history = None if request.history is None else _admit_history(agent, request)
-    except GuardrailBlocked as blocked:
-        for action in blocked.actions:
-            run.stream.emit("guardrail.action", **action)
-        raise
-    actions = (*checked.actions, *before)
-    _emit_checks(run, "input", actions, started, checked.text)
-    run.admitted_query = checked.text
-    return AdmittedQuery(request, checked.text, actions, history, preface)
+def _restored(agent: Agent, request: RunRequest, data: JsonObject) -> AdmittedQuery:
+    """Returns a query that an earlier segment has admitted. A nested run has its context as it came."""
+    return admitted_of(check_parts(agent.guardrails, request).request, data)
 
 
 async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQuery:
@@ -560,24 +553,6 @@ def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
     }
     key = run.key.session_id
     return RunAnswer(released.response, agent.name, key, run.id, metadata, released.output)
-
-
-def _admit_history(agent: Agent, request: RunRequest) -> tuple[Message, ...]:
-    """Checks the user messages of an outer pattern's history, and every message of a client's."""
-    roles = _ANY_ROLE if request.terms.history is None else _USER_ROLE
-    return _admit_messages(agent, request.history or (), roles)
-
-
-def _admit_messages(
-    agent: Agent, messages: tuple[Message, ...], roles: frozenset[str] = _USER_ROLE
-) -> tuple[Message, ...]:
-    """Applies the input rules to the messages that come with a query: they are user text, too."""
-    return tuple(
-        replace(m, content=agent.guardrails.check_input(m.content).text)
-        if m.role in roles and m.content
-        else m
-        for m in messages
-    )
 
 
 def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObject:

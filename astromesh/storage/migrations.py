@@ -66,8 +66,13 @@ def store_schema(store: type[SqlStore], dialect: Dialect) -> Schema:
     return Schema(store.name, store.package, f"sql/{dialect}/{store.name}", f"sql/{store.name}")
 
 
-def migrate(connection: sqlite3.Connection, schemas: Sequence[Schema]) -> Sequence[None]:
-    """Executes the missing migrations in the transaction of the writer, so that two processes do it once."""
+def migrate(connection: sqlite3.Connection, schemas: Sequence[Schema]) -> Sequence[bool]:
+    """Executes the missing migrations in the transaction of the writer, so that two processes do it once.
+
+    Returns:
+        Whether tables of an earlier version were changed.
+    """
+    changed = []
     connection.execute(_VERSIONS)
     for schema in schemas:
         row = connection.execute(_READ, (schema.name,)).fetchone()
@@ -78,7 +83,8 @@ def migrate(connection: sqlite3.Connection, schemas: Sequence[Schema]) -> Sequen
                 connection.execute(statement)
         if missing:
             connection.execute(_WRITE, (schema.name, version + len(missing)))
-    return [None] * len(schemas)
+        changed.append(bool(version and missing))
+    return changed
 
 
 def statements(script: str) -> Iterator[str]:

@@ -435,6 +435,9 @@ class PostgresQueries:
             lambda connection: work(PostgresTransaction(connection, self._statements))
         )
 
+    def scrub_soon(self) -> None:
+        """Does nothing: the server's log is its operator's."""
+
     async def ping(self) -> None:
         await self._database.ping()
 

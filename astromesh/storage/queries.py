@@ -84,6 +84,9 @@ class Queries(Protocol):
             synced: As in `write`.
         """
 
+    def scrub_soon(self) -> None:
+        """Empties SQLite's write-ahead log within seconds, so that no overwritten text is left in it."""
+
     async def ping(self) -> None:
         """Raises StoreUnavailable if the database does not answer."""
 

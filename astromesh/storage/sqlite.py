@@ -14,6 +14,7 @@ import re
 import sqlite3
 import time
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 from hashlib import sha256
 from itertools import chain
@@ -40,6 +41,8 @@ DEFAULT_URL = "sqlite:///.astromesh/astromesh.db"
 
 #: seconds that SQLite itself waits for a lock, so that two processes alternate without longer pauses
 _LOCK_SECONDS = 0.02
+#: seconds after which a log is emptied that must not keep what it has
+_SCRUB_SECONDS = 2.0
 #: bytes that a ping writes after a write has failed
 _PING_BYTES = 16 * 1024
 
@@ -70,6 +73,8 @@ class Database:
         self._deadline = deadline
         self._syncs = synchronous == "full"
         self._threads: tuple[ConnectionThread, ConnectionThread] | None = None
+        self._scrubbing: asyncio.Task[None] | None = None
+        self._must_scrub = False
 
     async def __aenter__(self) -> Self:
         writer = ConnectionThread(self.path, self._open_writer, "BEGIN IMMEDIATE", self._deadline)
@@ -79,12 +84,20 @@ class Database:
             await writer.stop()
             raise
         self._threads = writer, ConnectionThread(self.path, self._open_reader, "BEGIN", self._deadline)
+        if self._has_log():  # of a process that died before it emptied the log
+            self._begin_scrubbing()
         return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         writer, reader = self._opened
+        if self._scrubbing is not None:
+            self._scrubbing.cancel()
+            await asyncio.wait([self._scrubbing])
+        if self._must_scrub:  # the last process that closes the file removes its log, and others may be left
+            with suppress(StoreUnavailable):
+                await writer.submit(_truncate_log, None, outside=True)
         await reader.stop()
         await writer.stop()
 
@@ -115,7 +128,8 @@ class Database:
         Raises:
             ConfigError: a newer astromesh wrote the file.
         """
-        await self.write(migrate, schema)
+        if await self.write(migrate, schema):
+            self.scrub_soon()
 
     async def ping(self) -> None:
         """Raises StoreUnavailable if the file cannot be read, or locked for writing.
@@ -141,6 +155,30 @@ class Database:
             if time.monotonic() >= ends:
                 raise StoreUnavailable(f"The log of {self.path.name} is in use; try again.")
             await asyncio.sleep(_LOCK_SECONDS)
+
+    def scrub_soon(self) -> None:
+        """Does what `scrub` does, in a few seconds or when the file is closed. Calls until then share it."""
+        self._must_scrub = True
+        self._begin_scrubbing()
+
+    def _begin_scrubbing(self) -> None:
+        if self._scrubbing is None or self._scrubbing.done():
+            self._scrubbing = asyncio.create_task(self._scrub_later())
+
+    async def _scrub_later(self) -> None:
+        waiting = True
+        while waiting:
+            await asyncio.sleep(_SCRUB_SECONDS)
+            self._must_scrub = False  # what is overwritten from here on needs another one
+            try:
+                await self.scrub()
+            except StoreUnavailable:
+                self._must_scrub = True
+            waiting = self._must_scrub
+
+    def _has_log(self) -> bool:
+        log = self.path.with_name(f"{self.path.name}-wal")
+        return log.exists() and log.stat().st_size > 0
 
     @property
     def _opened(self) -> tuple[ConnectionThread, ConnectionThread]:
@@ -248,6 +286,9 @@ class SqliteQueries:
     async def transact(self, work: TransactionWork[T], *, synced: bool = False) -> T:
         result: T = await self._database.write(_transact_all, (self._statements, work), synced=synced)
         return result
+
+    def scrub_soon(self) -> None:
+        self._database.scrub_soon()
 
     async def ping(self) -> None:
         await self._database.ping()

@@ -330,19 +330,6 @@ async def test_a_store_of_turns_that_is_away_delays_an_accepted_run(tmp_path, me
     assert names.count("run.started") == names.count("model.started") == names.count("run.completed") == 1
 
 
-async def test_what_an_input_rule_redacts_is_nowhere_at_rest(tmp_path):
-    """S10: neither in the database's tables nor in its log, once the run has ended."""
-    rules = {"input": [{"type": "pii_detection", "action": "redact"}]}
-    folder = write(tmp_path, manifest(guardrails=rules, memory=MEMORY, tools=[tool()]))
-    async with working(folder, ScriptedProvider(asks("a"), "noted"), lookup()) as runtime:
-        run = await rests(runtime, (await accepted(runtime, "Write to ann.secret@example.com please")).run_id)
-        row = await runtime.durable.store.get(run["run_id"])
-    assert run["status"] == "completed"
-    assert row is not None and "ann.secret" not in str(row.request)
-    for file in (folder / "data").glob("astromesh.db*"):
-        assert b"ann.secret" not in file.read_bytes(), file.name
-
-
 # -- following -----------------------------------------------------------------------------------------------
 
 

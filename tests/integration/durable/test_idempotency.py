@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from pathlib import Path
 from time import time
 from typing import Any
@@ -20,7 +19,6 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.platform.at_rest import places_of
-from tests.platform.postgres import execute
 
 RUN, RUNS, CHAT = "/v1/agents/helper/run", "/v1/agents/helper/runs", "/v1/chat/completions"
 BODY = {"query": "Hello", "session_id": "s-1"}
@@ -232,26 +230,3 @@ async def test_only_hashes_of_key_and_body_are_kept(tmp_path, storage, capfd):
         assert places_of(first.json()["run_id"], folder / "data", storage)
     assert (first.content, other.status_code) == (again.content, 422)
     assert "order-of-ann" not in other.text + events.text + "".join(capfd.readouterr())
-
-
-async def test_keys_that_an_older_version_stored_as_text_are_hashed_at_start(tmp_path, storage):
-    """The repeated request is still the same run."""
-    folder = folder_of(tmp_path, storage)
-    async with server(folder, ScriptedProvider("first")) as client:
-        first = await client.post(RUN, json=BODY, headers=named("order-of-ann-4711"))
-    before = (
-        "UPDATE {0}idempotency_keys SET key = 'order-of-ann-4711'",
-        ("UPDATE {0}schemas SET version = 6 WHERE name = 'runs'"),
-    )
-    if storage:
-        for statement in before:
-            execute(storage, statement.format("astromesh."))
-    else:
-        with closing(sqlite3.connect(folder / "data" / "astromesh.db")) as database, database:
-            for statement in before:
-                database.execute(statement.format(""))
-    assert places_of("order-of-ann", folder / "data", storage)
-    async with server(folder, ScriptedProvider()) as client:
-        again = await client.post(RUN, json=BODY, headers=named("order-of-ann-4711"))
-    assert again.content == first.content
-    assert places_of("order-of-ann", folder / "data", storage) == []

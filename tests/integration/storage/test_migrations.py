@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from astromesh.durable.base import IdempotencyKey
 from astromesh.durable.sql_inbox import SqlInbox
 from astromesh.durable.sql_runs import SqlRuns
 from astromesh.errors import ConfigError
@@ -24,6 +25,7 @@ from astromesh.storage.migrations import Schema, statements, store_schema
 from astromesh.storage.postgres import Address, Connection, Postgres
 from astromesh.storage.sqlite import FILE, Database
 from astromesh.types import SessionKey
+from tests.platform.at_rest import places_of
 
 KEY = SessionKey("acme", "support", "s-1", "ann")
 
@@ -124,14 +126,14 @@ SEAMS = (
         "run_stores",
         "sqlite",
         store_schema(SqlRuns, "sqlite"),
-        dict.fromkeys(range(1, 8), _RUN_SQLITE),
+        dict.fromkeys(range(1, 9), _RUN_SQLITE),
         _stored_query,
     ),
     Seam(
         "run_stores",
         "postgres",
         store_schema(SqlRuns, "postgres"),
-        dict.fromkeys(range(1, 8), _RUN_POSTGRES),
+        dict.fromkeys(range(1, 9), _RUN_POSTGRES),
         _stored_query,
     ),
     Seam("inboxes", "sqlite", store_schema(SqlInbox, "sqlite"), {1: _LETTER_SQLITE}, _waiting),
@@ -211,6 +213,22 @@ async def test_many_processes_at_once_make_the_tables_once(seam, tmp_path, reque
     await asyncio.gather(*(store.ping() for store in stores))
     for deps in many:
         await deps.resources.close()
+
+
+@pytest.mark.parametrize("seam", SEAMS[:2], ids=named)
+async def test_idempotency_keys_that_were_stored_as_text_are_hashed(seam, tmp_path, request):
+    """Since version 7 of the runs. They still name the same run, and their text is nowhere."""
+    deps, text = deps_of(seam, tmp_path, request), "order-of-ann-4711"
+    key = f"VALUES ('acme', 'ann', 'route', '{text}', 'body', 'run_1', 9e9)"
+    table = "astromesh.idempotency_keys" if deps.storage_url else "idempotency_keys"
+    filled = {6: f"{seam.filled[6]}INSERT INTO {table} {key};\n"}
+    await left_by_version(seam._replace(filled=filled), 6, deps)
+    assert places_of(text, tmp_path, deps.storage_url)
+    store = await Plugins().open(seam.group, seam.backend, {}, deps)
+    asked = IdempotencyKey("acme", "ann", "route", text, "body", 9e9)
+    assert await store.reserve_key(asked, "run_2") == "run_1"
+    await deps.resources.close()
+    assert places_of(text, tmp_path, deps.storage_url) == []
 
 
 # -- tables as an earlier astromesh left them ----------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import sqlite3
 import subprocess
@@ -427,6 +428,43 @@ async def test_no_hot_query_scans_a_table(database):
 
 
 # -- migrations ----------------------------------------------------------------------------------------------
+
+
+async def test_overwritten_text_leaves_the_file_and_its_log_while_the_file_is_open(database, path):
+    """Also what is overwritten while the log is being emptied, and with another process that reads."""
+    async with Database(path) as other:
+        for text in ("first secret", "second secret"):
+            await database.write(note, text)
+            assert text in on_disk(path)
+            await database.write(note, "nothing")
+            database.scrub_soon()
+            await other.read(count, None)
+            async with asyncio.timeout(30):
+                while text in on_disk(path):
+                    await asyncio.sleep(0.02)
+
+
+async def test_a_log_that_a_dead_process_left_is_emptied(database, path, tmp_path):
+    """It had begun to overwrite a text."""
+    await database.write(note, "secret")
+    await database.write(note, "nothing")
+    left = tmp_path / "left" / path.name
+    shutil.copytree(path.parent, left.parent)
+    assert "secret" in on_disk(left)
+    async with Database(left):
+        async with asyncio.timeout(30):
+            while "secret" in on_disk(left):
+                await asyncio.sleep(0.02)
+
+
+def note(connection, items):
+    connection.execute("CREATE TABLE IF NOT EXISTS texts (n INTEGER PRIMARY KEY, text TEXT)")
+    connection.executemany("INSERT OR REPLACE INTO texts VALUES (1, ?)", [(text,) for text in items])
+    return items
+
+
+def on_disk(path: Path) -> str:
+    return "".join(file.read_bytes().decode("latin-1") for file in path.parent.glob(f"{path.name}*"))
 
 
 async def test_a_newer_schema_is_refused_with_what_to_do(database):
