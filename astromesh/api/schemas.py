@@ -114,6 +114,14 @@ class DecidedOut(BaseModel):
     answer: Any = None
 
 
+class ForkedFromOut(BaseModel):
+    """The run that a run was forked from."""
+
+    run_id: str
+    step: int
+    edit: str | None = Field(description="The kind of the edit; null: nothing was edited.")
+
+
 class RunStateOut(BaseModel):
     """A run, active or ended."""
 
@@ -134,6 +142,7 @@ class RunStateOut(BaseModel):
     waiting_for: Any | None
     metadata: dict[str, Any] = Field({}, description="As the request gave it.")
     tags: list[str] = []
+    forked_from: ForkedFromOut | None = Field(None, description="Only of a fork.")
     decisions: list[DecidedOut] | None = Field(
         None, description="What people decided; only for a single durable run."
     )

@@ -110,9 +110,13 @@ VariableName = Annotated[str, AfterValidator(check_variable_name)]
 # -- manifests that are stored: without literal keys ---------------------------------------------------------
 
 
+#: what stands in a stored manifest in place of a literal key
+HIDDEN_KEY = '"***"'
+
+
 def hide_api_keys(text: str) -> str:
     """Returns a manifest without literal API keys."""
-    return _API_KEY.sub(r'\1"***"', text)
+    return _API_KEY.sub(rf"\1{HIDDEN_KEY}", text)
 
 
 def restore_api_keys(text: str, present: str) -> str:

@@ -183,6 +183,8 @@ class RunRow(Struct, frozen=True):
         ordered: a worker claims the run only while no older ordered run of its session is queued or running.
             An older run before its `wake_at` is queued, so it holds the session; one that waits for a person
             does not. False for plain and nested runs.
+        forked_from: of a fork: `{"run_id", "step", "edit"}`, `accepted_at`: its prompts show this time, and
+            `inherited`: the number of the last step that it has of that run.
     """
 
     run_id: str
@@ -213,6 +215,7 @@ class RunRow(Struct, frozen=True):
     ordered: bool = False
     metadata: JsonObject = struct_field(default_factory=dict)
     tags: tuple[str, ...] = ()
+    forked_from: JsonObject | None = None
 
     @property
     def nested(self) -> bool:
@@ -410,11 +413,16 @@ class RunStore(Protocol):
     """
 
     async def accept(
-        self, run: RunRow, key: IdempotencyKey | None = None, policy: ConcurrencyPolicy = "enqueue"
+        self,
+        run: RunRow,
+        key: IdempotencyKey | None = None,
+        policy: ConcurrencyPolicy = "enqueue",
+        steps: Sequence[JournalStep] = (),
     ) -> RunRow:
         """Stores a new run and returns it, or returns the run that has the same key and body.
 
         Args:
+            steps: that the run begins with, stored in the same transaction; those of a fork.
             policy: what happens if ordered runs of the session are queued or running. `enqueue`: the new run
                 comes after them. `reject`: it is rejected. `interrupt`: they end, or are requested to.
                 `merge`: the new run becomes part of a queued run of the same owner that has not reached its

@@ -22,7 +22,7 @@ RESTARTED = "model.restarted"
 #: the last event of a segment is one of these
 _LAST_EVENTS = TERMINAL_EVENTS | {"run.waiting"}
 #: data that differs each time a step is repeated
-_TIMES = frozenset({"duration_ms", "latency_ms"})
+_TIMES = frozenset({"duration_ms", "latency_ms", "recorded"})
 _KEY_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS
 
 

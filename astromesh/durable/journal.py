@@ -30,6 +30,7 @@ from msgspec import convert, to_builtins
 from astromesh.durable import failpoints
 from astromesh.durable.base import JournalStep, StepKind, StepState
 from astromesh.durable.event_stream import DurableStream
+from astromesh.durable.fork import ForkEdits, recorded_effect
 from astromesh.durable.recording import (
     CALL_KINDS,
     Redactor,
@@ -122,8 +123,11 @@ class StepLog:
         manifest: the manifest of the agent, with those of the agents that it may call.
         segment: of a durable run: what stores its rows and events. None for a Task, whose nested runs are
             plain.
+        inherited: of a fork: the number of the last step of the run that it was forked from. Tools with an
+            effect are not called behind it without a person's approval. None for other runs.
 
     Attributes:
+        writes_sessions: whether the runs nested in this one write to their sessions.
         failure: the divergence that was found. The run fails, even if it handles the error.
         suspended: the segment ends, and no step begins any more.
     """
@@ -139,7 +143,10 @@ class StepLog:
         accepted_at: float = 0.0,
         manifest: JsonObject | None = None,
         segment: SegmentRecord | None = None,
+        inherited: int | None = None,
     ) -> None:
+        self.is_fork, self._inherited = inherited is not None, inherited or 0
+        self.writes_sessions = True
         self.run_id, self.agent, self.accepted_at = run_id, agent, accepted_at
         self.manifest: JsonObject = manifest or {}
         self.waiting, self._writer, self._segment = waiting, writer, segment
@@ -199,6 +206,19 @@ class StepLog:
             place: of the run in this record.
         """
         self._redactors[place] = redact
+
+    def is_inherited(self, step: JournalStep) -> bool:
+        """Whether a step was made, and paid for, by the run that this one was forked from."""
+        return 0 < step.ordinal <= self._inherited
+
+    def edits(self, place: str) -> ForkEdits:
+        """Returns what the fork has edited for the run at a place."""
+        return ForkEdits(self._steps, place)
+
+    def effect(self, call: ToolCall, redact: Redactor | None) -> JsonObject | None:
+        """Returns what a call has returned in the run that this one was forked from, if it was made there."""
+        arguments = call.arguments if redact is None else redacted_arguments(call.arguments, redact)
+        return recorded_effect(self._steps, call.name, arguments)
 
     def peek(self, path: str, n: int) -> JournalStep | None:
         """Returns the step of the record, whatever its request was."""
@@ -359,6 +379,7 @@ class RunJournal:
     ) -> None:
         self.step_log, self.place, self.run_id, self._model = step_log, place, run_id, model
         self._redact = redact
+        self._edits = step_log.edits(place) if step_log.is_fork else None
         step_log.protect(place, redact)
         #: active visits of nodes, by their path in this run
         self.visits: dict[str, NodeVisit] = {}
@@ -433,7 +454,7 @@ class RunJournal:
                 request = convert(call.get("request", {"messages": ()}), CompletionRequest)
                 if "request" in call:
                     self.step_log.requests.note(path, step.n, request)
-                self._repeat_model(scope, step.output or {}, request, call["role"])
+                self._repeat_model(scope, step, request, call["role"])
         else:
             self.step_log.number(f"{path}/{kind}:{call['id']}".lstrip("/"))
         return None
@@ -513,6 +534,14 @@ class RunJournal:
 
     # -- model calls ---------------------------------------------------------------------------------------
 
+    @property
+    def system(self) -> str | None:
+        """The system message that the fork has instead of the rendered one."""
+        return self._edits.system if self._edits is not None else None
+
+    def edited(self, request: CompletionRequest) -> CompletionRequest:
+        return request if self._edits is None else self._edits.apply(request, self._redact)
+
     async def model(
         self, scope: Any, step: int, request: CompletionRequest, role: str, ask: AskModel
     ) -> CompletionResult:
@@ -524,7 +553,7 @@ class RunJournal:
         found = self.step_log.find(path, n, digest)
         if found is not None and found.state == "done":
             self.step_log.requests.note(path, n, request)
-            return self._answer(scope, found.output or {}, request, role)
+            return self._answer(scope, found, request, role)
         number, start = self._begin(found, step), StepStart.now()
         about = {"name": role, "in": self.step_log.requests.encode(path, n, request, self._redact)}
 
@@ -555,24 +584,26 @@ class RunJournal:
         return number
 
     def _answer(
-        self, scope: Any, output: JsonObject, request: CompletionRequest, role: str
+        self, scope: Any, found: JournalStep, request: CompletionRequest, role: str
     ) -> CompletionResult:
-        result = self._repeat_model(scope, output, request, role)
+        result = self._repeat_model(scope, found, request, role)
         if result is None:
-            raise call_record.error_of(output["failure"])
+            raise call_record.error_of((found.output or {})["failure"])
         return result
 
     def _repeat_model(
-        self, scope: Any, output: JsonObject, request: CompletionRequest, role: str
+        self, scope: Any, found: JournalStep, request: CompletionRequest, role: str
     ) -> CompletionResult | None:
         """Emits and charges a recorded call. Returns its answer, None if it failed."""
+        output = found.output or {}
         number = output["step"]
         self._last_step = max(self._last_step, number)
         scope.ledger.spend("model_calls")
         if "failure" in output:
             return None
         result = call_record.completion_of(output["result"])
-        scope.ledger.add_usage(result.usage)
+        if not self.step_log.is_inherited(found):
+            scope.ledger.add_usage(result.usage)
         self._model.record_replay(request, result)
         if self._stream is not None:
             self._stream.replay_step(number)
@@ -605,6 +636,12 @@ class RunJournal:
             return result
         start = StepStart.now()
         begun = JournalStep(path, n, "tool", digest, "intent")
+        if found is None and spec is not None and (effect := self._effect(spec, call)) is not None:
+            retell(effect)
+            done = begun._replace(state="done", output=call_record.result_to_json(effect))
+            self.step_log.add(start.of(done, self._about(call)))
+            noted["done"] = True
+            return effect
         handle = ToolCallStep(self.step_log, begun, call, found, scope.agent)
         runs = self._runs[scope.path, call.id] = list[_NestedRun]()
         try:
@@ -615,14 +652,24 @@ class RunJournal:
         output = call_record.result_to_json(result)
         if runs:
             output["runs"] = [run.to_json() for run in runs]
-        arguments = call.arguments
-        if self._redact is not None:
-            arguments = redacted_arguments(arguments, self._redact)
         done = handle.step._replace(state="done", output=output)
-        await self.step_log.write(start.of(done, {"name": call.name, "in": arguments}))
+        await self.step_log.write(start.of(done, self._about(call)))
         failpoints.reach(failpoints.TOOL_DONE)
         noted["done"] = True
         return result
+
+    def _effect(self, spec: ToolSpec, call: ToolCall) -> ToolResult | None:
+        """Returns what a call has returned in the run that this one was forked from."""
+        if spec.effect == "read" or not self.step_log.is_fork:
+            return None
+        effect = self.step_log.effect(call, self._redact)
+        return None if effect is None else call_record.result_of(call, effect)
+
+    def _about(self, call: ToolCall) -> JsonObject:
+        arguments = call.arguments
+        if self._redact is not None:
+            arguments = redacted_arguments(arguments, self._redact)
+        return {"name": call.name, "in": arguments}
 
     # -- people --------------------------------------------------------------------------------------------
 
@@ -728,7 +775,7 @@ class ToolCallStep:
     def __init__(
         self, step_log: StepLog, step: JournalStep, call: ToolCall, found: JournalStep | None, agent: str
     ) -> None:
-        self.step = step
+        self.step, self.is_fork = step, step_log.is_fork
         self._step_log, self._call, self._found, self._agent = step_log, call, found, agent
 
     async def record_intent(self, spec: ToolSpec) -> None:
@@ -893,4 +940,16 @@ def _emit_again(scope: Any, step: int, role: str, result: CompletionResult) -> N
     emit("model.started", step=step, role=role)
     if scope.events.streaming and result.content:
         emit(MODEL_DELTA, step=step, role=role, content=result.content)
-    emit("model.finished", step=step, role=role, usage=result.usage.to_json())
+    emit(
+        "model.finished",
+        step=step,
+        role=role,
+        provider=result.provider,
+        model=result.model,
+        usage=result.usage.to_json(),
+        attempts=list(result.attempts),
+        duration_ms=0.0,
+        tool_calls=len(result.tool_calls),
+        finish_reason=result.finish_reason,
+        recorded=True,
+    )

@@ -17,6 +17,7 @@ from astromesh.durable.base import (
     NO_AGENT_LIMITS,
     ConcurrencyPolicy,
     IdempotencyKey,
+    JournalStep,
     RunRow,
     SegmentClaim,
 )
@@ -96,10 +97,14 @@ class PostgresRuns(SqlRuns, PostgresStore):
         }
 
     async def accept(
-        self, run: RunRow, key: IdempotencyKey | None = None, policy: ConcurrencyPolicy = "enqueue"
+        self,
+        run: RunRow,
+        key: IdempotencyKey | None = None,
+        policy: ConcurrencyPolicy = "enqueue",
+        steps: Sequence[JournalStep] = (),
     ) -> RunRow:
-        if key is not None or policy != "enqueue":
-            return await super().accept(run, key, policy)
+        if key is not None or policy != "enqueue" or steps:
+            return await super().accept(run, key, policy, steps)
         await self._accepting((*run_values(run), self._clock.now()))
         return run
 

@@ -181,4 +181,10 @@ def run_json(row: RunRow) -> JsonObject:
         "waiting_for": row.waiting_for,
         "metadata": row.metadata,
         "tags": list(row.tags),
+        **({} if row.forked_from is None else {"forked_from": shown_origin(row.forked_from)}),
     }
+
+
+def shown_origin(forked_from: JsonObject) -> JsonObject:
+    """Returns the run that a run was forked from, as callers see it."""
+    return {key: forked_from[key] for key in ("run_id", "step", "edit")}

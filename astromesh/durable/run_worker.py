@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from time import monotonic
@@ -27,6 +27,7 @@ from astromesh.durable.base import (
     ConcurrencyPolicy,
     DurableBackend,
     IdempotencyKey,
+    JournalStep,
     RunChange,
     RunRow,
     RunStore,
@@ -295,11 +296,13 @@ class RunWorker:
         caller: CallerContext,
         admission: Admission,
         key: IdempotencyKey | None = None,
+        steps: Sequence[JournalStep] = (),
     ) -> RunRow:
         """Stores a run. When this returns, the run survives any crash.
 
         Args:
             key: the caller's `Idempotency-Key`. If a run has it, that run is returned.
+            steps: that the run begins with.
 
         Raises:
             StoreUnavailable: the run was not accepted.
@@ -310,7 +313,7 @@ class RunWorker:
         if self._draining:
             raise ShuttingDown("The server is shutting down; send the request again.")
         await self.start()
-        stored = await self._accept_row(row, admission, key)
+        stored = await self._accept_row(row, admission, key, steps)
         failpoints.reach(failpoints.ACCEPTED)
         if stored.run_id != row.run_id:  # it has the key, or the new run was merged into it
             return stored
@@ -326,11 +329,17 @@ class RunWorker:
         await self._send(stored)
         return stored
 
-    async def _accept_row(self, row: RunRow, admission: Admission, key: IdempotencyKey | None) -> RunRow:
+    async def _accept_row(
+        self,
+        row: RunRow,
+        admission: Admission,
+        key: IdempotencyKey | None,
+        steps: Sequence[JournalStep],
+    ) -> RunRow:
         """Returns the run, or the one that it was merged into, or the one that has its key."""
         capacity = self._capacity.setdefault(row.agent, QueueCapacity(self._host.clock))
         count = partial(self.store.queued, row.agent)
-        accept = partial(self._store_row, row, admission, key)
+        accept = partial(self._store_row, row, admission, key, steps)
         try:
             return await capacity.enter(count, row.agent, admission.max_queued, accept)
         except Overloaded:
@@ -339,12 +348,18 @@ class RunWorker:
                 raise
             return earlier
 
-    async def _store_row(self, row: RunRow, admission: Admission, key: IdempotencyKey | None) -> RunRow:
+    async def _store_row(
+        self,
+        row: RunRow,
+        admission: Admission,
+        key: IdempotencyKey | None,
+        steps: Sequence[JournalStep],
+    ) -> RunRow:
         if admission.take_place is not None:
             if (earlier := await self._earlier(key, row)) is not None:  # a repeated request is no new message
                 return earlier
             row = replace(row, request={**row.request, PLACE: await admission.take_place()})
-        return await self.store.accept(row, key, admission.policy)
+        return await self.store.accept(row, key, admission.policy, steps)
 
     async def _earlier(self, key: IdempotencyKey | None, row: RunRow) -> RunRow | None:
         """Returns the run that already has a key. An unused key is stored without duration."""

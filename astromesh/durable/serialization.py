@@ -12,9 +12,9 @@ SCHEMA = 3
 #: where a stored request has the token of the place that its message took
 PLACE = "place"
 #: the fields of a request that only an active run needs
-_FOR_THE_RUN = frozenset({"images", "history", "preface", "screening"})
+_FOR_THE_RUN = frozenset({"history", "preface", "screening"})
 #: the fields that are stored only as the input rules let them through
-_CHECKED = frozenset({"context", "metadata"})
+_CHECKED = frozenset({"context", "metadata", "images"})
 
 
 # -- memory --------------------------------------------------------------------------------------------------
@@ -47,9 +47,10 @@ def memory_of(data: JsonObject) -> MemoryContext:
 
 
 def ended_request(request: JsonObject, admitted: str) -> JsonObject:
-    """Returns the request of an ended run: without images, and with the query as it was admitted.
+    """Returns the request of an ended run, with the query as it was admitted.
 
-    A run that was not admitted leaves no text.
+    Its record has the history and the preface as they were admitted. A run that was not admitted leaves no
+    text.
     """
     dropped = _FOR_THE_RUN if admitted else _FOR_THE_RUN | _CHECKED
     return {**{key: request[key] for key in request.keys() - dropped}, "query": admitted}

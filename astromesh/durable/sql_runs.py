@@ -84,9 +84,13 @@ class SqlRuns(SqlStore):
         return run_fragments(dialect)
 
     async def accept(
-        self, run: RunRow, key: IdempotencyKey | None = None, policy: ConcurrencyPolicy = "enqueue"
+        self,
+        run: RunRow,
+        key: IdempotencyKey | None = None,
+        policy: ConcurrencyPolicy = "enqueue",
+        steps: Sequence[JournalStep] = (),
     ) -> RunRow:
-        return await self._queries.transact(partial(self._accept, run, key, policy), synced=True)
+        return await self._queries.transact(partial(self._accept, run, key, policy, steps), synced=True)
 
     async def reserve_key(self, key: IdempotencyKey, candidate_id: str) -> str:
         return await self._queries.transact(partial(self._reserve_key, key, candidate_id), synced=True)
@@ -245,7 +249,12 @@ class SqlRuns(SqlStore):
     # -- parts of a transaction ----------------------------------------------------------------------------
 
     async def _accept(
-        self, run: RunRow, key: IdempotencyKey | None, policy: ConcurrencyPolicy, tx: Transaction
+        self,
+        run: RunRow,
+        key: IdempotencyKey | None,
+        policy: ConcurrencyPolicy,
+        steps: Sequence[JournalStep],
+        tx: Transaction,
     ) -> RunRow:
         if key is not None:
             stored_key = await self._find_key(key, tx)
@@ -257,6 +266,8 @@ class SqlRuns(SqlStore):
             await tx.execute("store_key", *_stored_key(key), stored.run_id, key.expires_at)
         if stored is run:
             await tx.execute("add", *self.values(run), self._clock.now())
+            if steps:
+                await tx.execute_many("store_step", [step_values(run.run_id, step) for step in steps])
         return stored
 
     async def _reserve_key(self, key: IdempotencyKey, candidate_id: str, tx: Transaction) -> str:

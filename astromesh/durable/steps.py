@@ -3,13 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from astromesh.durable.base import JournalStep
 from astromesh.durable.recording import requests_of
 from astromesh.types import JsonObject
 
 RecordedKind = Literal["rule", "memory", "prompt", "model", "tool", "node", "stage"]
+EditKind = Literal["query", "system", "message", "tool_result", "output", "state", "model", "manifest"]
+EDIT_KINDS: tuple[EditKind, ...] = get_args(EditKind)
+#: what follows a step in its run: another model, or the present manifest
+_OF_THE_RUN: tuple[EditKind, ...] = ("model", "manifest")
+_EDITS: Mapping[str, tuple[EditKind, ...]] = {
+    "prompt": ("system",),
+    "model": ("output", "message", "system"),
+    "tool": ("tool_result",),
+    "node": ("output", "state"),
+}
 #: the kind of a recorded value, by its name
 _VALUE_KINDS: Mapping[str, RecordedKind] = {
     "input": "rule",
@@ -46,7 +56,18 @@ def step_json(step: JournalStep) -> JsonObject:
         "started_at": step.started_at,
         "duration_ms": step.duration_ms,
         "usage": usage_of(step),
+        "editable": list(editable(step)),
     }
+
+
+def editable(step: JournalStep) -> tuple[EditKind, ...]:
+    """Returns the edits that a fork at a step may have."""
+    kind = kind_of(step)
+    if kind == "rule" and step.path == "input":
+        return ("query", *_OF_THE_RUN)
+    if kind == "stage":
+        return ()
+    return (*_EDITS.get(kind, ()), *_OF_THE_RUN)
 
 
 def kind_of(step: JournalStep) -> RecordedKind:

@@ -98,8 +98,8 @@ class _ModelCall(NamedTuple):
 
     async def make_once(self, step: int, journal: Journal) -> CompletionResult:
         """Makes the call unless the journal of a durable run holds its result."""
-        ask = self._replace(add_usage=None).make
-        result = await journal.model(self.scope, step, self.request, self.role, ask)
+        call = self._replace(request=journal.edited(self.request), add_usage=None)
+        result = await journal.model(self.scope, step, call.request, self.role, call.make)
         if self.add_usage is not None:
             self.add_usage(result.usage)
         return result
@@ -377,7 +377,7 @@ def _replay(scope: Scope, tools: ToolPort, call: ToolCall, result: ToolResult) -
     name = _start_call(scope, tools, call)
     scope.ledger.spend("tool_calls")
     scope.count_tool_call(call.name)
-    _finish_call(scope, name, call, result, duration_ms=result.duration_ms)
+    _finish_call(scope, name, call, result, duration_ms=result.duration_ms, recorded=True)
 
 
 def _start_call(scope: Scope, tools: ToolPort, call: ToolCall) -> str:

@@ -9,7 +9,8 @@ A record is JSON:
     edge     the next node and the rule that chose it, or None if the run was stopped
     stop     the reason and the error with which the node stopped the run, or None
     calls    the visits of children, model calls, tool calls, questions and nested runs in it (by the journal)
-    edit     what a fork has written to the state after it
+    edit     what a fork has written to the state after it; then, and where a fork has edited the result,
+             there is no edge: the run decides where it leads
 
 What the engine writes after a node (`output_key`, messages) follows from the result, so the loop writes it
 again. `node_json` says what JSON can carry.
@@ -84,6 +85,11 @@ class RecordedVisit:
     def is_repeated(self) -> bool:
         """Whether the visit ended in an earlier process, and is taken as done."""
         return self.entry.record is not None
+
+    @property
+    def is_decided(self) -> bool:
+        """Whether the record says where the run went from here. An edit of a fork leaves that open."""
+        return self.entry.record is not None and "edge" in self.entry.record
 
 
 class NodeRecorder:
@@ -225,19 +231,23 @@ class NodeRecorder:
             state.stop(*record["stop"])
         return result
 
+    def write_edit(self, visit: RecordedVisit, step: Step, state: GraphState) -> None:
+        """Writes what a fork has changed in the state after a visit."""
+        edit = (visit.entry.record or {}).get("edit")
+        if edit is not None:
+            apply_writes(state, edit)
+            if step.schema is not None:
+                step.schema.restore(state, edit)
+
     def recorded_transition(
         self, visit: RecordedVisit, plan: Plan, step: Step, result: NodeResult, state: GraphState
     ) -> Transition:
-        """Returns the transition of a visit that is taken as done, after the edit of a fork.
+        """Returns the transition of a visit that is taken as done.
 
         Raises:
             NondeterministicGraph: The graph does not lead there any more. The run is stopped.
         """
         record = visit.entry.record
-        if record and "edit" in record:
-            apply_writes(state, record["edit"])
-            if step.schema is not None:
-                step.schema.restore(state, record["edit"])
         if self._passed is not None:
             self._passed(visit, plan, step, result, state)
         target, reason = (record and record["edge"]) or END_TRANSITION

@@ -813,6 +813,9 @@ async def conclude_visit(
         transition = decided_transition(run, step, visit.path, result, state)
         await recorder.finish(run, visit, step, result, transition, state)
         return transition
+    recorder.write_edit(visit, step, state)
+    if not visit.is_decided:
+        return decided_transition(run, step, visit.path, result, state)
     if result.error:
         run.note_error(visit.path, result, again=True)
     return recorder.recorded_transition(visit, plan, step, result, state)

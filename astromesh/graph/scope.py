@@ -134,6 +134,9 @@ class Journal(Protocol):
     def restart(self, path: str) -> None:
         """Begins the work below a path again: its calls are numbered from 1."""
 
+    def edited(self, request: CompletionRequest) -> CompletionRequest:
+        """Returns the request of a model call as a fork has edited it."""
+
     async def model(
         self, scope: Any, step: int, request: CompletionRequest, role: str, ask: AskModel
     ) -> CompletionResult:

@@ -68,7 +68,7 @@ class AgentRuntime:
         stores: Opens the stores of `storage.url`.
         runs: Every run and trace that callers may ask about.
         durable: The worker of durable runs.
-        time_travel: The steps of recorded runs.
+        time_travel: The steps of recorded runs, and their forks.
         metrics: The metrics of this runtime.
         factory: See `RuntimeState`.
     """
@@ -105,7 +105,7 @@ class AgentRuntime:
         )
         self.runner.keeps_runs = keeps_runs
         self.runs, self.durable = self.runner.runs, self.runner.durable
-        self.time_travel = TimeTravel(self.runs, self.durable)
+        self.time_travel = TimeTravel(self.runs, self.durable, self.directory, self.plugins, self.clock)
         self._storage_url = storage_url
         self._env: Mapping[str, str] = os.environ if env is None else env
         self._graphs = {**(graphs or {}), **declared.graphs}

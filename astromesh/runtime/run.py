@@ -246,6 +246,11 @@ class Run:
         return bool(self.parent) and self.journal is not None and self.journal.step_log.is_of_run
 
     @property
+    def leaves_session(self) -> bool:
+        """Whether it is, or is nested in, a fork that reads its session and does not write to it."""
+        return self.journal is not None and not self.journal.step_log.writes_sessions
+
+    @property
     def is_suspended(self) -> bool:
         """Whether its segment, or the segment of the durable run above it, ends without ending the run."""
         step_log = self.journal.step_log if self.parent and self.journal is not None else None

@@ -153,7 +153,8 @@ class AgentRunner:
         self.runs = Runs(self.durable, clock, lambda: bool(self.active.count))
         self._idempotent_runs = IdempotentRuns(self.durable, self.runs, clock)
         # what wraps every run; the first is the outermost
-        session, slots = within_session(self.sessions, self._leases), within_agent_limit(AgentSlots(clock))
+        session = for_writers(within_session(self.sessions, self._leases))
+        slots = within_agent_limit(AgentSlots(clock))
         self._handle = compose(
             answer, partial(reported, self), session, slots, keeping_partial, within_deadline
         )
@@ -315,16 +316,16 @@ class AgentRunner:
             raise InvalidInput(f"A run and its nested runs may call agents at most {MAX_NESTED_RUNS} times.")
         outer.ledger.spend("nested_runs")
         session = f"{parent.session.session_id}/{parent.tool or agent}"
+        record: RunJournal | None = outer.journal  # type: ignore[assignment]
         request = RunRequest(
             query,
             session,
             context,
             images=terms.images,
             history=terms.history,
-            persist=terms.history is None,
+            persist=terms.history is None and (record is None or record.step_log.writes_sessions),
             terms=terms,
         )
-        record: RunJournal | None = outer.journal  # type: ignore[assignment]
         suspended = (
             record.step_log.waiting.suspended_call() if record is not None and parent.step else nullcontext()
         )
@@ -565,6 +566,20 @@ def reported(runner: AgentRunner, handler: Handler) -> Handler:
         return answer
 
     return run_reported
+
+
+def for_writers(wrapper: Wrapper) -> Wrapper:
+    """Wraps the runs that write to their session. A fork may do nothing but read it."""
+
+    def wrap(handler: Handler) -> Handler:
+        wrapped = wrapper(handler)
+
+        def run_wrapped(agent: Agent, request: RunRequest, run: Run) -> Awaitable[RunAnswer]:
+            return handler(agent, request, run) if run.leaves_session else wrapped(agent, request, run)
+
+        return run_wrapped
+
+    return wrap
 
 
 def within_session(sessions: Sessions, leases: SessionLeaseHolder) -> Wrapper:

@@ -140,15 +140,17 @@ class Segment:
             self.writer,
             self.waiting,
             steps,
-            accepted_at=row.created_at,
+            accepted_at=(row.forked_from or {}).get("accepted_at", row.created_at),
             manifest=row.manifest,
             segment=SegmentRecord(self.writer, self._load_events, self._postpone),
+            inherited=None if row.forked_from is None else row.forked_from["inherited"],
         )
+        step_log.writes_sessions = row.forked_from is None or self.request.persist
         redact = redactor_of(self.agent)
         run.journal = run.scope.journal = RunJournal(step_log, "", row.run_id, run.model, redact)
         run.use_stream(stream, self.agent)
         run.scope.deadline = self._deadline(steps)
-        if steps:
+        if past:
             stream.emit("run.resumed", segment=row.segment, **_new_decisions(steps, past))
 
     async def _load_record(self) -> tuple[tuple[JournalStep, ...], list[Event]]:

@@ -279,6 +279,8 @@ async def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQue
     history = memory.conversation_history if admitted.history is None else admitted.history
     while history and history[0].role == "system":  # a summary; some models accept one system message only
         system, history = f"{system}\n\n{history[0].content}".strip(), history[1:]
+    if run.journal is not None and run.journal.system is not None:
+        system = run.journal.system
     messages = (
         *((Message("system", system),) if system else ()),
         *history,

@@ -1,16 +1,26 @@
-"""Recorded runs: their steps, what each one has read and written."""
+"""Recorded runs: their steps, what each one has read and written, and their forks."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from astromesh.access.scopes import Viewer
-from astromesh.durable.base import JournalStep, RunRow
+from msgspec.structs import replace
+
+from astromesh.access.scopes import RUN, Viewer, permits
+from astromesh.durable.base import IdempotencyKey, JournalStep, RunRow
+from astromesh.durable.fork import Edit, check_edit, forked_steps
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.steps import listed, step_content, steps_json
-from astromesh.errors import NotRecorded, RunNotFound
+from astromesh.errors import Forbidden, InvalidInput, NotRecorded, RunNotFound
+from astromesh.plugins import Plugins
+from astromesh.runtime.agent_directory import AgentDirectory
+from astromesh.runtime.forks import ForkRequest, copy_history, forked_row, history_of, with_model
+from astromesh.runtime.input_rules import screen
+from astromesh.runtime.records import new_request_to_json, request_of
 from astromesh.runtime.runs import Runs
-from astromesh.types import JsonObject
+from astromesh.runtime.segment import admission_of
+from astromesh.telemetry.clock import Clock
+from astromesh.types import CallerContext, JsonObject
 
 
 class RecordedRun(NamedTuple):
@@ -27,8 +37,11 @@ class RecordedRun(NamedTuple):
 class TimeTravel:
     """The recorded runs of a runtime. Methods with a `run_id` raise what those of `Runs` raise."""
 
-    def __init__(self, runs: Runs, durable: RunWorker) -> None:
-        self._runs, self._durable = runs, durable
+    def __init__(
+        self, runs: Runs, durable: RunWorker, directory: AgentDirectory, plugins: Plugins, clock: Clock
+    ) -> None:
+        self._runs, self._durable, self._directory = runs, durable, directory
+        self._plugins, self._clock = plugins, clock
 
     async def steps(self, run_id: str, viewer: Viewer) -> list[JsonObject]:
         """Returns the steps of a run in order.
@@ -49,6 +62,57 @@ class TimeTravel:
         if found is None:
             raise RunNotFound(f"The run {run_id!r} has no step {step}.")
         return found
+
+    async def fork(
+        self,
+        run_id: str,
+        viewer: Viewer,
+        request: ForkRequest,
+        caller: CallerContext,
+        key: IdempotencyKey | None = None,
+    ) -> RunRow:
+        """Accepts a run that has the steps of another one before a step, and continues from there.
+
+        Args:
+            caller: who starts it. It runs for the owner of the run, with the caller's token if they are one.
+
+        Raises:
+            NotRecorded: the run has no record, or a step before this one is no longer stored.
+            InvalidInput: there is no such step, or it cannot be edited like that.
+            Forbidden: the caller may not run the agent.
+            StoreUnavailable, ShuttingDown, Overloaded: the fork was not accepted.
+        """
+        row, steps = await self.recorded(run_id, viewer)
+        if not permits(caller.scopes, RUN, row.agent):
+            raise Forbidden(f"This request needs the scope '{RUN}:{row.agent}'.")
+        at = next((step for step in listed(steps) if step.ordinal == request.at), None)
+        if at is None:
+            raise InvalidInput(f"at: the run {run_id!r} has no step {request.at}.")
+        if request.edit is not None:
+            check_edit(at, request.edit)
+        begun = forked_steps(steps, at, request.edit)
+        manifest = self._manifest(row, at, request.edit)
+        agent = await self._directory.of_snapshot(row.agent, manifest)
+        now = self._clock.now()
+        fork, caller = forked_row(row, begun, request, manifest, caller, now)
+        if not any(step.path == "memory" for step in begun) and "history" not in fork.request:
+            # its session may have grown since
+            fork = replace(fork, request={**fork.request, "history": history_of(steps)})
+        if not any(step.path == "input" for step in begun):  # it comes to the input rules
+            checked = screen(agent.guardrails, request_of(fork.request))
+            fork = replace(fork, request=new_request_to_json(checked))
+        if request.session == "new":
+            await copy_history(agent, fork, steps, now)
+        admission = admission_of(agent)._replace(policy="enqueue", take_place=None)
+        return await self._durable.accept(fork, caller, admission, key, begun)
+
+    def _manifest(self, row: RunRow, at: JournalStep, edit: Edit | None) -> JsonObject:
+        if edit is not None and edit.kind == "manifest":
+            return self._directory.get(row.agent).snapshot
+        manifest = row.manifest or {}
+        if edit is not None and edit.kind == "model":
+            return with_model(manifest, at, edit.value, self._plugins.names("providers"))
+        return manifest
 
     async def recorded(self, run_id: str, viewer: Viewer) -> RecordedRun:
         """Returns a run with its record."""

@@ -261,6 +261,8 @@ class Metrics:
     def _model_ended(self, event: Event) -> None:
         """Counts a call and its usage; the usage of failed attempts counts for their models."""
         data = event.data
+        if "recorded" in data:
+            return
         model, usage = (data["provider"], data["model"]), data["usage"]
         if event.type == "model.finished":
             self._models[model].observe(data["duration_ms"] / 1000)
@@ -286,6 +288,8 @@ class Metrics:
         self._cost[by] += sign * usage["cost_usd"]
 
     def _tool_finished(self, event: Event) -> None:
+        if "recorded" in event.data:
+            return
         name = event.data["name"]
         self._tools[name, "true" if event.data["ok"] else "false"] += 1
         self._calls[name,].observe(event.data["duration_ms"] / 1000)

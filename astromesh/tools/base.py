@@ -46,7 +46,13 @@ class HumanQuestion(NamedTuple):
 
 
 class RecordedToolCall(Protocol):
-    """A tool call in the journal of a durable run, as the tool's policies use it."""
+    """A tool call in the journal of a durable run, as the tool's policies use it.
+
+    Attributes:
+        is_fork: whether a person approves every call with an effect: the run repeats parts of another one.
+    """
+
+    is_fork: bool
 
     async def ask(self, request: HumanQuestion) -> JsonObject:
         """Asks a person; returns the decision, possibly days later and in another process.

@@ -112,18 +112,22 @@ def approval(if_tainted: bool) -> Layer:
 
     def layer(invoke: Invoke, tool: DeclaredTool) -> Invoke:
         taints = if_tainted and tool.spec.effect == "external"
-        if tool.policy.approval == "none" and not taints:
+        # calls of agents have no effect by themselves, and the calls in them are asked for
+        acts = tool.spec.effect != "read" and (not tool.spec.repeatable or tool.policy.idempotency == "key")
+        if tool.policy.approval == "none" and not (acts or taints):
             return invoke
         name, validator = tool.spec.name, argument_validator(tool.spec)
 
         async def approved(arguments: JsonObject, context: ToolContext) -> Any:
-            if not _needs_approval(tool.policy, arguments) and not (taints and _is_tainted(context)):
+            in_fork = acts and context.step is not None and context.step.is_fork
+            if not (in_fork or _needs_approval(tool.policy, arguments) or (taints and _is_tainted(context))):
                 return await invoke(arguments, context)
             if context.step is None:
                 raise ToolFailed(
                     f"The tool {name!r} needs a person's approval, which only durable runs can wait for."
                 )
             why = _taint_reason(context) if taints else ""
+            why = why or (_FORKED if in_fork else "")
             question = HumanQuestion("approval", name, arguments, why, parameters=dict(tool.spec.parameters))
             decision = await context.step.ask(question)
             if decision["decision"] == "answer":
@@ -156,6 +160,7 @@ def _taint_reason(context: ToolContext) -> str:
     return f"The turn has read untrusted text of: {', '.join(context.untrusted)}."
 
 
+_FORKED = "The run is a fork, and the run that it was forked from has not made this call."
 _DENIED = {
     "deny": "A person has denied this call of {!r}. Do not repeat it.",
     "expired": "Nobody approved this call of {!r} in time.",

@@ -80,6 +80,8 @@ Ask = Callable[[str, Question], Awaitable[JsonObject]]
 class ToolQuestions:
     """The questions of one tool call to people, as its policies ask them: a `RecordedToolCall`."""
 
+    is_fork = False
+
     def __init__(self, call: ToolCall, number: int, ask: Ask) -> None:
         self._ask = ask
         self._ticket = f"{call.name}:{hash_of([call.name, call.arguments])[:16]}:{number}"

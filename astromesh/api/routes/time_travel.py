@@ -1,15 +1,30 @@
-"""Recorded runs: the steps of a run, and what each one has read and written."""
+"""Recorded runs: the steps of a run, what each one has read and written, and forks at a step."""
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, Self, cast
 
-from fastapi import APIRouter, Path, Request
-from pydantic import BaseModel, Field
+from fastapi import APIRouter, Path, Request, Response
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
-from astromesh.api.dependencies import scope
-from astromesh.api.requests import MAX_SEQ, runtime_of, viewer_of
-from astromesh.api.schemas import UsageOut, problems
+from astromesh.access.scopes import RUN
+from astromesh.api.dependencies import audited, scope
+from astromesh.api.fast_routes import json_response, links_of
+from astromesh.api.requests import (
+    MAX_SEQ,
+    Query,
+    caller_of,
+    idempotency_key,
+    read_body,
+    runtime_of,
+    viewer_of,
+)
+from astromesh.api.schemas import ForkedFromOut, LinksOut, UsageOut, problems, request_body
+from astromesh.durable.base import RunStatus
+from astromesh.durable.fork import Edit
+from astromesh.durable.run_registry import shown_origin
+from astromesh.durable.steps import EDIT_KINDS, EditKind
+from astromesh.runtime.forks import ForkRequest
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["runs"])
@@ -27,6 +42,7 @@ class StepOut(BaseModel):
     started_at: float = Field(description="Seconds since the epoch.")
     duration_ms: float
     usage: UsageOut | None = Field(description="Of a model call, or of what a node has called.")
+    editable: list[EditKind] = Field(description="What a fork at this step can edit.")
 
 
 class StepContentOut(StepOut):
@@ -39,6 +55,80 @@ class StepContentOut(StepOut):
 class StepsOut(BaseModel):
     run_id: str
     steps: list[StepOut]
+
+
+class EditBody(BaseModel):
+    """Exactly one edit."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    query: Query | None = Field(None, description="At the input rules.")
+    system: str | None = Field(None, description="The system message, from here on.")
+    message: Query | None = Field(None, description="A user message at the end of a model's request.")
+    tool_result: Any = Field(None, description="What a tool returns instead.")
+    output: Any = Field(
+        None, description="Of a model: a text, or `{content?, tool_calls?}`; of a node: any value."
+    )
+    state: dict[str, Any] | None = Field(None, description="Written to the state after a node.")
+    model: str | dict[str, Any] | None = Field(
+        None, description="Of the agent, from here on: a name, `provider:name`, or a block as in YAML."
+    )
+    manifest: Literal["current"] | None = Field(None, description="The present manifest, from here on.")
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError(f"must have exactly one of {', '.join(EDIT_KINDS)}")
+        return self
+
+    @property
+    def edit(self) -> Edit:
+        (kind,) = self.model_fields_set
+        return Edit(cast("EditKind", kind), getattr(self, kind))
+
+
+class ForkBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    at: int = Field(ge=1, le=MAX_SEQ, description="Number of the step that the fork continues at.")
+    edit: EditBody | None = Field(None, description="What is different; absent: nothing.")
+    session: Literal["new", "same"] | None = Field(
+        None, description="Which session the turns are written to; absent: none."
+    )
+
+
+class ForkedOut(BaseModel):
+    """A fork that is on disk."""
+
+    run_id: str
+    status: RunStatus
+    forked_from: ForkedFromOut
+    links: LinksOut
+
+
+_FORK: TypeAdapter[ForkBody] = TypeAdapter(ForkBody)
+
+
+@router.post(
+    "/v1/runs/{run_id}/fork",
+    summary="Fork a run at a step",
+    status_code=202,
+    response_model=ForkedOut,
+    openapi_extra=request_body(ForkBody),
+    responses=problems(401, 403, 404, 409, 410, 413, 422, 503),
+    dependencies=[audited("run.fork", "run_id"), scope(RUN, any_resource=True)],
+)
+async def fork(run_id: str, request: Request) -> Response:
+    """Accepts a durable run that has the steps before `at`, and continues from there with the edit."""
+    body = await read_body(request, _FORK, '{"at": 3}')
+    edit = body.edit.edit if body.edit is not None else None
+    wanted = ForkRequest(body.at, edit, body.session)
+    key = await idempotency_key(request)
+    travel = runtime_of(request).time_travel
+    row = await travel.fork(run_id, viewer_of(request), wanted, caller_of(request), key)
+    links, forked_from = links_of(f"/v1/runs/{row.run_id}"), shown_origin(row.forked_from or {})
+    found = {"run_id": row.run_id, "status": "queued", "forked_from": forked_from, "links": links}
+    return json_response(found, 202)
 
 
 @router.get(

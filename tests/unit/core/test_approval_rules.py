@@ -64,6 +64,8 @@ def test_a_pattern_that_could_keep_us_busy_is_none():
 class Decided:
     """A step of a durable run, whose record may hold a refusal."""
 
+    is_fork = False
+
     def __init__(self, *, held: bool) -> None:
         self.held = held
         self.questions: list[str] = []

@@ -6,6 +6,7 @@ import asyncio
 from contextlib import suppress
 
 import pytest
+from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer
 from astromesh.api.schemas import RunStateOut
@@ -79,7 +80,10 @@ async def test_a_follower_hears_what_was_and_what_comes_until_it_leaves(
 
 async def test_the_api_declares_every_key_of_a_run(logs: RunLogs, registry: RunRegistry) -> None:
     started(logs)
-    assert [*run_json(await found(registry)), "decisions"] == [*RunStateOut.model_fields]
+    origin = {"run_id": "run_1", "step": 3, "edit": None}
+    fork = replace(await found(registry), forked_from={**origin, "accepted_at": 0.0, "inherited": 2})
+    assert run_json(fork)["forked_from"] == origin
+    assert [*run_json(fork), "decisions"] == [*RunStateOut.model_fields]
 
 
 async def test_of_an_ended_run_nothing_more_will_come(logs: RunLogs, registry: RunRegistry) -> None:
