@@ -28,6 +28,8 @@ _MAX_MERGED_CHARS = 16 * 1024
 #: estimated bytes that wait; beyond that the buffer drops events, which the gap in `seq` shows. As many again
 #: may be on their way: those that a writer took before its socket stopped
 MAX_PENDING_BYTES = 1 << 20
+#: bytes that the socket's writer gets at a time: it copies them, and a reader may never take them
+_PIECE = 128 * 1024
 
 
 def json_bytes(value: Any) -> bytes:
@@ -194,13 +196,15 @@ class EventStreamResponse(Response):
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
         await self._send_body(self._held, send)
         while (events := await self._buffer.take()) and not watch.done():
-            await self._send_body(b"".join(map(self._encode, events)), send)
+            body, events = b"".join(map(self._encode, events)), ()
+            await self._send_body(body, send)
         if not watch.done():
             await send({"type": "http.response.body", "body": b"", "more_body": False})
 
     async def _send_body(self, body: bytes, send: Send) -> None:
-        if body:
-            await send({"type": "http.response.body", "body": body, "more_body": True})
+        for start in range(0, len(body), _PIECE):
+            piece = body[start : start + _PIECE] if len(body) > _PIECE else body
+            await send({"type": "http.response.body", "body": piece, "more_body": True})
 
     async def _discard_on_disconnect(self, receive: Receive) -> None:
         while (await receive())["type"] != "http.disconnect":

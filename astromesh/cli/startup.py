@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import importlib
 import os
 import sys
 from collections.abc import MutableMapping
+from contextlib import suppress
 from pathlib import Path
 
 from astromesh.errors import ConfigError
@@ -17,6 +19,11 @@ _NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
 #: new containers between two runs of the garbage collector. 300 runs that wait for a model have 90,000. At
 #: Python's 700, a tenth of their time goes to collections, which find nothing: runs leave no cycles.
 _GC_THRESHOLD = 200_000
+#: bytes from which an allocation has pages of its own, which return to the system when it is freed. glibc's
+#: limit grows with what is freed, up to 32 MiB: then the holes that long answers leave stay with the process.
+_OWN_PAGES_BYTES = 256 * 1024
+#: `M_MMAP_THRESHOLD` of mallopt(3)
+_MMAP_THRESHOLD = -3
 
 
 def load_secret_files(env: MutableMapping[str, str]) -> None:
@@ -54,7 +61,9 @@ def prepare_imports() -> None:
 
 
 def freeze_memory() -> None:
-    """Keeps what exists now out of garbage collection, and makes collections rare."""
+    """Keeps what exists now out of garbage collection, makes collections rare, and returns freed memory."""
     gc.freeze()
     gc.set_threshold(_GC_THRESHOLD)
     gc.enable()
+    with suppress(AttributeError, OSError, TypeError):  # a C library without mallopt
+        ctypes.CDLL(None).mallopt(_MMAP_THRESHOLD, _OWN_PAGES_BYTES)

@@ -167,7 +167,8 @@ class _ModelCall(NamedTuple):
                     if first_ms is None:
                         first_ms = ms_since(started)
                     received.append(piece.content)
-                    left -= len(piece.content)
+                    text = piece.content
+                    left -= len(text) if text.isascii() else utf8_size(text)
                     if left < 0:
                         raise AnswerTooLong(self.scope.max_answer_bytes)
                     if visible_text is None:

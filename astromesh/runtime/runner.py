@@ -33,7 +33,7 @@ from astromesh.errors import (
     ShuttingDown,
     is_failure,
 )
-from astromesh.graph.scope import Scope
+from astromesh.graph.scope import NO_EVENTS, Scope
 from astromesh.logs import get_logger
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
@@ -257,6 +257,9 @@ class AgentRunner:
                 raise
             finally:
                 runs.logs.close(log, self.clock.monotonic())
+                run.scope.events = (
+                    NO_EVENTS  # breaks the circle of events, model and scope, which keeps texts
+                )
                 if self.keeps_runs and not log.durable and not run.is_suspended:
                     runs.archive.add(log)
                 if run.is_in_durable_run:

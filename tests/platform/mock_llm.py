@@ -4,6 +4,7 @@ It speaks HTTP/1.1 on 127.0.0.1. The model's name in the request chooses what it
 
     mock                 answers at once
     mock+tokens=200      an answer of 200 tokens (20 unless told)
+    mock+letters=2000    every token has 2,000 letters
     mock+say=TEXT        answers TEXT ('_' stands for a blank)
     mock+latency=500     waits 500 ms before answering, or before the first token
     mock+gap=10          waits 10 ms between streamed tokens
@@ -261,6 +262,8 @@ class MockLLM(asyncio.Protocol):
         if "say" in options:
             return Answer([word + " " for word in options["say"].replace("_", " ").split()], [], "stop")
         count = int(options.get("tokens") or 20)
+        if "letters" in options:
+            return Answer(["x" * (int(options["letters"]) - 1) + " "] * count, [], "stop")
         return Answer([WORDS[index % len(WORDS)] + " " for index in range(count)], [], "stop")
 
 

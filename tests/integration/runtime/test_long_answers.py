@@ -40,13 +40,14 @@ async def test_a_longer_answer_is_an_error_that_names_the_limit(tmp_path: Path, 
     assert "1000 bytes (limits.max_answer_bytes)" in problem["detail"]
 
 
-async def test_a_stream_ends_where_the_limit_is_reached_and_is_charged(tmp_path: Path) -> None:
+@pytest.mark.parametrize("word", ["word ", "wörd "])
+async def test_a_stream_ends_where_the_limit_is_reached_and_is_charged(tmp_path: Path, word: str) -> None:
     sink = RecordingSink()
-    async with limited(tmp_path, "word " * 10_000) as runtime:
+    async with limited(tmp_path, word * 10_000) as runtime:
         with pytest.raises(AnswerTooLong):
             await runtime.run("helper", "Why?", "s", sinks=[sink])
     text = "".join(event.data["content"] for event in sink.events if event.type == "model.delta")
-    assert len(text) <= 1000
+    assert len(text.encode()) <= 1000
     failed = next(event for event in sink.events if event.type == "model.failed")
     assert failed.data["usage"]["output_tokens"] > 0
     assert sink.events[-1].data["code"] == "answer_too_long"
