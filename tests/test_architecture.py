@@ -97,7 +97,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 }
 
 # The lazy face of the package, and the commands, import when they are called: start-up pays for what is used.
-IMPORTS_WHEN_CALLED = ("astromesh", "astromesh.cli", "astromesh.api.app")
+# A graph without a store does not load the plugins that open one.
+IMPORTS_WHEN_CALLED = ("astromesh", "astromesh.cli", "astromesh.api.app", "astromesh.graph.engine")
 # The runtime loads workflows with the first one: a sixth of our part of the start; most servers have none.
 # Type checkers read the names of the package's face, which are imported when they are used.
 NAMES_WITHOUT_LOADING = ("astromesh", "astromesh.api.routes.workflows", "astromesh.runtime.engine")

@@ -29,9 +29,7 @@ from astromesh.durable.history import (
     steps_until,
 )
 from astromesh.durable.journal import RunJournal, StepLog
-from astromesh.durable.postgres import PostgresGraphs
 from astromesh.durable.replay import NoReplays, ReplayJournal
-from astromesh.durable.sqlite import SqliteGraphs
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import ApprovalNotFound, Conflict, Divergence, InvalidInput, RunNotFound
 from astromesh.graph.checkpoints import Checkpoint
@@ -100,7 +98,8 @@ class GraphRuns:
             decisions.append(decided)
         claimed = None if row.status in ENDED_STATUSES else await self.store.claim(run_id, decisions)
         if claimed is None:
-            raise Conflict(f"The run {run_id!r} has ended: it is {row.status}. `fork` continues from a step.")
+            status = (await self.row(run_id)).status
+            raise Conflict(f"The run {run_id!r} has ended: it is {status}. `fork` continues from a step.")
         return OpenGraphRun(self.store, self._clock, claimed, steps)
 
     async def row(self, run_id: str) -> GraphRunRow:
@@ -288,19 +287,3 @@ class MemoryGraphRuns(GraphRuns):
     @classmethod
     async def open(cls, options: BaseModel, deps: Deps) -> Self:
         return cls(await MemoryGraphs.open(options, deps), deps.clock)
-
-
-class SqliteGraphRuns(GraphRuns):
-    """Runs in a file of SQLite."""
-
-    @classmethod
-    async def open(cls, options: BaseModel, deps: Deps) -> Self:
-        return cls(await SqliteGraphs.open(options, deps), deps.clock)
-
-
-class PostgresGraphRuns(GraphRuns):
-    """Runs in a database of PostgreSQL."""
-
-    @classmethod
-    async def open(cls, options: BaseModel, deps: Deps) -> Self:
-        return cls(await PostgresGraphs.open(options, deps), deps.clock)

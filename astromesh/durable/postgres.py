@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from asyncpg import Record
+from pydantic import BaseModel
 
 from astromesh.channels.base import InboundMessage
 from astromesh.durable.base import (
@@ -21,6 +22,7 @@ from astromesh.durable.base import (
     RunRow,
     SegmentClaim,
 )
+from astromesh.durable.graph_runs import GraphRuns
 from astromesh.durable.graph_store import SqlGraphs
 from astromesh.durable.rows import (
     CHANGE_COLUMNS,
@@ -34,6 +36,7 @@ from astromesh.durable.sql_budgets import SqlBudgets
 from astromesh.durable.sql_inbox import SqlInbox
 from astromesh.durable.sql_runs import Commit, SqlRuns, ends_nested
 from astromesh.durable.sql_tasks import SqlTasks
+from astromesh.plugins import Deps
 from astromesh.storage.group_commit import GroupCommit
 from astromesh.storage.postgres import PostgresQueries, PostgresStore
 from astromesh.storage.queries import Dialect, Transaction
@@ -53,6 +56,14 @@ class PostgresBudgets(SqlBudgets, PostgresStore):
 
 class PostgresGraphs(SqlGraphs, PostgresStore):
     """A GraphStore in a database of PostgreSQL."""
+
+
+class PostgresGraphRuns(GraphRuns):
+    """Runs of graphs in a database of PostgreSQL."""
+
+    @classmethod
+    async def open(cls, options: BaseModel, deps: Deps) -> Self:
+        return cls(await PostgresGraphs.open(options, deps), deps.clock)
 
 
 class PostgresInbox(SqlInbox, PostgresStore):

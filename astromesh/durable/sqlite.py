@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import Self
+
+from pydantic import BaseModel
 
 from astromesh.durable.base import RunRow, SegmentClaim
+from astromesh.durable.graph_runs import GraphRuns
 from astromesh.durable.graph_store import SqlGraphs
 from astromesh.durable.rows import CHANGE_COLUMNS, change_values, run_of, sqlite_run_values, step_values
 from astromesh.durable.sql_budgets import SqlBudgets
 from astromesh.durable.sql_inbox import SqlInbox
 from astromesh.durable.sql_runs import Commit, SqlRuns
 from astromesh.durable.sql_tasks import SqlTasks
+from astromesh.plugins import Deps
 from astromesh.storage.queries import Dialect, Transaction
 from astromesh.storage.sqlite import SqliteStore
 
@@ -25,6 +30,14 @@ class SqliteBudgets(SqlBudgets, SqliteStore):
 
 class SqliteGraphs(SqlGraphs, SqliteStore):
     """A GraphStore in a file of SQLite."""
+
+
+class SqliteGraphRuns(GraphRuns):
+    """Runs of graphs in a file of SQLite."""
+
+    @classmethod
+    async def open(cls, options: BaseModel, deps: Deps) -> Self:
+        return cls(await SqliteGraphs.open(options, deps), deps.clock)
 
 
 class SqliteInbox(SqlInbox, SqliteStore):

@@ -68,6 +68,7 @@ from astromesh.graph.nodes.function import FunctionNode, node
 from astromesh.graph.nodes.guard import Guard, GuardVerdict
 from astromesh.graph.nodes.human import HumanDecision, HumanRequest
 from astromesh.graph.nodes.system_prompt import Examples, FromState, Rules, Text
+from astromesh.graph.policies import CachePolicy, RetryPolicy
 from astromesh.graph.records import END, ExecutionReport, GraphResult, Interrupt, Mutation, NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.streams import GraphStream, StreamPart
@@ -79,6 +80,7 @@ __all__ = [
     "AutonomousNode",
     "BaseNode",
     "BudgetHook",
+    "CachePolicy",
     "Checkpoint",
     "Child",
     "Command",
@@ -120,6 +122,7 @@ __all__ = [
     "PromptNode",
     "ReflectNode",
     "RetryNode",
+    "RetryPolicy",
     "RouterNode",
     "Rules",
     "Send",

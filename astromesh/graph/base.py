@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal, TypeAlias, TypedDict, Unpack
 
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import Graph, Node, NodeConfig
+from astromesh.graph.policies import CachePolicy, RetryPolicy, as_policies, as_policy, policy_to_json
 from astromesh.graph.records import NodeResult
 from astromesh.graph.scope import NodeEffect
 from astromesh.graph.state import GraphState
@@ -37,6 +38,7 @@ class NodeKeywords(TypedDict, total=False):
         inherit_context_from: The name of a node whose output becomes part of the prompt.
         output_schema: A pydantic model, dataclass, TypedDict or JSON Schema of the output.
         model_override: The node's own model: a ModelPort, or the name of one of the agent's roles.
+        parameters: Of its model calls: `{"temperature": 0}`. They come before those of the model.
         transitions: Targets by key: an output text, a true field of an output, or `error`.
         default_next: The target if nothing else matches.
         routes: Targets that the model may name, beside those of edges and transitions.
@@ -44,6 +46,10 @@ class NodeKeywords(TypedDict, total=False):
         join: What the node waits for if several branches of a fork reach it. `all`: every one that can still
             reach it. `any`, or a number: the first, or so many. The others that can reach it are cancelled.
         timeout: Seconds for one execution, which is then cancelled, or None.
+        retry: Other attempts after a failure: a number of attempts, a RetryPolicy, or several of them, of
+            which the first one counts that covers the failure. It brings the flag RETRYABLE.
+        cache: Seconds for which a result is used again by all runs of the engine, and of others with its
+            store; or a CachePolicy.
         pure: The output depends on the declared inputs alone, so that the key of a cached result needs no
             messages.
         max_iterations: The node's own limit of visits, or of attempts under RETRYABLE. The default is the
@@ -66,6 +72,7 @@ class NodeKeywords(TypedDict, total=False):
     inherit_context_from: str
     output_schema: Any
     model_override: Any
+    parameters: Mapping[str, Any]
     flags: Iterable[Hashable]
     is_entry: bool
     is_terminal: bool
@@ -75,6 +82,8 @@ class NodeKeywords(TypedDict, total=False):
     routing: Routing
     join: Join
     timeout: float | None
+    retry: Any
+    cache: Any
     pure: bool
     max_iterations: int | None
 
@@ -82,7 +91,7 @@ class NodeKeywords(TypedDict, total=False):
 #: Keywords that only a PromptNode uses.
 PROMPT_KEYWORDS = frozenset({"blocks", "strategy", "perspective"})
 #: Keywords that a node without model and tools does not use.
-MODEL_KEYWORDS = PROMPT_KEYWORDS | {"tools", "inject_tools", "tool_loop", "model_override"}
+MODEL_KEYWORDS = PROMPT_KEYWORDS | {"tools", "inject_tools", "tool_loop", "model_override", "parameters"}
 
 
 class BaseNode:
@@ -129,6 +138,7 @@ class BaseNode:
     inherit_context_from: str = ""
     output_schema: Any = None
     model_override: Any = None
+    parameters: Mapping[str, Any] = MappingProxyType({})
     flags: frozenset[Hashable] = frozenset()
     is_entry: bool = False
     is_terminal: bool = False
@@ -138,6 +148,8 @@ class BaseNode:
     routing: Routing = ""
     join: Join = "all"
     timeout: float | None = None
+    retry: tuple[RetryPolicy, ...] = ()
+    cache: CachePolicy | None = None
     pure: bool = False
     max_iterations: int | None = None
     _own_routes: tuple[str, ...] = ()
@@ -151,11 +163,17 @@ class BaseNode:
                 f"Node {name!r} has no keyword `{key}`." + (f" Did you mean `{near[0]}`?" if near else "")
             )
         check_keywords(name, keywords)
-        passed: Mapping[str, Any] = {**keywords}
+        passed: dict[str, Any] = {**keywords}
+        if "retry" in passed:
+            passed["retry"] = as_policies(f"Node {name!r}", passed["retry"])
+        if "cache" in passed:
+            passed["cache"] = as_policy(f"Node {name!r}", passed["cache"])
         for key, value in passed.items():
             setattr(self, key, tuple(value) if key in _TUPLES else value)
         self.transitions = dict(self.transitions)
         flags = self.default_flags | frozenset(self.flags)
+        if self.retry:
+            flags |= {NodeFlag.RETRYABLE}
         for flag, key in _FLAG_OF_KEYWORD:
             if getattr(self, key):
                 flags |= {flag}
@@ -207,6 +225,10 @@ class BaseNode:
         """Returns the value that the constructor took for a keyword or a constructor key, for YAML."""
         if key == "routes":
             return self.routes[: len(self.routes) - len(self._own_routes)]
+        if key == "retry" and self.retry:
+            return [policy.to_json() for policy in self.retry]
+        if key == "cache" and self.cache is not None:
+            return policy_to_json(self.cache)
         return getattr(self, key)
 
     def has_flag(self, flag: Hashable) -> bool:

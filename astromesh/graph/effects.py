@@ -5,14 +5,13 @@
             VERBOSE OBSERVABLE
 
 SUMMARIZE_OUTPUT and VALIDATE_OUTPUT come first, so that nothing is written or cached before. LIGHTWEIGHT
-restores nothing: it replaces the model in the config of this execution alone. RETRYABLE wraps all of this.
-The other flags work elsewhere: ENTRY and TERMINAL in the plan, INJECT_TOOLS in the tools of the node,
-PARALLEL_SAFE in `together`.
+restores nothing: it replaces the model in the config of this execution alone. RETRYABLE wraps all of this
+(`retries`). The other flags work elsewhere: ENTRY and TERMINAL in the plan, INJECT_TOOLS in the tools of the
+node, PARALLEL_SAFE in `together`.
 """
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from copy import deepcopy
@@ -20,14 +19,6 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from astromesh.errors import (
-    AllProvidersFailed,
-    ConfigError,
-    LimitReached,
-    NodeFailed,
-    ProviderError,
-    ProviderUnauthorized,
-    RequestError,
-    ToolPermissionError,
     is_failure,
 )
 from astromesh.graph.base import BaseNode
@@ -35,18 +26,13 @@ from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.hooks import HookSet, NodeMetrics
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.guard import as_guards, run_guards
-from astromesh.graph.private_state import PrivateState
 from astromesh.graph.records import ACTION_KEY, NO_USAGE, OUTPUT_SUFFIX, NodeResult, as_text, canonical_json
 from astromesh.graph.runner import Call, Wrapper
 from astromesh.graph.state import (
     AWAITING_HUMAN,
     NODE_CACHE,
     NODE_LISTS,
-    RETRY_ERROR,
     GraphState,
-    ReadOnlyState,
-    engine_forget,
-    engine_write,
     read_only_view,
 )
 from astromesh.graph.structured_output import output_schema
@@ -442,87 +428,3 @@ async def _apply(visit: Visit, effect: Effect) -> None:
         result = visit.result = visit.outcome
         result.error = result.error or f"{type(error).__name__}: {error}"
         result.exception, result.output, result.messages_added = error, None, ()
-
-
-# -- RETRYABLE: another attempt after 0.5 s, 1 s, 2 s, 4 s, 8 s, for failures that may pass ----------------
-
-ATTEMPTS = 3
-FIRST_PAUSE, LONGEST_PAUSE = 0.5, 8.0
-#: The random part of the pause, so that many runs do not retry at the same moment.
-JITTER = 0.1
-
-#: Failures that another attempt cannot change.
-NOT_RETRYABLE = (
-    ConfigError,
-    RequestError,
-    LimitReached,
-    ProviderUnauthorized,
-    ToolPermissionError,
-    NotImplementedError,
-    asyncio.CancelledError,
-)
-
-
-def retry_delay(tries: int, fraction: float) -> float:
-    """Returns the seconds to wait after a number of failed attempts. `fraction` is in [0, 1)."""
-    return min(FIRST_PAUSE * 2.0 ** (tries - 1), LONGEST_PAUSE) * (1 + JITTER * fraction)
-
-
-def is_retryable(error: BaseException | None) -> bool:
-    """Whether another attempt can help. It may after a failure without an exception."""
-    if isinstance(error, NodeFailed):
-        return is_retryable(error.cause)
-    if isinstance(error, AllProvidersFailed):
-        # after the first text has left, a second answer could not take it back
-        return not error.begun and any(is_retryable(failure) for failure in error.failures)
-    if isinstance(error, ProviderError) and not error.retryable:
-        return False
-    return not isinstance(error, NOT_RETRYABLE)
-
-
-def with_retries(attempts: int) -> NodeWrapper:
-    """Executes a node up to `attempts` times, while the run's own retry budget lasts.
-
-    Each attempt works on a copy of the state. A failed one leaves no writes.
-    """
-
-    def wrap(call: NodeCall) -> NodeCall:
-        async def run(state: GraphState, config: NodeConfig) -> NodeResult:
-            duration_ms = 0.0
-            for tries in range(1, attempts + 1):
-                result = await _attempt(call, state, config)
-                duration_ms += result.duration_ms
-                if not result.error or tries == attempts or not _may_retry(result, config):
-                    break
-                engine_write(state.context, RETRY_ERROR, result.error)
-                config.runtime.note_error(config.path, result)
-                await config.clock.sleep(retry_delay(tries, config.runtime.jitter()))
-            engine_forget(state.context, RETRY_ERROR)
-            result.duration_ms = duration_ms
-            return result
-
-        return run
-
-    return wrap
-
-
-async def _attempt(call: NodeCall, state: GraphState, config: NodeConfig) -> NodeResult:
-    if isinstance(state, ReadOnlyState):
-        return await call(state, config)
-    private = PrivateState(state)
-    private.rejoin()  # only values are private: budgets and the end of the run are not
-    result = await call(private.state, config)
-    if not result.error or result.stop_reason:  # what waits for a person is in the context
-        private.write_back()
-    else:
-        state.current_node = private.state.current_node
-    return result
-
-
-def _may_retry(result: NodeResult, config: NodeConfig) -> bool:
-    return (
-        not result.stop_reason
-        and is_retryable(result.exception)
-        and not config.runtime.stopping
-        and config.scope.take_retry()
-    )

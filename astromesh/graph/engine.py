@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import importlib
 from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from os import urandom
@@ -13,6 +14,7 @@ from astromesh.errors import InvalidGraph, InvalidInput
 from astromesh.graph.checkpoints import Checkpoint, GraphSnapshot
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
+from astromesh.graph.node_cache import NodeCache
 from astromesh.graph.node_config import NO_MODEL
 from astromesh.graph.nodes.human import human_handler
 from astromesh.graph.plan import CompileOptions, Plan, compile_graph
@@ -22,10 +24,10 @@ from astromesh.graph.run import UNLIMITED_RETRIES, Run, RunSettings
 from astromesh.graph.scope import Scope
 from astromesh.graph.state import MAX_ITERATIONS
 from astromesh.graph.stored_runs import (
-    EngineStore,
     GraphRuns,
     Replay,
     Replayed,
+    RunsStore,
     request_of,
     start_of,
     with_update,
@@ -109,6 +111,13 @@ def _call(value: Any) -> ToolCall:
 _CLOCK: Clock = SystemClock()
 
 
+def _store_of(url: str, clock: Clock) -> RunsStore:
+    # imported on first use: it imports plugins, which an engine without a store does not need
+    module = importlib.import_module("astromesh.graph.engine_store")
+    store: RunsStore = module.EngineStore(url, clock)
+    return store
+
+
 class PromptGraphEngine(Generic[S]):
     """Runs one graph, any number of times and concurrently. Runs share only the compiled plan.
 
@@ -160,20 +169,22 @@ class PromptGraphEngine(Generic[S]):
         check_seconds("The engine", "finalizer_seconds", finalizer_seconds)
         self.graph = graph
         self.hooks = tuple(hooks)
+        clock = clock or _CLOCK
+        self._store = None if store is None else _store_of(store, clock)
         self._setup = RunSettings(
             CompileOptions(HookSet(self.hooks), max_node_iterations),
             model or NO_MODEL,
             tool_port(tools),
             lightweight_model,
             human_handler,
-            clock or _CLOCK,
+            clock,
             max_iterations,
             max_mutations_per_run,
             allow_self_modification,
             seed,
             finalizer_seconds,
+            NodeCache(clock, None if self._store is None else self._store.opened),
         )
-        self._store = None if store is None else EngineStore(store, self._setup.clock)
         self._plan: Plan | None = None
 
     @property
@@ -477,7 +488,7 @@ class PromptGraphEngine(Generic[S]):
             return await runs.delete(run_id)
 
     @property
-    def _stored(self) -> EngineStore:
+    def _stored(self) -> RunsStore:
         if self._store is None:
             raise InvalidInput("This engine has no `store`: PromptGraphEngine(graph, store='sqlite:PATH').")
         return self._store

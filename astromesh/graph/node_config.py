@@ -77,6 +77,15 @@ class NodeRuntime(Protocol):
     #: Whether the run has no listeners and no scope yet. Until then the ledger counts model calls.
     is_unobserved: bool
     values: dict[str, Any]
+    #: Executions by path.
+    counts: dict[str, int]
+
+    @property
+    def graph_name(self) -> str: ...
+
+    @property
+    def cache(self) -> Any:
+        """The results of nodes across runs (`node_cache.NodeCache`)."""
 
     @property
     def lightweight_model(self) -> ModelPort | str | None: ...
@@ -207,6 +216,8 @@ class NodeConfig(UserDict[str, Any]):
         """
         if self.role and not request.role:
             request = _with_role(request, self.role)
+        if own := getattr(self.node, "parameters", None):
+            request = replace(request, parameters={**own, **request.parameters})
         run = self.runtime
         if run.is_unobserved:
             ledger = run.shared.opened_ledger or run.shared.ledger

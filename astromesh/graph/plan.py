@@ -24,14 +24,16 @@ from astromesh.graph.audibility import (
     nodes_before_guards,
 )
 from astromesh.graph.base import BaseNode
-from astromesh.graph.effects import ATTEMPTS, NodeCall, NodeWrapper, with_flags, with_retries
+from astromesh.graph.effects import NodeCall, NodeWrapper, with_flags
 from astromesh.graph.flags import BIT, NodeFlag, mask
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
+from astromesh.graph.node_cache import with_cache
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import AutonomousNode, is_built_in
 from astromesh.graph.nodes.function import FunctionNode, as_result
 from astromesh.graph.nodes.guard import Guard, GuardResults, as_guards, run_guards
+from astromesh.graph.policies import ATTEMPTS, RetryPolicy
 from astromesh.graph.records import (
     ERROR_NODE,
     GRAPH_ONLY_STOPS,
@@ -41,6 +43,7 @@ from astromesh.graph.records import (
     NodeResult,
     invalid_field,
 )
+from astromesh.graph.retries import with_retries
 from astromesh.graph.runner import bounded, unit, wrapped
 from astromesh.graph.state import NO_REDUCERS, RETRY_ERROR, GraphState, engine_forget, engine_write
 from astromesh.graph.topology import (
@@ -195,7 +198,8 @@ class Step(RoutedNode):
         self.model: ModelPort | None = None if isinstance(override, str) else override
         self.role: str = override if isinstance(override, str) else ""
         own, limit = node.max_iterations, options.max_node_iterations
-        self.max_visits = limit if own is None or self._has(NodeFlag.RETRYABLE) else min(own, limit)
+        counts_attempts = self._has(NodeFlag.RETRYABLE) and not node.retry
+        self.max_visits = limit if own is None or counts_attempts else min(own, limit)
         is_function = isinstance(node, FunctionNode)
         takes_state = isinstance(node, FunctionNode) and node.arity == 1
         self.takes_state_only = isinstance(node, FunctionNode) and node.takes_state_only
@@ -284,10 +288,12 @@ class Step(RoutedNode):
             yield _with_state_updates(self, self.schema)
         if self.hooks.watches_nodes:
             yield partial(self.hooks.around, self.node)
+        if self.node.cache is not None:
+            yield with_cache(self.node, self.node.cache)
         if (flags := with_flags(self.node, self.hooks, self.mask)) is not None:
             yield flags
         if self._has(NodeFlag.RETRYABLE):
-            yield with_retries(self.node.max_iterations or ATTEMPTS)
+            yield with_retries(self.node.retry or (RetryPolicy(self.node.max_iterations or ATTEMPTS),))
 
 
 def _fail_closed(call: NodeCall) -> NodeCall:

@@ -44,6 +44,7 @@ from astromesh.graph.forks import Branching
 from astromesh.graph.inline_calls import HELD_SECONDS, warn_of_hold
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.merging import Branches
+from astromesh.graph.node_cache import NodeCache
 from astromesh.graph.node_config import NO_CONFIG, STOPPED_MODEL, Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.node_record import NodeRecorder, RecordedVisit
 from astromesh.graph.plan import CompileOptions, Plan, Step, as_branch, compile_child, compile_graph
@@ -120,6 +121,7 @@ class RunSettings:
     allow_self_modification: bool
     seed: int | None
     finalizer_seconds: float
+    cache: NodeCache
 
 
 class Run:
@@ -468,6 +470,14 @@ class Run:
     @property
     def human_handler(self) -> Any:
         return self.settings.human_handler
+
+    @property
+    def graph_name(self) -> str:
+        return self.plan.name
+
+    @property
+    def cache(self) -> NodeCache:
+        return self.settings.cache
 
     @property
     def clock(self) -> Clock:

@@ -7,17 +7,16 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager
 from copy import deepcopy
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import orjson
 from msgspec import convert, to_builtins
 
 from astromesh.durable.base import GraphRunRow, JournalStep, RunStatus
-from astromesh.errors import ConfigError, Divergence, GraphError, InvalidInput
+from astromesh.errors import Divergence, GraphError, InvalidInput
 from astromesh.graph.checkpoints import Checkpoint
 from astromesh.graph.node_json import NotRecordable, Snapshot, context_to_json
 from astromesh.graph.node_record import NodeRecorder, RecordedVisit
@@ -28,8 +27,6 @@ from astromesh.graph.scope import Journal
 from astromesh.graph.state import RESERVED_KEYS, GraphState
 from astromesh.graph.transitions import BRANCHING, Transition, next_transition
 from astromesh.graph.typed_state import StateSchema
-from astromesh.plugins import Deps, Plugins
-from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject, Message
 
 
@@ -101,67 +98,11 @@ class GraphRuns(Protocol):
     async def close(self) -> None: ...
 
 
-# -- the store of an engine ----------------------------------------------------------------------------------
+class RunsStore(Protocol):
+    """The store of an engine. `engine_store.EngineStore` is one."""
 
-
-class _Opened:
-    """The store as one event loop has it open."""
-
-    def __init__(self) -> None:
-        self.users = 0
-        self.runs: GraphRuns | None = None
-        self.lock = asyncio.Lock()
-
-
-class EngineStore:
-    """The store of an engine, open while somebody uses it, once in each event loop.
-
-    Args:
-        url: `memory`, `sqlite:PATH` or `postgres://…`.
-
-    Raises:
-        ConfigError: It names no store.
-    """
-
-    def __init__(self, url: str, clock: Clock) -> None:
-        kind, _, rest = url.partition(":")
-        if url == "memory":
-            self._kind, self._deps = "memory", Deps(clock=clock)
-        elif kind == "sqlite" and rest:
-            path = Path(rest.removeprefix("//")).absolute()
-            self._kind = "sqlite"
-            self._deps = Deps(clock=clock, data_dir=path.parent, storage_url=f"sqlite:///{path}")
-        elif kind in ("postgres", "postgresql") and rest:
-            self._kind, self._deps = "postgres", Deps(clock=clock, storage_url=url)
-        else:
-            raise ConfigError(
-                f"store={url!r} names no store. Pass 'memory', 'sqlite:PATH', or 'postgres://…'."
-            )
-        self._loops: dict[asyncio.AbstractEventLoop, _Opened] = {}
-        self._memory: GraphRuns | None = None
-
-    @asynccontextmanager
-    async def opened(self) -> AsyncIterator[GraphRuns]:
-        """Opens the store unless it is open, and closes it when its last user leaves."""
-        if self._kind == "memory":
-            self._memory = self._memory or await Plugins().open("graph_stores", "memory", {}, self._deps)
-            yield self._memory
-            return
-        loop = asyncio.get_running_loop()
-        found = self._loops.setdefault(loop, _Opened())
-        found.users += 1
-        try:
-            async with found.lock:
-                if found.runs is None:
-                    found.runs = await Plugins().open("graph_stores", self._kind, {}, self._deps)
-            yield found.runs
-        finally:
-            found.users -= 1
-            if not found.users:
-                self._loops.pop(loop, None)
-                if found.runs is not None:
-                    await found.runs.close()
-                    await self._deps.resources.close()
+    def opened(self) -> AbstractAsyncContextManager[GraphRuns]:
+        """Opens the store unless it is open."""
 
 
 # -- what a run begins with ----------------------------------------------------------------------------------

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from math import isfinite
+from math import inf, isfinite
 from typing import Any
 
 from astromesh.graph.inline_calls import call_inline
@@ -45,6 +45,12 @@ def check_seconds(owner: str, key: str, value: Any) -> None:
     """Raises ValueError if a value is not a positive number of seconds."""
     if not _is_seconds(value):
         raise ValueError(f"{owner}: {key} must be more than 0 s, not {value!r}.")
+
+
+def check_number(owner: str, key: str, value: Any, least: float) -> None:
+    """Raises ValueError if a value is not a finite number of at least `least`."""
+    if isinstance(value, bool) or not isinstance(value, int | float) or not least <= value < inf:
+        raise ValueError(f"{owner}: {key} must be a number of at least {least:g}, not {value!r}.")
 
 
 def check_key(owner: str, key: str, value: Any) -> None:
@@ -115,6 +121,10 @@ def _are_targets(value: Any) -> bool:
     return isinstance(value, Mapping) and all(map(_is_name, value.values()))
 
 
+def _is_mapping_of_names(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(map(_is_name, value))
+
+
 def _are_guards(value: Any) -> bool:
     return _is_several(value) and all(callable(guard) or hasattr(guard, "verdict") for guard in value)
 
@@ -156,6 +166,7 @@ KEYWORD_RULES: Mapping[str, tuple[Callable[[Any], bool], str, type[Exception]]] 
     "inherit_context_from": (_is_text, "must be the name of a node", TypeError),
     "output_key": (_is_context_key, _CONTEXT_KEY_RULE, ValueError),
     "routing": (lambda value: value in ROUTINGS, "must be 'edges_only' or ''", ValueError),
+    "parameters": (_is_mapping_of_names, "takes a mapping of names to values", TypeError),
     "join": (_is_join, "must be 'all', 'any' or a number of branches", ValueError),
     "preprocessor": (lambda value: value is None or callable(value), "must be a function", TypeError),
     "postprocessor": (lambda value: value is None or callable(value), "must be a function", TypeError),

@@ -10,11 +10,11 @@ from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, ClassVar, Unpack
 
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
-from astromesh.graph.effects import is_retryable
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.node_config import MAX_CONCURRENCY, Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.nodes.function import declared_input
+from astromesh.graph.policies import is_retryable
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.graph.topology import is_graph

@@ -31,8 +31,9 @@ from astromesh.graph import (
     RetryNode,
     node,
 )
-from astromesh.graph.effects import AFTER, BEFORE, is_retryable, retry_delay
+from astromesh.graph.effects import AFTER, BEFORE
 from astromesh.graph.nodes import KINDS
+from astromesh.graph.policies import RetryPolicy, is_retryable
 from astromesh.graph.scope import Scope
 from astromesh.testing import ManualClock, RecordingTool, Reply, ScriptedProvider
 from astromesh.types import CompletionRequest, CompletionResult, Message, ToolCall, Usage
@@ -246,8 +247,9 @@ async def test_attempts_are_max_iterations_and_then_the_failure_stands() -> None
 
 def test_pauses_double_up_to_eight_seconds_with_little_jitter() -> None:
     """Trap 23: 0.5, 1, 2, 4, 8 s, capped, with 0 to 10 % on top."""
-    assert [retry_delay(n, 0.0) for n in range(1, 8)] == [0.5, 1, 2, 4, 8, 8, 8]
-    assert retry_delay(3, 0.999) == pytest.approx(2.2, rel=1e-3)
+    policy = RetryPolicy()
+    assert [policy.pause(n, 0.0) for n in range(1, 8)] == [0.5, 1, 2, 4, 8, 8, 8]
+    assert policy.pause(3, 0.999) == pytest.approx(2.2, rel=1e-3)
 
 
 async def test_jitter_comes_from_the_engines_seed() -> None:
