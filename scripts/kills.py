@@ -6,9 +6,10 @@
 Each time: a server that will die at the N-th passing of a named place accepts runs with three charges each,
 until it is dead; over PostgreSQL a second server is alive. An agent charges by a tool, a graph by functions,
 behind a function that takes one of two ways at random. Then every run that was accepted must come to rest. A
-run is lost where it does not; a duplicate is a charge that must not be repeated and was made twice; a run
-diverges where it takes both ways. A workflow charges by an operation with an idempotency key and by the tool
-of an agent, whose open questions are denied here; it takes one of two ways at random behind the merge.
+run is lost where it does not, or where it completes without each of its charges; a duplicate is a charge that
+must not be repeated and was made twice by one run; a run diverges where it takes both ways. A workflow charges
+by an operation with an idempotency key and by the tool of an agent, whose open questions are denied here; it
+takes one of two ways at random behind the merge.
 
 With --flat-out, clients send without a pause until the server is killed at a random time, and all that was
 accepted must come to rest.
@@ -177,31 +178,36 @@ def kill(
         tally.seconds.append(time.monotonic() - died)
         tally.ended["waiting"] += len(asked)
         lines = effects.read_text().splitlines()
-        # an acceptance of each client may not have been answered
-        note(tally, ended, operations_once(lines), len(ended) + (CLIENTS if flat_out else 1))
+        note(tally, ended, operations_once(lines))
+        done = {run_id for run_id, status in ended.items() if status in ("completed", "success")}
+        # a denied charge did not happen, or did and its outcome is unknown
+        tally.lost += sum(not effects_of(lines, run_id) >= CHARGES for run_id in done - asked)
         if kind == "workflow":
-            tally.divergent += len(tasks_of(lines, "pa") & tasks_of(lines, "pb"))
-            done = sum(status == "success" for status in ended.values())
-            tally.lost += max(done - len(tasks_of(lines, "post")), 0)
-            # a denied charge did not happen, or did and its outcome is unknown
-            tally.lost += max(done - len(asked) - lines.count("round 2"), 0)
+            tally.divergent += sum({"pa", "pb"} <= effects_of(lines, task_id) for task_id in ended)
+            tally.lost += sum("post" not in effects_of(lines, task_id) for task_id in done)
         else:
-            done_runs = [run_id for run_id, status in ended.items() if status == "completed"]
-            tally.divergent += sum(ways(servers[-1].url, run_id) > 1 for run_id in done_runs)
+            tally.divergent += sum(ways(servers[-1].url, run_id) > 1 for run_id in done)
     finally:
         for server in servers:
             server.close()
 
 
+#: what each run or Task charges
+CHARGES = {"round 0", "round 1", "round 2"}
+#: the operations of a workflow, whose lines end in an idempotency key
+_OPERATIONS = ("post ", "pa ", "pb ")
+
+
 def operations_once(lines: list[str]) -> list[str]:
-    """The effects; those of an operation with one idempotency key are one."""
-    keyed = {line for line in lines if line.startswith(("post ", "pa ", "pb "))}
-    return [line for line in lines if line not in keyed] + [line.split()[0] for line in keyed]
+    """The effects as `WHAT RUN`; those of an operation with one idempotency key are one."""
+    keyed = {line for line in lines if line.startswith(_OPERATIONS)}
+    return [line for line in lines if line not in keyed] + [line.rpartition(" ")[0] for line in keyed]
 
 
-def tasks_of(lines: list[str], operation: str) -> set[str]:
-    """The Tasks in which an operation had its effect."""
-    return {line.split()[1] for line in lines if line.startswith(f"{operation} ")}
+def effects_of(lines: list[str], run_id: str) -> set[str]:
+    """The effects of one run or Task."""
+    pairs = (line.rpartition(" ") for line in operations_once(lines))
+    return {what for what, _, whose in pairs if whose == run_id}
 
 
 def ways(url: str, run_id: str) -> int:
@@ -210,13 +216,13 @@ def ways(url: str, run_id: str) -> int:
     return len(started & {"pa", "pb"})
 
 
-def note(tally: Tally, ended: dict[str, str], effects: list[str], most: int) -> None:
-    """Each run has each effect once: of each there are as many as runs at most."""
+def note(tally: Tally, ended: dict[str, str], effects: list[str]) -> None:
+    """Each run has each effect once: also a run whose acceptance was not answered."""
     tally.kills += 1
     tally.accepted += len(ended)
     tally.lost += sum(status in ("lost", "failed", "failure", "cancelled") for status in ended.values())
     tally.ended.update(ended.values())
-    tally.duplicates += sum(max(count - most, 0) for count in Counter(effects).values())
+    tally.duplicates += sum(times - 1 for times in Counter(effects).values())
 
 
 def main() -> None:

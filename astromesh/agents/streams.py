@@ -59,7 +59,7 @@ class RunStream(Generic[OutputT]):
         return self._events()
 
     async def text(self) -> AsyncGenerator[str, None]:
-        """Yields the pieces of the answer as they arrive.
+        """Yields the pieces of the answer as they arrive, and before what the model says beside tool calls.
 
         Raises:
             AstromeshError: The run failed, and `on_error` is "raise".

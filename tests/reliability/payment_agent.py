@@ -9,29 +9,39 @@ import yaml
 
 #: a dead process is found out sooner than in real life; the same for all processes of a test
 LEASE = {"ASTROMESH_LEASE_SECONDS": "3"}
-#: what the tool and functions of these tests do: a line in a file for each time it is really called
+#: what the tool and functions of these tests do: a line in a file for each time it is really called, and by
+#: which run
 EFFECTS = '''
 import os, random
+from astromesh.tools.base import ToolContext
 
 def pick(state):
     """Takes one of two ways."""
     return random.choice(["pa", "pb"])
 
-async def charge0(state):
-    return charge("round 0")
+async def charge0(state, config):
+    return charged("round 0", config.scope)
 
-async def charge1(state):
-    return charge("round 1")
+async def charge1(state, config):
+    return charged("round 1", config.scope)
 
-async def charge2(state):
-    return charge("round 2")
+async def charge2(state, config):
+    return charged("round 2", config.scope)
 
-def charge(query: str) -> str:
+def charge(query: str, context: ToolContext) -> str:
     """Charges somebody."""
+    return charged(query, context)
+
+def charged(query, run):
     with open(os.environ["EFFECTS"], "a") as file:
-        file.write(query + "\\n")
+        file.write(f"{query} {run.run_id}\\n")
     return f"charged {query}"
 '''
+
+
+def charges(effects: Path) -> list[str]:
+    """The charges that really happened, in order, without their runs."""
+    return [line.rpartition(" ")[0] for line in effects.read_text().splitlines()]
 
 
 def agent(endpoint: str, effect: str, backend: str) -> dict[str, Any]:

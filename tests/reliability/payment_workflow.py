@@ -11,6 +11,7 @@ from tests.reliability.payment_agent import config
 
 OPS = '''
 import os, random
+from astromesh.workflow.journal import current_calls
 
 def note(line):
     with open(os.environ["EFFECTS"], "a") as file:
@@ -18,7 +19,7 @@ def note(line):
 
 def charge(query: str) -> str:
     """Charges somebody."""
-    note(query)
+    note(f"{query} {current_calls().journal.run_id}")
     return f"charged {query}"
 
 def post(input, context, tools):

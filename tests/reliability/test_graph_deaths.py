@@ -10,7 +10,7 @@ import pytest
 from astromesh.durable.failpoints import NODE_INTENT, VARIABLE
 from tests.platform.model import MockModel
 from tests.reliability.calls import call, events_of, until
-from tests.reliability.payment_agent import LEASE, graph_config
+from tests.reliability.payment_agent import LEASE, charges, graph_config
 from tests.reliability.test_kill_at_failpoints import killed_and_restarted
 
 
@@ -41,7 +41,7 @@ def test_a_graph_goes_on_where_it_was_and_charges_once(
         return found if found["status"] == "completed" else None
 
     run = until(ended, "the run did not complete")
-    assert (tmp_path / "effects").read_text().splitlines() == ["round 0", "round 1", "round 2"]
+    assert charges(tmp_path / "effects") == ["round 0", "round 1", "round 2"]
     events = events_of(server.url, run_id)
     started = [data["node"] for _, name, data in events if name == "node.started"]
     assert (started[0], started[2:]) == ("pick", ["charge0", "charge1", "charge2", "say"])

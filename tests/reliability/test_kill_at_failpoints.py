@@ -10,7 +10,7 @@ import pytest
 
 from astromesh.durable.failpoints import PLACES, TOOL_INTENT, VARIABLE
 from tests.reliability.calls import PATIENCE, call, events_of, until
-from tests.reliability.payment_agent import LEASE, config
+from tests.reliability.payment_agent import LEASE, charges, config
 
 
 @pytest.fixture(params=("sqlite", "postgres"))
@@ -62,7 +62,7 @@ def test_a_run_survives_a_kill_at_each_place(place, store, tmp_path, mock_llm, f
     ]
     turns = call(f"{server.url}/v1/agents/teller/sessions/s-1")["turns"]
     assert [turn["role"] for turn in turns] == ["user", "assistant"]
-    effects = (tmp_path / "effects").read_text().splitlines()
+    effects = charges(tmp_path / "effects")
     assert set(effects) == {"round 0", "round 1", "round 2"}
     assert joined_text(events) == run["result"]["response"]
 
@@ -87,7 +87,7 @@ def test_what_must_not_happen_twice_happens_once_or_is_put_to_a_person(
         return found if found["status"] == "completed" else None
 
     until(ended, "the run did not complete")
-    effects = (tmp_path / "effects").read_text().splitlines()
+    effects = charges(tmp_path / "effects")
     assert len(effects) == len(set(effects)) == (2 if place == "tool_intent" else 3)
     unknown = [
         data for _, name, data in events_of(server.url, run_id)

@@ -9,7 +9,7 @@ from pathlib import Path
 from astromesh.durable.failpoints import TOOL_DONE, VARIABLE
 from tests.platform.astromesh import CHILD, ROOT
 from tests.reliability.calls import PATIENCE, call, events_of, until
-from tests.reliability.payment_agent import LEASE, config
+from tests.reliability.payment_agent import LEASE, charges, config
 
 
 def another_package(folder: Path) -> Path:
@@ -45,6 +45,6 @@ def test_a_run_that_one_version_began_is_ended_by_the_next(tmp_path, mock_llm, f
         return call(f"{new.url}/v1/runs/{run_id}")["status"] == "completed"
 
     until(ended, "the run did not complete")
-    assert sorted((tmp_path / "effects").read_text().splitlines()) == ["round 0", "round 1", "round 2"]
+    assert sorted(charges(tmp_path / "effects")) == ["round 0", "round 1", "round 2"]
     events = events_of(new.url, run_id)
     assert [seq for seq, _, _ in events] == list(range(1, len(events) + 1))
