@@ -7,9 +7,9 @@ Each time: a server that will die at the N-th passing of a named place accepts r
 until it is dead; over PostgreSQL a second server is alive. An agent charges by a tool, a graph by functions,
 behind a function that takes one of two ways at random. Then every run that was accepted must come to rest. A
 run is lost where it does not, or where it completes without each of its charges; a duplicate is a charge that
-must not be repeated and was made twice by one run; a run diverges where it takes both ways. A workflow charges
-by an operation with an idempotency key and by the tool of an agent, whose open questions are denied here; it
-takes one of two ways at random behind the merge.
+must not be repeated and was made twice by one run; a run diverges where it takes both ways. A workflow
+charges by an operation with an idempotency key and by the tool of an agent, whose open questions are denied
+here; it takes one of two ways at random behind the merge.
 
 With --flat-out, clients send without a pause until the server is killed at a random time, and all that was
 accepted must come to rest.
@@ -25,6 +25,7 @@ import urllib.error
 from collections import Counter
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from http.client import HTTPException
 from itertools import count, product
 from pathlib import Path
 from random import Random
@@ -87,7 +88,7 @@ def accept(url: str, kind: str, numbers: Iterable[int]) -> list[str]:
             accepted.append(send(url, kind, n))
         except urllib.error.HTTPError:
             time.sleep(0.05)  # it has too much to do
-        except OSError:
+        except (OSError, HTTPException):  # also in the middle of its answer
             break
     return accepted
 
@@ -205,9 +206,9 @@ def operations_once(lines: list[str]) -> list[str]:
 
 
 def effects_of(lines: list[str], run_id: str) -> set[str]:
-    """The effects of one run or Task."""
+    """The effects of one run, or of one Task and its branches."""
     pairs = (line.rpartition(" ") for line in operations_once(lines))
-    return {what for what, _, whose in pairs if whose == run_id}
+    return {what for what, _, whose in pairs if whose.partition("/")[0] == run_id}
 
 
 def ways(url: str, run_id: str) -> int:
