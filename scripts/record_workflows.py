@@ -16,12 +16,13 @@ from typing import Any
 import orjson
 
 from astromesh.access.scopes import Viewer
+from astromesh.evaluation.base import golden_record
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest
+from astromesh.runtime.task_evaluation import outcome_of
 from astromesh.testing import ScriptedProvider, plugin_of
 from astromesh.types import CompletionRequest, ToolCall
-from astromesh.workflow.evaluation import golden_record
 
 SAMPLE = Path(__file__).parents[1] / "config" / "workflows" / "contract_review"
 #: name of the recording → input
@@ -63,7 +64,7 @@ async def main() -> None:
                 recording.write(SAMPLE / "evals" / f"{name}.cassette.json")
                 option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
                 golden = SAMPLE / "evals" / f"{name}.golden.json"
-                golden.write_bytes(orjson.dumps(golden_record(result), option=option))
+                golden.write_bytes(orjson.dumps(golden_record(outcome_of(result)), option=option))
                 print(name, result.status, " → ".join(result.path))
 
 

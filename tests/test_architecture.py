@@ -29,7 +29,7 @@ SEAMS = ("plugins", *HEADS)
 #: search without I/O, for whoever ranks texts
 SEARCH = ("knowledge.ranking", "knowledge.snippets", "knowledge.words")
 GRAPHS = ("graph", "telemetry", "tools", *SEAMS)
-PARTS = ("workflow", "orchestration", "durable", "core", "access", *GRAPHS)
+PARTS = ("workflow", "evaluation", "orchestration", "durable", "core", "access", *GRAPHS)
 HOUSE = ("runtime", "config", "net", "storage", *PARTS)
 ADAPTER = ("access", "net", "storage", "telemetry", *SEAMS)
 
@@ -74,6 +74,10 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # it answers messages of messengers in their wire formats
     "durable.inbox_worker": ("channels.responder", "channels.setup", "durable", "graph", "tools", *ADAPTER),
     "workflow": ("config", "core", "net", *SEARCH, *GRAPHS),
+    # datasets, checks and reports of agents and workflows; what runs them stands above
+    "evaluation": ("config", "graph", "storage", *GROUND),
+    # it runs agents as a program does, from recordings as a test does
+    "agents.evaluation": ("agents", "testing", *HOUSE),
     # the house
     "runtime": ("config", "net", "storage", *PARTS),
     # agents in Python are declarations that the runtime opens; `astromesh serve module:agent` loads one
@@ -81,7 +85,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # it serves the files of the console, which are files and nothing else
     "api": ("console", *HOUSE),
     "console": (),
-    "cli": ("agents", "api", "events", *HOUSE),
+    "cli": ("agents", "agents.evaluation", "api", "events", *HOUSE),
     # the adapters: siblings never import one another, the runtime reaches them through plugins
     "channels": ADAPTER,
     "channels.responder": ("channels.setup", *ADAPTER),
@@ -92,7 +96,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "providers": (*SEARCH, *ADAPTER),
     "tools.kinds": ("tools", *ADAPTER),
     "tools.mcp": ("tools", *ADAPTER),
-    # imported by tests only
+    # imported by tests and by evaluations only
     "testing": ("graph", "net", "telemetry", *SEAMS),
 }
 
@@ -384,6 +388,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "durable.budgets": ("restores charges and raises",),
     "durable.inbox_worker": ("a background answer raised",),
     "durable.queue": ("returns a slot and raises",),
+    "evaluation.checks": ("an assertion raised",),
     "durable.run_worker": ("closes and raises", "a background run raised"),
     "durable.writer": ("a store of any kind refused steps",),
     "graph.calls": ("books the usage and raises", "books the usage and raises"),
@@ -423,7 +428,6 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "tools.process_pool": ("answering a worker raised", "kills and raises"),
     "tools.results": ("a tool raised", "a foreign `__str__` raised"),
     "tools.worker_process": ("a call raised",),
-    "workflow.evaluation": ("an assertion raised",),
     "workflow.memory": ("closes and raises",),
     "workflow.observers": ("an observer raised",),
     "workflow.operations": ("importing foreign code raised", "removes the module and raises"),

@@ -47,6 +47,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
 GROUPS: Mapping[str, tuple[str, str]] = {
     "keys": ("astromesh.cli.commands.keys", "API keys for 'auth: {mode: api_key}' in runtime.yaml."),
     "runs": ("astromesh.cli.commands.runs", "List, show, cancel and resume runs."),
+    "eval": ("astromesh.cli.commands.evaluation", "Run the cases of agents and workflows."),
     "tools": ("astromesh.cli.commands.tools", "The tools of the agents."),
     "rag": ("astromesh.cli.commands.rag", "Knowledge pipelines: add documents, search them."),
     # this module adds `repl` to the commands of `workflow`

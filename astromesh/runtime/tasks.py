@@ -36,10 +36,14 @@ from astromesh.errors import (
     UnknownPlugin,
     is_failure,
 )
+from astromesh.evaluation.base import DEFAULT_OPTIONS, Judge, OnResult, Options
+from astromesh.evaluation.dataset import select, workflow_cases
+from astromesh.evaluation.evaluate import evaluation_of, run_cases
 from astromesh.logs import OutageLog, get_logger
 from astromesh.runtime.agent_process import agent_process
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.runner import AgentRunner
+from astromesh.runtime.task_evaluation import WorkflowTarget
 from astromesh.runtime.task_log import LiveTask, TaskMetrics, TaskRecords, TaskTraces
 from astromesh.runtime.task_view import TaskReplays, TaskView, task_json
 from astromesh.runtime.task_waits import TaskWaits
@@ -50,9 +54,7 @@ from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.attempts import START, STOP
 from astromesh.workflow.base import Entry, NotJson, TaskResult, canonical, result_metadata
 from astromesh.workflow.engine import Engine
-from astromesh.workflow.evaluation import evaluate_case, select_cases
 from astromesh.workflow.history import fits
-from astromesh.workflow.recording import Recording
 from astromesh.workflow.snapshot import changed_operations, code_change_record, code_changes
 
 #: Tasks that one sweep takes over
@@ -495,38 +497,42 @@ class WorkflowTasks:
 
     # -- evaluating ---------------------------------------------------------------------------------------
 
-    async def evaluate(self, name: str, suite: str = "", tag: str = "") -> JsonObject:
-        """Runs the cases of evaluations.yaml, from their recordings if they name one. Stores an artifact.
+    async def evaluate(  # noqa: PLR0913 (which cases, and how they run)
+        self,
+        name: str,
+        suite: str = "",
+        tag: str = "",
+        *,
+        case: str = "",
+        options: Options = DEFAULT_OPTIONS,
+        judge: Judge | None = None,
+        on_result: OnResult = lambda _: None,
+    ) -> JsonObject:
+        """Runs the cases of a workflow, from their recordings if they name one. Stores an artifact.
+
+        Args:
+            suite: The name of a suite of evaluations.yaml or of a dataset, or the file of one. Empty: all.
 
         Raises:
-            InvalidInput: there is no such suite, or a recording cannot be read.
+            InvalidInput: there is no such suite or case, or a recording cannot be read.
         """
         engine = self.loaded.require_engine(name)
-        project = engine.project
-        reports = []
-        for case in select_cases(project, suite, tag):
-            request, divergence = TaskRequest(case.spec.input, case.spec.start), None
-            if case.spec.replay:
-                recording = Recording.read(project.folder / case.spec.replay)
-                report, result = await self.replays.run_recording(
-                    name, recording, request.input, request.start
-                )
-                divergence = report["divergence"]
-            else:
-                result = await self.run(name, request)
-            reports.append(evaluate_case(project, case, result, divergence))
-        passed = all(report["passed"] for report in reports)
-        evaluation = {"workflow": name, "passed": passed, "cases": reports}
-        return {**evaluation, "evaluation_id": await self._store_evaluation(engine, evaluation)}
-
-    async def _store_evaluation(self, engine: Engine, evaluation: JsonObject) -> str:
+        cases = select(workflow_cases(engine.project.folder, engine.project.evaluations, suite), tag, case)
+        target = WorkflowTarget(engine.project, self.run, self.replays)
+        started = self._clock.now()
+        results = await run_cases(target, cases, options, judge, on_result)
         begin = self._begin(engine, TaskRequest(), ids.new_id("eval_"))
-        row, now = self._row(engine, TaskRequest(), begin, None, durable=False), self._clock.now()
+        row = self._row(engine, TaskRequest(), begin, None, durable=False)
+        evaluation = evaluation_of(target, row.task_id, started, [results]).to_json()
+        await self._store_evaluation(engine, row, evaluation)
+        return evaluation
+
+    async def _store_evaluation(self, engine: Engine, row: TaskRow, evaluation: JsonObject) -> None:
+        now = self._clock.now()
         status: TaskStatus = "success" if evaluation["passed"] else "failure"
         row = replace(row, status=status, finished_at=now, result={"output": evaluation}, worker="")
         artifact = Artifact(row.task_id, 1, "evaluation", "", "", "", now, row.fingerprint, evaluation)
         await (await self.store()).accept(row, [], [artifact], engine.project.snapshot)
-        return row.task_id
 
 
 async def _expire(store: TaskStore, before: float) -> None:

@@ -1,18 +1,19 @@
-"""Recordings of an agent's model calls, so that a test needs neither network nor key."""
+"""Recordings of an agent's model calls and tool calls, so that a test needs neither network nor key."""
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
+from collections.abc import AsyncGenerator, Iterable, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import orjson
-from msgspec import convert, to_builtins
+from msgspec import ValidationError, convert, to_builtins
 
-from astromesh.errors import InvalidInput, ProviderError, ProviderRejected, error_class
-from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject
+from astromesh.errors import InvalidInput, ProviderError, ProviderRejected, ToolFailed, error_class
+from astromesh.tools.base import ToolContext
+from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, ToolSpec
 
 _VERSION = 1
 
@@ -20,7 +21,9 @@ _VERSION = 1
 class Overridable(Protocol):
     """An `astromesh.Agent`."""
 
-    def override(self, *, model: Any = ..., wrap_model: Any = ...) -> AbstractContextManager[None]: ...
+    def override(
+        self, *, model: Any = ..., tools: Any = ..., wrap_model: Any = ...
+    ) -> AbstractContextManager[None]: ...
 
 
 @contextmanager
@@ -49,6 +52,52 @@ def record(agent: Overridable, file: str | Path) -> Iterator[None]:
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"version": _VERSION, "calls": calls}
     path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+@contextmanager
+def replay(agent: Overridable, file: Path) -> Iterator[None]:
+    """Answers the model calls of an agent in this context from a recording, and the tool calls that it has.
+
+    Raises:
+        InvalidInput: The file does not exist or is not a recording.
+    """
+    model = _Replay(file)
+    tools = model.tools
+    with agent.override(model=model) if tools is None else agent.override(model=model, tools=tools):
+        yield
+
+
+class RecordedAnswer(NamedTuple):
+    """A model call. Args: result: as `CompletionResult`."""
+
+    request: CompletionRequest
+    result: CompletionResult
+
+
+class RecordedToolCall(NamedTuple):
+    """A tool call. Args: content: what the model received."""
+
+    name: str
+    arguments: str
+    content: str
+    ok: bool = True
+
+
+def recording_json(
+    answers: Iterable[RecordedAnswer], tools: Iterable[ToolSpec], calls: Iterable[RecordedToolCall]
+) -> JsonObject:
+    """Returns the content of a recording.
+
+    Args:
+        tools: All tools of the agent: a replay replaces them.
+    """
+    asked = ((_request_json(one.request), one.result) for one in answers)
+    return {
+        "version": _VERSION,
+        "calls": [{"key": _key(one), "request": one, "result": to_builtins(result)} for one, result in asked],
+        "tools": [to_builtins(one) for one in tools],
+        "tool_calls": [one._asdict() for one in calls],
+    }
 
 
 def _request_json(request: CompletionRequest) -> JsonObject:
@@ -108,7 +157,8 @@ class _Replay:
                 raise InvalidInput(f"{file} is a recording of another version. Delete it to record again.")
             for call in content["calls"]:
                 self._answers.setdefault(call["key"], []).append(call)
-        except (orjson.JSONDecodeError, KeyError, TypeError) as error:
+            self.tools = _recorded_tools(content)
+        except (OSError, orjson.JSONDecodeError, KeyError, TypeError, ValidationError) as error:
             raise InvalidInput(f"{file} is not a recording: {error!r}.") from error
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
@@ -131,3 +181,34 @@ class _Replay:
         if result.content:
             yield Delta(result.content)
         yield result
+
+
+def _recorded_tools(content: JsonObject) -> list[_RecordedTool] | None:
+    """Returns the tools of a recording; None if it has none, and those of the agent run."""
+    if "tools" not in content:
+        return None
+    answers: dict[tuple[str, str], list[JsonObject]] = {}
+    for call in content["tool_calls"]:
+        arguments = orjson.loads(call["arguments"] or "{}")
+        answers.setdefault((call["name"], _canonical(arguments)), []).append(call)
+    return [_RecordedTool(convert(spec, ToolSpec), answers) for spec in content["tools"]]
+
+
+def _canonical(arguments: Any) -> str:
+    return orjson.dumps(arguments, option=orjson.OPT_SORT_KEYS).decode()
+
+
+class _RecordedTool:
+    """A tool that answers from a recording: equal calls in their recorded order, the last one again."""
+
+    def __init__(self, spec: ToolSpec, answers: dict[tuple[str, str], list[JsonObject]]) -> None:
+        self.spec, self._answers = spec, answers
+
+    async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
+        found = self._answers.get((self.spec.name, _canonical(arguments)))
+        if not found:
+            raise ToolFailed(f"The recording has no call of {self.spec.name!r} with these arguments.")
+        answer = found.pop(0) if len(found) > 1 else found[0]
+        if not answer["ok"]:
+            raise ToolFailed(answer["content"])
+        return answer["content"]

@@ -21,6 +21,7 @@ from astromesh.config.workflow.agents import (
     ProvidersFile,
     ToolsFile,
 )
+from astromesh.config.workflow.evaluations import EvaluationsFile
 from astromesh.config.workflow.folder import WORKFLOW, WorkflowFolder, read_folder
 from astromesh.config.workflow.manifest import ContextProfile, MemoryFile, MemorySpec, TaskSpec, WorkflowFile
 from astromesh.config.workflow.operations import (
@@ -145,6 +146,10 @@ class Project:
     @cached_property
     def policies(self) -> tuple[PolicySpec, ...]:
         return self.files.file(PolicyFile).policies
+
+    @cached_property
+    def evaluations(self) -> EvaluationsFile:
+        return self.files.file(EvaluationsFile)
 
     @cached_property
     def scheduler(self) -> SchedulerSpec:

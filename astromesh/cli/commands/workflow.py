@@ -13,23 +13,25 @@ import orjson
 import typer
 
 from astromesh.access.scopes import Viewer
+from astromesh.cli.commands import evaluation
 from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.printer import JsonEvents
 from astromesh.cli.terminal import LineReader, note, print_json
 from astromesh.errors import InvalidConfiguration, InvalidInput, InvalidManifest, WorkflowNotFound
+from astromesh.evaluation.base import golden_record
 from astromesh.logs import configure_logging
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import load_configuration, workflow_folder
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest
+from astromesh.runtime.task_evaluation import outcome_of
 from astromesh.runtime.tasks import WorkflowTasks
 from astromesh.runtime.workflows import Workflow
 from astromesh.telemetry.events import EventSink
 from astromesh.types import JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import known_names
-from astromesh.workflow.evaluation import golden_record
 from astromesh.workflow.plan import to_mermaid
 from astromesh.workflow.project import CheckedFolder, check_folder
 from astromesh.workflow.recording import Recording
@@ -181,7 +183,7 @@ def record(
     if golden is not None:
         golden.parent.mkdir(parents=True, exist_ok=True)
         option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-        golden.write_bytes(orjson.dumps(golden_record(result), option=option))
+        golden.write_bytes(orjson.dumps(golden_record(outcome_of(result)), option=option))
     note(f"{result.status}: {len(recording.stages)} stages in {out}")
 
 
@@ -227,18 +229,13 @@ def evaluate(
     json: Json = False,
 ) -> None:
     """Run the suites of evaluations.yaml; exit code 1 where a case does not pass."""
-
-    async def work(workflows: WorkflowTasks, workflow: Workflow) -> JsonObject:
-        return await workflows.evaluate(workflow.name, suite, tag)
-
-    outcome = in_runtime(folders_of(config, data), name, work, as_json=json)
-    if json:
-        print_json(outcome)
-    else:
-        for case in outcome["cases"]:
-            _print_case(case)
-    if not outcome["passed"]:
-        raise typer.Exit(RUN_FAILED)
+    evaluation.evaluate(
+        folders_of(config, data),
+        name,
+        evaluation.Wanted(suite, tag),
+        evaluation.Output(as_json=json),
+        workflow=True,
+    )
 
 
 def in_runtime(
@@ -273,15 +270,6 @@ def with_runtime(
     with reported_errors(as_json=as_json):
         return asyncio.run(work_in_runtime())
     raise AssertionError
-
-
-def _print_case(case: JsonObject) -> None:
-    print(f"{'passed' if case['passed'] else 'FAILED'}  {case['suite']}/{case['case']}")
-    if case["divergence"]:
-        note(f"  {case['divergence']['message']}", "red")
-    for one in case["assertions"]:
-        if not one["passed"]:
-            note(f"  {one['type']}: {one['message']}", "red")
 
 
 # -- the inspector -----------------------------------------------------------------------------------------

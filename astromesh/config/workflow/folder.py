@@ -15,6 +15,7 @@ from astromesh.config.parser import Document, manifest_fault, parse_text, read_f
 from astromesh.config.records import JsonMap, subclasses_of
 from astromesh.config.validation import salvage
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
+from astromesh.config.workflow.evaluations import EvaluationsFile
 from astromesh.config.workflow.manifest import (
     MANIFEST_VERSION,
     ManifestFile,
@@ -23,7 +24,6 @@ from astromesh.config.workflow.manifest import (
     WorkflowFile,
 )
 from astromesh.config.workflow.operations import (
-    EvaluationsFile,
     MetricsFile,
     ObserversFile,
     PolicyFile,

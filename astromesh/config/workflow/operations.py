@@ -1,9 +1,9 @@
-"""policy.yaml, scheduler.yaml, metrics.yaml, plugins.yaml, evaluations.yaml and cli_profiles.yaml."""
+"""policy.yaml, scheduler.yaml, metrics.yaml, plugins.yaml and cli_profiles.yaml."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -72,33 +72,6 @@ class ObserverSpec(Section):
 
 class ObserversFile(ManifestFile):
     plugins: tuple[ObserverSpec, ...] = ()
-
-
-class Assertion(Section):
-    type: Literal["status", "equals", "contains", "schema_valid", "golden", "path"]
-    expected: Any = Field(None, description="What is expected.")
-    field_path: str = Field("", description="Dotted path within the output.")
-    schema_id: str = Field("", alias="schema", description="schema_valid: which schema.")
-    file: str = Field("", description="golden: the file compared with.")
-    ignore: tuple[str, ...] = Field((), description="golden: keys that may differ.")
-
-
-class EvaluationCase(Section):
-    id: Id
-    input: Any = None
-    start: str | None = Field(None, description="Start node; absent: the default one.")
-    replay: str | None = Field(None, description="File with the recorded model and tool results.")
-    assertions: tuple[Assertion, ...] = ()
-
-
-class EvaluationSuite(Section):
-    name: str = Field(min_length=1)
-    tags: tuple[str, ...] = ()
-    cases: tuple[EvaluationCase, ...] = ()
-
-
-class EvaluationsFile(ManifestFile):
-    suites: tuple[EvaluationSuite, ...] = ()
 
 
 class SessionPolicies(Section):

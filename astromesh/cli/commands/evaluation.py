@@ -1,0 +1,248 @@
+"""`astromesh eval`: runs the cases of an agent or workflow, and makes cases of runs."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, NamedTuple
+
+import typer
+from msgspec import to_builtins
+
+from astromesh.agents.agent import Agent
+from astromesh.agents.evaluation import AgentTarget, ModelJudge, with_model
+from astromesh.cli.errors import RUN_FAILED, reported_errors
+from astromesh.cli.event_loop import EventLoop
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
+from astromesh.cli.terminal import note, print_json, print_table
+from astromesh.config.folder import Configuration
+from astromesh.errors import AgentNotFoundError, ConfigError, InvalidConfiguration, InvalidInput
+from astromesh.evaluation.base import Case, CaseResult, Evaluation, OnResult, Options
+from astromesh.evaluation.dataset import agent_cases, select
+from astromesh.evaluation.evaluate import Results, evaluation_of, run_cases
+from astromesh.evaluation.formats import junit as junit_of
+from astromesh.evaluation.formats import rows
+from astromesh.evaluation.reports import Comparison, baseline, comparisons, report_bytes, store
+from astromesh.logs import configure_logging
+from astromesh.plugins import Plugins
+from astromesh.runtime.config_loader import load_configuration, workflow_names
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.telemetry.clock import SystemClock
+from astromesh.telemetry.ids import new_id
+from astromesh.text import did_you_mean
+
+app = typer.Typer()
+#: failures of a case that are printed
+_MAX_FAILURES = 5
+
+
+class Wanted(NamedTuple):
+    """Which cases run, and how.
+
+    Args:
+        models: that replace those of the agent, each in its turn.
+        judge: the model of `judge` checks that name none.
+    """
+
+    dataset: str = ""
+    tag: str = ""
+    case: str = ""
+    models: tuple[str, ...] = ()
+    judge: str = ""
+    options: Options = Options()
+
+
+@app.command()
+def run(
+    name: Annotated[str, typer.Argument(metavar="NAME", help="An agent or a workflow.")],
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    dataset: Annotated[
+        str, typer.Option(metavar="NAME", help="Only this dataset or suite, or a file; default: all.")
+    ] = "",
+    tag: Annotated[str, typer.Option(metavar="TAG", help="Only suites with this tag.")] = "",
+    case: Annotated[str, typer.Option(metavar="ID", help="Only this case.")] = "",
+    model: Annotated[
+        list[str] | None,
+        typer.Option(metavar="MODEL", help="Run with this model, e.g. openai:gpt-4o-mini; repeatable."),
+    ] = None,
+    repeat: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each case.")] = 1,
+    live: Annotated[bool, typer.Option("--live", help="Ask models and tools, not recordings.")] = False,
+    judge: Annotated[str, typer.Option(metavar="MODEL", help="Model of judge checks that name none.")] = "",
+    max_cost: Annotated[
+        float, typer.Option(metavar="USD", min=0.0, help="Begin no run when this has been spent.")
+    ] = float("inf"),
+    compare: Annotated[
+        str, typer.Option(metavar="BASELINE", help="A report's file or id, or 'last': show what changed.")
+    ] = "",
+    junit: Annotated[Path | None, typer.Option(metavar="FILE", help="Write JUnit XML here.")] = None,
+    out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON here.")] = None,
+    json: Json = False,
+) -> None:
+    """Run the cases of an agent or a workflow; exit code 1 where one does not pass."""
+    wanted = Wanted(
+        dataset, tag, case, tuple(model or ()), judge, Options(repeat, live or bool(model), max_cost)
+    )
+    evaluate(folders_of(config, data), name, wanted, Output(compare, junit, out, json))
+
+
+class Output(NamedTuple):
+    """Where the report goes. Args: baseline: a report to compare with. junit, file: written if not None."""
+
+    baseline: str = ""
+    junit: Path | None = None
+    file: Path | None = None
+    as_json: bool = False
+
+
+def evaluate(
+    folders: tuple[Path, Path], name: str, wanted: Wanted, output: Output, *, workflow: bool = False
+) -> None:
+    """Evaluates an agent or workflow, stores the report and prints it.
+
+    Args:
+        workflow: whether the name is that of a workflow, also where an agent has the same name.
+
+    Raises:
+        typer.Exit: a case has not passed, or with the code of an error.
+    """
+    configure_logging("warning")
+    with reported_errors(as_json=output.as_json), asyncio.Runner(loop_factory=EventLoop) as runner:
+        evaluation, before = runner.run(_evaluate(folders, name, wanted, output, workflow))
+    _print(evaluation, comparisons(evaluation, before), output)
+    if not evaluation.passed:
+        raise typer.Exit(RUN_FAILED)
+
+
+async def _evaluate(
+    folders: tuple[Path, Path], name: str, wanted: Wanted, output: Output, workflow: bool
+) -> tuple[Evaluation, Evaluation | None]:
+    configuration = load_configuration(folders[0], Plugins())
+    before = baseline(folders[1], output.baseline, name) if output.baseline else None
+    if workflow or (name not in configuration.edges and name in workflow_names(folders[0])):
+        evaluation = await _evaluate_workflow(folders, name, wanted)
+    else:
+        agent = _agent(configuration, folders, name)
+        cases = select(agent_cases(folders[0], name, wanted.dataset), wanted.tag, wanted.case)
+        evaluation = await evaluate_agent(agent, cases, wanted, folders[1])
+    store(folders[1], evaluation)
+    return evaluation, before
+
+
+def _agent(configuration: Configuration, folders: tuple[Path, Path], name: str) -> Agent:
+    if faults := (*configuration.faults, *configuration.broken.get(name, ())):
+        raise InvalidConfiguration(faults)
+    if name not in configuration.agents:
+        known = (*configuration.agents, *workflow_names(folders[0]))
+        raise AgentNotFoundError(name, did_you_mean(name, known) or f"Known: {', '.join(known) or 'none'}.")
+    file = configuration.agents[name].file
+    return Agent.from_yaml(file, on_error="return", data_dir=folders[1])
+
+
+async def evaluate_agent(agent: Agent, cases: list[Case], wanted: Wanted, data_dir: Path) -> Evaluation:
+    """Runs the cases of an agent with each model."""
+    target, started = AgentTarget(agent), SystemClock().now()
+    judge = ModelJudge(wanted.judge, data_dir)
+    models = wanted.models or ("",)
+    results: list[Results] = []
+    with _progress(len(cases) * wanted.options.repeat * len(models)) as on_result:
+        for model in models:
+            left = wanted.options.max_cost_usd - sum(one.spent for one in results)
+            options = Options(wanted.options.repeat, wanted.options.live, left, model)
+            with with_model(agent, model):
+                results.append(await run_cases(target, cases, options, judge, on_result))
+    return evaluation_of(target, new_id("eval_"), started, results)
+
+
+async def _evaluate_workflow(folders: tuple[Path, Path], name: str, wanted: Wanted) -> Evaluation:
+    if wanted.models:
+        raise InvalidInput("--model works for agents. A workflow names its models in providers.yaml.")
+    async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
+        workflow = await runtime.workflows.loaded.open(name)
+        with _progress(None) as on_result:
+            report = await runtime.workflows.evaluate(
+                workflow.name, wanted.dataset, wanted.tag, case=wanted.case, options=wanted.options,
+                judge=ModelJudge(wanted.judge, folders[1]), on_result=on_result,
+            )  # fmt: skip
+    return Evaluation.from_json(report)
+
+
+# -- output --------------------------------------------------------------------------------------------------
+
+
+@contextmanager
+def _progress(total: int | None) -> Iterator[OnResult]:
+    """Shows a progress bar in a terminal. Args: total: runs, or None if nobody knows."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
+
+    columns = (BarColumn(), MofNCompleteColumn(), TextColumn("{task.description}"))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("", total=total)
+        failed = 0
+
+        def advance(result: CaseResult) -> None:
+            nonlocal failed
+            failed += not result.passed
+            progress.update(task, advance=1, description=f"{failed} failed" if failed else "")
+
+        yield advance
+
+
+def _print(evaluation: Evaluation, compared: list[Comparison], output: Output) -> None:
+    _write(output.junit, lambda: junit_of(evaluation).encode())
+    _write(output.file, lambda: report_bytes(evaluation))
+    if output.as_json:
+        data = evaluation.to_json()
+        if compared:
+            data["comparisons"] = [{**to_builtins(one), "hint": one.hint} for one in compared]
+        print_json(data)
+        return
+    found = rows(evaluation.cases)
+    with_models = any(row.model for row in found)
+    print_table(
+        ("RESULT", "CASE", *(("MODEL",) if with_models else ()), "PASSED", "COST", "SECONDS"),
+        (
+            ("passed" if row.all_passed else "FAILED", f"{row.suite}/{row.case}",
+             *((row.model or "its own",) if with_models else ()),
+             f"{row.passed}/{row.runs}", f"{row.cost_usd:.5f}", f"{row.seconds:.2f}")
+            for row in found
+        ),
+    )  # fmt: skip
+    for row in found:
+        for why in row.failures[:_MAX_FAILURES]:
+            note(f"{row.suite}/{row.case}{f' [{row.model}]' if row.model else ''}: {why}", "red")
+    if evaluation.stopped:
+        note(f"Stopped: the cost limit was reached after {evaluation.cost_usd:.4f} USD.", "red")
+    for comparison in compared:
+        _print_comparison(comparison)
+    note(f"{evaluation.evaluation_id}: {evaluation.cost_usd:.4f} USD")
+
+
+def _print_comparison(one: Comparison) -> None:
+    print(f"\n{one.title}: {len(one.better)} better, {len(one.worse)} worse, {one.same} the same. {one.hint}")
+    for label, changes in (("better", one.better), ("worse", one.worse)):
+        for change in changes:
+            (was, runs), (now, later) = change.before, change.after
+            print(f"  {label}  {change.suite}/{change.case}  {was}/{runs} → {now}/{later}")
+    (cost, new_cost), (seconds, new_seconds) = one.cost_usd, one.seconds
+    print(f"  cost {cost:.5f} → {new_cost:.5f} USD, latency {seconds:.2f} → {new_seconds:.2f} s a run")
+    for label, cases in (("only before", one.only_before), ("only now", one.only_after)):
+        if cases:
+            print(f"  {label}: {', '.join(cases)}")
+
+
+def _write(file: Path | None, content: Callable[[], bytes]) -> None:
+    if file is None:
+        return
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content())
+    except OSError as error:
+        raise ConfigError(f"Cannot write {file}: {error.strerror}.") from error

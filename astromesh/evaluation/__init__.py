@@ -1,0 +1,1 @@
+"""Evaluates agents and workflows: datasets of cases, checks of outcomes, reports, and their comparison."""

@@ -1,0 +1,117 @@
+"""The checks of an outcome: what passes, what fails and why."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astromesh.config.workflow.evaluations import Assertion, EvaluationCase
+from astromesh.errors import ProviderUnavailable
+from astromesh.evaluation.base import CalledTool, Case, Kind, Outcome, Verdict, golden_record
+from astromesh.evaluation.checks import Checked, check
+
+OUTCOME = Outcome(
+    ids={"run_id": "run_1", "agent": "shop"},
+    status="completed",
+    output={"text": "It costs 5 EUR.", "items": [{"price": 5}]},
+    path=("ask", "answer"),
+    tool_calls=(CalledTool("price", {"item": "tea", "currency": "EUR"}), CalledTool("note", "no json")),
+    cost_usd=0.002,
+    duration_ms=1500.0,
+)
+
+
+class Shop:
+    kind: Kind = "agent"
+    name = "shop"
+    implied: tuple[Assertion, ...] = ()
+
+    async def run(self, case: Case, *, live: bool) -> Outcome:
+        return OUTCOME
+
+    def schema(self, schema_id: str) -> dict[str, Any] | None:
+        return {"type": "string"} if schema_id == "text" else None
+
+    def function(self, name: str) -> Any:
+        return {"m:good": lambda _: None, "m:bad": lambda one: one["status"] == "failed",
+                "m:says": lambda one: f"{len(one['tool_calls'])} calls", "m:late": late}[name]  # fmt: skip
+
+
+async def late(outcome: dict[str, Any]) -> bool:
+    return bool(outcome["cost_usd"] < 1)
+
+
+async def judge(rubric: str, case: Case, outcome: Outcome, model: str) -> Verdict:
+    if model == "away:model":
+        raise ProviderUnavailable("The model is away.")
+    return Verdict(rubric == "good", "the price is missing", model)
+
+
+async def found(tmp_path: Path, **assertion: Any) -> str:
+    case = Case("all", EvaluationCase(id="one"), tmp_path, judge="file:model")
+    result = await check(
+        Assertion.model_validate_json(json.dumps(assertion)), Checked(case, OUTCOME, Shop(), judge)
+    )
+    assert result.passed is (result.message == "")
+    return result.message
+
+
+@pytest.mark.parametrize(
+    ("assertion", "says"),
+    [
+        ({"type": "status", "expected": "completed"}, ""),
+        ({"type": "status", "expected": "failed"}, "status is 'completed', expected"),
+        ({"type": "equals", "field_path": "items.0.price", "expected": 5}, ""),
+        ({"type": "equals", "field_path": "items.1.price", "expected": 5}, "items.1.price is missing"),
+        ({"type": "contains", "field_path": "text", "expected": "5 EUR"}, ""),
+        ({"type": "contains", "field_path": "text", "expected": "USD"}, 'is "It costs 5 EUR.", expected'),
+        ({"type": "regex", "field_path": "text", "expected": r"\d+ EUR"}, ""),
+        ({"type": "regex", "expected": r'"price":5'}, ""),
+        ({"type": "regex", "field_path": "text", "expected": r"^\d"}, "text is"),
+        ({"type": "regex", "expected": "("}, "could not be checked"),
+        ({"type": "path", "expected": ["ask", "answer"]}, ""),
+        ({"type": "path", "expected": ["ask"]}, "path is ['ask', 'answer'], expected"),
+        ({"type": "schema", "schema": {"type": "object", "required": ["text"]}}, ""),
+        ({"type": "schema", "schema": "text", "field_path": "text"}, ""),
+        ({"type": "schema_valid", "schema": "text"}, 'is not of type "string"'),
+        ({"type": "schema", "schema": "number.json", "field_path": "items.0.price"}, ""),
+        ({"type": "schema", "schema": "none"}, "could not be checked: unknown schema 'none'"),
+        ({"type": "golden", "file": "golden.json", "ignore": ["run_id"]}, ""),
+        ({"type": "golden", "file": "golden.json"}, 'run_id: "run_1" instead of "run_0"'),
+        ({"type": "tool_called", "tool": "price", "arguments": {"item": "tea"}}, ""),
+        ({"type": "tool_called", "tool": "note"}, ""),
+        ({"type": "tool_called", "tool": "price", "arguments": {"item": "cup"}}, 'expected price {"item"'),
+        ({"type": "tool_called", "tool": "buy"}, "expected buy"),
+        ({"type": "no_tool_called", "tool": "buy"}, ""),
+        ({"type": "no_tool_called"}, 'calls are price {"item":"tea","currency":"EUR"}; note "no json"'),
+        ({"type": "cost_below", "expected": 0.01}, ""),
+        ({"type": "cost_below", "expected": 0.001}, "cost is 0.002 USD, limit 0.001"),
+        ({"type": "latency_below", "expected": 2}, ""),
+        ({"type": "latency_below", "expected": 1.5}, "latency is 1.500 s, limit 1.5"),
+        ({"type": "latency_below"}, "could not be checked"),
+        ({"type": "judge", "rubric": "good"}, ""),
+        ({"type": "judge", "rubric": "other"}, "the price is missing"),
+        ({"type": "judge", "rubric": "good", "model": "away:model"}, "be checked: The model is away."),
+        ({"type": "judge"}, "could not be checked: judge needs a rubric"),
+        ({"type": "function", "function": "m:good"}, ""),
+        ({"type": "function", "function": "m:late"}, ""),
+        ({"type": "function", "function": "m:bad"}, "m:bad returned False"),
+        ({"type": "function", "function": "m:says"}, "2 calls"),
+        ({"type": "function", "function": "m:none"}, "could not be checked"),
+    ],
+)  # fmt: skip
+async def test_a_check_says_why_it_fails(tmp_path: Path, assertion: dict[str, Any], says: str) -> None:
+    golden = {**golden_record(OUTCOME), "run_id": "run_0"}
+    (tmp_path / "golden.json").write_text(json.dumps(golden))
+    (tmp_path / "number.json").write_text('{"type": "number"}')
+    message = await found(tmp_path, **assertion)
+    assert says in message and bool(says) is bool(message)
+
+
+async def test_the_verdict_of_a_judge_is_part_of_the_report(tmp_path: Path) -> None:
+    case = Case("all", EvaluationCase(id="one"), tmp_path, judge="file:model")
+    result = await check(Assertion(type="judge", rubric="other"), Checked(case, OUTCOME, Shop(), judge))
+    assert result.verdict == Verdict(False, "the price is missing", "file:model")
