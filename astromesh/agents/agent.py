@@ -113,8 +113,9 @@ class Agent(Generic[DepsT, OutputT]):
         deps_type: The type of `deps`, for type checkers alone.
         plugins: Where providers, stores and rules are looked up. None: everything installed.
         data_dir: The folder of what runs store beside their memory. None: `.astromesh`.
-        store: Where runs are stored that wait for a person: `memory` (as long as the agent), `sqlite:PATH`,
-            or `postgres://…`. None: SQLite in `data_dir`. A server uses its own.
+        store: Where runs are stored, so that they can wait for a person and outlive their process: `memory`
+            (as long as the agent), `sqlite:PATH`, or `postgres://…`. None: only runs of agents with an
+            approval or a human node are stored, in `data_dir`. A server uses its own.
         keys: Every other key of an agent's YAML.
 
     Raises:

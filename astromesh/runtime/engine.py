@@ -56,7 +56,7 @@ class AgentRuntime:
         env: Where `${VAR}` and the names of secrets are looked up. None: the environment of the process.
         agents: Agents that are declared in Python (`astromesh.Agent`). They replace agents of the folder that
             have their name.
-        storage_url: Replaces `storage.url` of the folder.
+        storage_url: Replaces `storage.url` of the folder. Then every run is durable.
         keeps_runs: Whether plain runs are stored when they have ended, for lists and traces.
 
     Raises:
@@ -103,7 +103,7 @@ class AgentRuntime:
         self.runner = AgentRunner(
             self.directory, self.stores, self.clock, self.metrics, WorkerHeartbeat(self.data_dir)
         )
-        self.runner.keeps_runs = keeps_runs
+        self.runner.keeps_runs, self.runner.is_durable = keeps_runs, bool(storage_url)
         self.runs, self.durable = self.runner.runs, self.runner.durable
         self.time_travel = TimeTravel(self.runs, self.durable, self.directory, self.plugins, self.clock)
         self._storage_url = storage_url

@@ -126,6 +126,7 @@ class AgentRunner:
         sessions: The sessions in which a run of this process is active.
         max_running: How many durable runs of a limited agent may be active, over all workers.
         keeps_runs: Whether plain runs are stored when they have ended.
+        is_durable: Whether every run is durable, and not only those that may wait for a person.
     """
 
     def __init__(
@@ -138,13 +139,13 @@ class AgentRunner:
     ) -> None:
         self.directory, self.stores, self.clock, self.metrics = directory, stores, clock, metrics
         self.active = ActiveRuns()
-        self.keeps_runs = True
+        self.keeps_runs, self.is_durable = True, False
         self.run_links = ""
         self.sessions = Sessions(clock)
         self._leases = SessionLeaseHolder()
         self.max_running: Mapping[str, int] = {}
-        #: agents whose runs may have to wait for a person: all of these are durable
-        self._approval_agents: frozenset[str] = frozenset()
+        #: agents whose runs are all durable: those that may have to wait for a person
+        self._durable_agents: frozenset[str] = frozenset()
         self._programs: dict[str, _Program] = {}
         self.exporter: TraceExporter | None = None
         self.budgets = Budgets(stores.open_budgets, clock)
@@ -171,7 +172,9 @@ class AgentRunner:
         if any(agent.limits for agent in state.agents.values()):
             state.erasers.append(self.budgets.erase_owner)
         configuration = state.configuration
-        self._approval_agents = agents_with_approval(configuration, state.deps.graphs)
+        self._durable_agents = agents_with_approval(configuration, state.deps.graphs)
+        if self.is_durable:
+            self._durable_agents = frozenset(configuration.agents)
         self.exporter = exporter
         self._factory.captures_content = configuration.runtime.spec.telemetry.capture_content
         self._factory.max_answer_bytes = configuration.runtime.spec.limits.max_answer_bytes
@@ -222,7 +225,7 @@ class AgentRunner:
         if parent is None:
             if self.active.draining:
                 raise ShuttingDown("The server is shutting down; send the request again.")
-            if agent.name in self._approval_agents:
+            if agent.name in self._durable_agents:
                 row = await self.accept(
                     agent, request, caller=caller, trace_id=trace_id, key=key, watch=watch
                 )

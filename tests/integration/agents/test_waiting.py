@@ -10,6 +10,7 @@ import pytest
 from astromesh import Agent, CallerContext, ToolContext, tool
 from astromesh.errors import ApprovalRequired, ConfigError, InvalidInput, NotWaiting, RunNotFound
 from astromesh.events import RunWaiting
+from astromesh.graph import FunctionNode, PromptGraph, interrupt
 from astromesh.testing import ScriptedProvider
 from astromesh.types import ToolCall
 
@@ -114,6 +115,21 @@ async def test_conversations_go_on_after_the_decision() -> None:
     assert (result.output, result.session_id) == ("Done.", "ada")
     after = await chat.run("How much?")
     assert [m.content for m in after.messages] == ["Pay Ada.", "Done.", "How much?", "Seven."]
+
+
+async def test_nodes_of_a_graph_ask_too() -> None:
+    """An agent with a store has only runs that can wait."""
+
+    async def order(state: Any) -> str:
+        return f"size {await interrupt({'question': 'Which size?'})}"
+
+    graph = PromptGraph("shop", nodes=[FunctionNode("order", order)])
+    agent = Agent(ScriptedProvider(), pattern=graph, store="memory")
+    waiting = await agent.run("A shirt.")
+    assert waiting.waiting_for is not None
+    assert (waiting.waiting_for.kind, waiting.waiting_for.text) == ("interrupt", "Which size?")
+    assert (await agent.resume(waiting.run_id, "answer", answer="L")).output == "size L"
+    assert (await Agent(ScriptedProvider("Hi."), store="memory").run("Hi")).output == "Hi."
 
 
 async def test_what_cannot_be_resumed_is_said() -> None:
