@@ -254,7 +254,16 @@ class WorkflowNotFound(NotFound, code="workflow_not_found"): ...
 class ApprovalNotFound(NotFound, code="approval_not_found"): ...
 
 
-class InvalidInput(RequestError, code="invalid_input"): ...
+class InvalidInput(RequestError, code="invalid_input"):
+    """The request is not valid.
+
+    Args:
+        param: name of the parameter that is wrong, where there is one.
+    """
+
+    def __init__(self, message: str = "", *, param: str = "") -> None:
+        super().__init__(message)
+        self.param = param
 
 
 class PayloadTooLarge(RequestError, code="payload_too_large", status=413): ...

@@ -49,6 +49,8 @@ def problem(error: AstromeshError) -> tuple[int, JsonObject]:
     body = problem_body(error.status, code, detail, error.trace_id)
     if error.run_id:
         body["run_id"] = error.run_id
+    if isinstance(error, InvalidInput) and error.param:
+        body["param"] = error.param
     if isinstance(error, GuardrailBlocked):
         body["guardrail"] = error.guardrail
     if isinstance(error, Refused):
@@ -91,7 +93,12 @@ def error_response(error: AstromeshError, scope: Scope | None = None) -> Respons
 def openai_error(status: int, failure: JsonObject) -> JsonObject:
     """Returns the `error` object of OpenAI's API for a problem document or the data of a failed run."""
     kind = "server_error" if status >= 500 else _OPENAI_TYPES.get(status, "invalid_request_error")
-    return {"message": failure["detail"], "type": kind, "param": None, "code": failure["code"]}
+    return {
+        "message": failure["detail"],
+        "type": kind,
+        "param": failure.get("param"),
+        "code": failure["code"],
+    }
 
 
 def _serves_openai_clients(scope: Scope) -> bool:

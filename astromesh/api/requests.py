@@ -200,7 +200,8 @@ async def read_body(request: Request, adapter: TypeAdapter[T], example: str = ""
         faults = error.errors(include_url=False, include_input=False)
         is_incomplete = any(fault["type"] == "missing" for fault in faults)
         shown = f" This body works: {example}" if example and is_incomplete else ""
-        raise InvalidInput(validation_detail(faults) + shown) from error
+        param = str(next(iter(faults[0]["loc"]), ""))
+        raise InvalidInput(validation_detail(faults) + shown, param=param) from error
 
 
 async def read_run_request(request: Request) -> RunRequest:

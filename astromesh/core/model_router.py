@@ -52,6 +52,8 @@ from astromesh.types import (
     attached_usage,
 )
 
+#: of a run whose request brings none
+NO_PARAMETERS: Mapping[str, Any] = {}
 TakeRetry = Callable[[], bool]
 E = TypeVar("E", bound=Exception)
 
@@ -555,6 +557,8 @@ class RunModel:
 
     Args:
         schema: the agent's output schema, or None.
+        parameters: of the run's request. They apply to calls whose result may be the answer, and never raise
+            the limit of an answer.
 
     `attempts` has one line for each failed try of the whole run, `{provider, error, status}`.
     `left_out` is what the newest request that did not fit its models has lost.
@@ -562,11 +566,18 @@ class RunModel:
     """
 
     __slots__ = (
-        "_requests", "_router", "_schema", "_scope", "attempts", "last", "left_out", "streaming_request",
+        "_parameters", "_requests", "_router", "_schema", "_scope", "attempts", "last", "left_out",
+        "streaming_request",
     )  # fmt: skip
 
-    def __init__(self, router: ModelRouter, scope: Scope, schema: Mapping[str, Any] | None = None) -> None:
-        self._router, self._scope, self._schema = router, scope, schema
+    def __init__(
+        self,
+        router: ModelRouter,
+        scope: Scope,
+        schema: Mapping[str, Any] | None = None,
+        parameters: Mapping[str, Any] = NO_PARAMETERS,
+    ) -> None:
+        self._router, self._scope, self._schema, self._parameters = router, scope, schema, parameters
         self.attempts: list[JsonObject] = []
         self.last: CompletionResult | None = None
         self.left_out: JsonObject = {}
@@ -576,7 +587,7 @@ class RunModel:
 
     def bounds(self, request: CompletionRequest) -> CallBounds:
         """The most that a call costs."""
-        return self._router.bounds(self._with_schema(request))
+        return self._router.bounds(self._of_run(request))
 
     def complete(self, request: CompletionRequest) -> Coroutine[Any, Any, CompletionResult]:
         return self._router.route(self._fitted(request), take_retry=self._scope.take_retry, log=self)
@@ -589,7 +600,7 @@ class RunModel:
 
     def _fitted(self, request: CompletionRequest) -> CompletionRequest:
         """Returns the request with the agent's schema, as the models accept it. Raises: as of `fitted`."""
-        request = request if self._schema is None else self._with_schema(request)
+        request = self._of_run(request)
         limits = self._router.for_role(request.role).limits
         if limits is NO_LIMITS:
             return request
@@ -613,14 +624,27 @@ class RunModel:
 
     def record_replay(self, request: CompletionRequest, result: CompletionResult) -> None:
         """Records the result of a call that was made before the run was resumed."""
-        self.record_result(self._with_schema(request), result)
+        self.record_result(self._of_run(request), result)
 
     def request_for(self, text: str) -> CompletionRequest | None:
         """The request whose result has this text; None if no call of the run has."""
         return self._requests.get(text)
 
-    def _with_schema(self, request: CompletionRequest) -> CompletionRequest:
-        """The request with the output schema of the agent, if its result may be the answer of the run."""
-        if self._schema is None or request.role or request.output_schema is not None or not request.answers:
+    def _of_run(self, request: CompletionRequest) -> CompletionRequest:
+        """Returns a request whose result may be the answer, with the schema and parameters of the run."""
+        if request.role or not request.answers:
+            return request
+        if self._parameters:
+            request = replace(request, parameters=self._merged(request.parameters))
+        if self._schema is None or request.output_schema is not None:
             return request
         return replace(request, output_schema=self._schema)
+
+    def _merged(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Returns the parameters of a call with those of the run; the smaller limit of the answer counts."""
+        merged = {**own, **self._parameters}
+        if (asked := self._parameters.get("max_tokens")) is not None:
+            limits = [provider.capabilities.answer_tokens for provider in self._router.providers]
+            most = own.get("max_tokens") or (max(limits) if all(limits) else asked)
+            merged["max_tokens"] = min(asked, most)
+        return merged

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Literal
 
 import orjson
@@ -228,6 +229,8 @@ ENDPOINT = "https://api.anthropic.com"
 VERSION = "2023-06-01"
 #: the API requires a limit in every call
 MAX_TOKENS = 4096
+#: the sampling parameters that the API has
+_PARAMETERS = frozenset({"temperature", "top_p", "max_tokens", "stop"})
 _CACHED = {"cache_control": {"type": "ephemeral"}}
 _CHOICES: dict[str, JsonObject] = {"none": {"type": "none"}, "required": {"type": "any"}}
 
@@ -255,6 +258,7 @@ class Anthropic(Wire[AnthropicOptions]):
 
     def __init__(self, options: AnthropicOptions) -> None:
         super().__init__(options)
+        self.capabilities = replace(self.capabilities, parameters=_PARAMETERS)
         self.endpoint = self.endpoint.rstrip("/").removesuffix("/v1")
         self._owner = f"anthropic/{options.model_name}"
         self._native = options.structured_output == "json_schema"

@@ -8,6 +8,11 @@ from typing import Protocol
 
 from astromesh.types import CompletionRequest, CompletionResult, Delta, StreamBroken
 
+#: the sampling parameters that a request may bring, by the names of `CompletionRequest.parameters`
+SAMPLING = frozenset({
+    "temperature", "top_p", "max_tokens", "stop", "seed", "presence_penalty", "frequency_penalty",
+})  # fmt: skip
+
 
 @dataclass(frozen=True, slots=True)
 class Capabilities:
@@ -20,6 +25,7 @@ class Capabilities:
         priced: whether `estimated_cost` knows a price; a free endpoint has the known price 0.
         language_model: False for a stand-in; every strategy uses it last.
         answer_tokens: most tokens of an answer by its configured parameters; 0: they set no limit.
+        parameters: names of the sampling parameters that its requests have.
         text_only: the operator says that it accepts no images; without it a call with images may succeed.
     """
 
@@ -33,6 +39,7 @@ class Capabilities:
     language_model: bool = True
     answer_tokens: int = 0
     text_only: bool = False
+    parameters: frozenset[str] = SAMPLING
 
 
 class Provider(Protocol):

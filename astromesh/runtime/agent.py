@@ -46,6 +46,7 @@ class Agent:
         can_call_tools: Whether one of its models can, those of its roles included.
         live: What it has beside its manifest if it is declared in Python.
         stream: How text may leave while the model writes it: `token`, `sentence` or `final`.
+        loaded_at: Seconds since the epoch.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Agent:
     merges_messages: bool = False
     continues_on_disconnect: bool = False
     can_call_tools: bool = True
+    loaded_at: float = 0.0
 
     def iterations_within(self, limit: int) -> int:
         """Returns the model calls of its tool loop under the limit of an outer pattern.

@@ -310,6 +310,7 @@ class _Bootstrap:
             merges_messages=spec.sessions.concurrency == "merge",
             continues_on_disconnect=spec.on_disconnect == "continue",
             can_call_tools=can_call_tools,
+            loaded_at=self._clock.now(),
         )  # fmt: skip
 
     async def _reopen(self, name: str, snapshot: JsonObject) -> Agent:

@@ -152,9 +152,14 @@ class ChargedModel(RunModel):
     __slots__ = ("_accounts",)
 
     def __init__(
-        self, router: ModelRouter, scope: Scope, schema: Mapping[str, Any] | None, accounts: Accounts
+        self,
+        router: ModelRouter,
+        scope: Scope,
+        schema: Mapping[str, Any] | None,
+        parameters: Mapping[str, Any],
+        accounts: Accounts,
     ) -> None:
-        super().__init__(router, scope, schema)
+        super().__init__(router, scope, schema, parameters)
         self._accounts = accounts
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:

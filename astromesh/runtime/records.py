@@ -40,6 +40,7 @@ class RunRequest(Struct, frozen=True):
         persist: Whether the turns are stored.
         terms: How the pattern of another agent executes this run.
         caused_by: The caller's place in its own trace (`traceparent`).
+        parameters: Sampling parameters of the model calls whose result may be the answer.
         deps: What tools find as `ToolContext.deps`. It is not stored. None: that of the agent.
         screening: What the input rules did to a request that was stored before it ran.
     """
@@ -57,6 +58,7 @@ class RunRequest(Struct, frozen=True):
     deps: Any = None
     tags: tuple[str, ...] = ()
     screening: Screening | None = None
+    parameters: Mapping[str, Any] = field(default_factory=dict)
 
 
 class RunAnswer(Struct, frozen=True):
@@ -144,6 +146,8 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
         "metadata": dict(request.metadata),
         "journal": SCHEMA,
     }
+    if request.parameters:
+        data["parameters"] = dict(request.parameters)
     if request.tags:
         data["tags"] = list(request.tags)
     if not request.persist:
@@ -180,6 +184,7 @@ def request_of(data: JsonObject) -> RunRequest:
         persist=data.get("persist", True),
         caused_by=read_traceparent(data.get("traceparent")),
         tags=tuple(data.get("tags", ())),
+        parameters=data.get("parameters", {}),
         screening=convert(data["screening"], Screening) if "screening" in data else None,
     )
 

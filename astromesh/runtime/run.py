@@ -353,9 +353,9 @@ class RunFactory:
         accounts: Accounts | None = outer.accounts if outer else None  # type: ignore[assignment]
         if agent.limits or accounts is not None:
             scope.accounts = accounts = Accounts(self._budgets, agent, scope, owner, accounts)
-            model: RunModel = ChargedModel(agent.router, scope, schema, accounts)
+            model: RunModel = ChargedModel(agent.router, scope, schema, request.parameters, accounts)
         else:
-            model = RunModel(agent.router, scope, schema)
+            model = RunModel(agent.router, scope, schema, request.parameters)
         metadata = request.metadata and agent.guardrails.visible_metadata(request.metadata)
         log = RunLog(
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts,

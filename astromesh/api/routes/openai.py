@@ -15,6 +15,7 @@ from itertools import chain
 from typing import Any, Literal
 
 from fastapi import APIRouter, Request, Response
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
 from astromesh.access.scopes import permits
@@ -30,6 +31,7 @@ from astromesh.api.requests import (
     runtime_of,
 )
 from astromesh.api.responses import Hold, RunStreamResponse, json_bytes
+from astromesh.api.sampling import Sampling, reject_unknown_to, reject_unsupported
 from astromesh.api.schemas import ModelOut, ModelsOut, answers, problems, request_body
 from astromesh.errors import ApprovalRequired, Forbidden, Interrupted, InvalidInput, error_class
 from astromesh.runtime.agent import Agent
@@ -74,20 +76,14 @@ class ChatMessage(BaseModel):
         return tuple(_image(str(p.image_url.get("url", ""))) for p in parts if p.type == "image_url")
 
 
-class ChatBody(BaseModel):
-    """The fields that have an effect. Sampling parameters have none, because the agent has its own."""
-
-    model_config = ConfigDict(extra="ignore")
+class ChatBody(Sampling):
+    """The fields that have an effect. Others are refused unless they have the protocol's default."""
 
     model: str
     messages: list[ChatMessage] = Field(min_length=1)
     stream: StrictBool | None = None
     stream_options: dict[str, Any] | None = None
     user: SessionId | None = None
-    n: int | None = None
-    tools: list[Any] | None = None
-    functions: list[Any] | None = None
-    response_format: dict[str, Any] | None = None
     metadata: RunMetadata | None = None
 
 
@@ -100,8 +96,9 @@ _SESSION: TypeAdapter[str] = TypeAdapter(SessionId)
     dependencies=[scope("agents:read")],
 )  # fmt: skip
 async def models(request: Request) -> JsonObject:
-    """Lists the agents in the form that OpenAI clients read."""
-    return {"object": "list", "data": [_model(name) for name in sorted(runtime_of(request).agents)]}
+    """Lists the agents in the form that OpenAI clients read. `created` is when an agent was loaded."""
+    agents = runtime_of(request).agents
+    return {"object": "list", "data": [_model(agents[name]) for name in sorted(agents)]}
 
 
 @router.get(
@@ -113,11 +110,11 @@ async def models(request: Request) -> JsonObject:
 )
 async def model(name: str, request: Request) -> JsonObject:
     """Returns an agent in the form that OpenAI clients read."""
-    return _model(runtime_of(request).agent(name).name)
+    return _model(runtime_of(request).agent(name))
 
 
-def _model(name: str) -> JsonObject:
-    return {"id": name, "object": "model", "created": 0, "owned_by": "astromesh"}
+def _model(agent: Agent) -> JsonObject:
+    return {"id": agent.name, "object": "model", "created": int(agent.loaded_at), "owned_by": "astromesh"}
 
 
 @router.post(
@@ -138,13 +135,19 @@ async def chat_completions(request: Request) -> Response:
     is a status.
     """
     body = await read_body(request, _BODY)
-    _reject_unsupported(body)
+    reject_unsupported(body)
+    if any(m.role in ("tool", "function") for m in body.messages):
+        raise InvalidInput(
+            "Remove the messages of role tool or function: an agent has its own tools.", param="messages"
+        )
     agent = _agent(request, body)
+    parameters = body.parameters()
+    reject_unknown_to(agent.router.providers, parameters)
     runtime = runtime_of(request)
     start = partial(
         runtime.runner.start,
         agent,
-        _run_request(body, request.headers),
+        replace(_run_request(body, request.headers), parameters=parameters),
         caller=caller_of(request),
         key=await idempotency_key(request, request.headers.get("x-session-id", "")),
     )
@@ -228,18 +231,6 @@ def _base64_data(data: str) -> str:
     except ValueError:  # binascii's own error, or letters beyond ASCII
         pass
     raise InvalidInput("image_url.url: the text after 'base64,' is not base64, or is empty.")
-
-
-def _reject_unsupported(body: ChatBody) -> None:
-    """Refuses fields whose effect an agent cannot have; ignoring them would mislead the client."""
-    if body.tools or body.functions:
-        raise InvalidInput("Remove tools and functions: an agent has its own tools.")
-    if any(m.role in ("tool", "function") for m in body.messages):
-        raise InvalidInput("Remove the messages of role tool or function: an agent has its own tools.")
-    if (body.n or 1) != 1:
-        raise InvalidInput("n must be 1, because an agent gives one answer.")
-    if (body.response_format or {}).get("type", "text") != "text":
-        raise InvalidInput("Remove response_format: the agent's output_schema determines the format.")
 
 
 # -- answers -----------------------------------------------------------------------------------------------

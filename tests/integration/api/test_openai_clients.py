@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -174,7 +175,11 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         "has its own tools",
     ),
     "a tool's message": ({"messages": [{"role": "tool", "content": "x"}, *USER]}, "role tool"),
-    "n": ({"n": 2}, "n must be 1"),
+    "n": ({"n": 2}, "n: an agent gives one answer"),
+    "log probabilities": ({"logprobs": True}, "logprobs: agents return no log"),
+    "a temperature beyond": ({"temperature": 2.1}, "temperature"),
+    "no tokens": ({"max_tokens": 0}, "max_tokens"),
+    "an unknown parameter": ({"extra_body": {"temprature": 1}}, "temprature: chat completions have no such"),
     "stream in words": ({"extra_body": {"stream": "yes"}}, "stream: Input should be a valid boolean"),
     "stream as a number": ({"extra_body": {"stream": 1}}, "stream: Input should be a valid boolean"),
     "no messages": ({"messages": []}, "messages"),
@@ -218,10 +223,48 @@ async def test_other_errors_are_the_classes_that_users_of_the_client_catch(house
     assert failed.value.status_code == 502
 
 
+SAMPLING: dict[str, Any] = {
+    "temperature": 0, "top_p": 0.5, "max_completion_tokens": 9, "stop": ["x"], "seed": 1,
+    "presence_penalty": 0.5, "frequency_penalty": -0.5,
+}  # fmt: skip
+
+
+@says("one", "two")
+async def test_sampling_parameters_of_a_request_reach_the_model(house: House) -> None:
+    """Plain and streaming, by the names that providers know."""
+    create = house.openai.chat.completions.create
+    await create(model="helper", messages=USER, **SAMPLING)
+    async for _ in await create(model="helper", messages=USER, stream=True, **SAMPLING):
+        pass
+    expected = {"max_tokens" if k == "max_completion_tokens" else k: v for k, v in SAMPLING.items()}
+    assert [request.parameters for request in house.provider.requests] == [expected, expected]
+
+
+@says("one")
+async def test_a_parameter_at_the_protocols_default_is_accepted(house: House) -> None:
+    defaults: Any = {
+        "n": 1, "top_p": 1, "presence_penalty": 0, "logprobs": False, "store": False, "user": "u",
+        "parallel_tool_calls": True, "tool_choice": "auto", "stop": None, "service_tier": "auto",
+    }  # fmt: skip
+    await house.openai.chat.completions.create(model="helper", messages=USER, **defaults)
+    assert house.provider.requests[0].parameters == {}
+
+
+@says("never")
+async def test_a_parameter_that_is_refused_is_named(house: House) -> None:
+    wrongs: tuple[dict[str, Any], ...] = ({"n": 2}, {"logprobs": True}, {"max_tokens": 0})
+    for wrong in wrongs:
+        with pytest.raises(openai.BadRequestError) as refused:
+            await house.openai.chat.completions.create(model="helper", messages=USER, **wrong)
+        assert refused.value.param == next(iter(wrong))
+
+
 @says("x")
 async def test_agents_are_listed_as_models(house: House) -> None:
     models = [model async for model in house.openai.models.list()]
     assert [(m.id, m.object, m.owned_by) for m in models] == [("helper", "model", "astromesh")]
+    assert 0 <= time.time() - models[0].created < 3600
+    assert (await house.openai.models.retrieve("helper")).created == models[0].created
 
 
 # -- LangChain -----------------------------------------------------------------------------------------------

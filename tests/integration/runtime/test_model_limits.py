@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from astromesh.errors import ProviderRejected
 from astromesh.providers.base import Capabilities
+from astromesh.runtime.records import RunRequest
 from astromesh.testing import ScriptedProvider
 from astromesh.tokens import estimate_request
 from astromesh.types import ToolCall
@@ -185,3 +186,34 @@ async def test_a_failed_summary_leaves_the_turns_out(tmp_path: Path) -> None:
             done = await http.post(RUN, json={"query": f"{number:02d} " + "x" * 200, "session_id": "s"})
             assert done.status_code == 200
     assert done.json()["metadata"]["left_out"]["messages"] > 0
+
+
+CHAT = {"model": "helper", "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def test_a_request_never_raises_the_limit_of_an_answer(tmp_path: Path) -> None:
+    provider = model("Done.", repeat=True, answer_tokens=100)
+    async with client(tmp_path, provider) as http:
+        for asked in (50, 500):
+            await http.post("/v1/chat/completions", json={**CHAT, "max_tokens": asked})
+    assert [request.parameters["max_tokens"] for request in provider.requests] == [50, 100]
+
+
+async def test_a_parameter_that_the_model_does_not_have_is_refused_by_name(tmp_path: Path) -> None:
+    provider = model("Done.", parameters=frozenset({"temperature"}))
+    async with client(tmp_path, provider) as http:
+        refused = await http.post("/v1/chat/completions", json={**CHAT, "seed": 1, "presence_penalty": 0})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "seed")
+    assert "scripted/test-model" in refused.json()["detail"]
+    assert provider.requests == []
+
+
+async def test_a_durable_run_keeps_the_parameters_of_its_request(tmp_path: Path) -> None:
+    """Those of every call whose result may be the answer."""
+    provider = model(ToolCall("c1", "lookup", "{}"), "Done.")
+    write(tmp_path, manifest(tools=[LOOKUP]))
+    async with runtime_of(tmp_path, provider) as runtime:
+        request = RunRequest("Hi", "s", parameters={"temperature": 0.5, "stop": ["x"]})
+        row = await runtime.runner.accept(runtime.agent("helper"), request)
+        await runtime.runs.wait(row, ())
+    assert [dict(r.parameters) for r in provider.requests] == [{"temperature": 0.5, "stop": ["x"]}] * 2
