@@ -8,25 +8,40 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from astromesh.errors import ConfigError
 from astromesh.graph.stored_runs import GraphRuns
-from astromesh.plugins import Deps, Plugins
+from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.telemetry.clock import Clock
 
 
 class _Opened:
-    """The store as one event loop has it open."""
+    """The store as one event loop has it open, with connections of its own."""
 
     def __init__(self) -> None:
         self.users = 0
         self.runs: GraphRuns | None = None
-        self.lock = asyncio.Lock()
+        self.resources = Resources()
+        self._lock = asyncio.Lock()
+
+    async def open(self, kind: str, deps: Deps) -> GraphRuns:
+        async with self._lock:
+            if self.runs is None:
+                self.runs = await Plugins().open(
+                    "graph_stores", kind, {}, replace(deps, resources=self.resources)
+                )
+        return self.runs
+
+    async def close(self) -> None:
+        if self.runs is not None:
+            await self.runs.close()
+        await self.resources.close()
 
 
 class EngineStore:
-    """The store of an engine, open while somebody uses it, once in each event loop.
+    """The store of an engine, open while somebody uses it, once in each event loop. `memory` stays open.
 
     Args:
         url: `memory`, `sqlite:PATH` or `postgres://…`.
@@ -55,22 +70,19 @@ class EngineStore:
     @asynccontextmanager
     async def opened(self) -> AsyncIterator[GraphRuns]:
         """Opens the store unless it is open, and closes it when its last user leaves."""
-        if self._kind == "memory":
-            self._memory = self._memory or await Plugins().open("graph_stores", "memory", {}, self._deps)
+        if self._memory is not None:
             yield self._memory
             return
         loop = asyncio.get_running_loop()
         found = self._loops.setdefault(loop, _Opened())
         found.users += 1
         try:
-            async with found.lock:
-                if found.runs is None:
-                    found.runs = await Plugins().open("graph_stores", self._kind, {}, self._deps)
-            yield found.runs
+            runs = await found.open(self._kind, self._deps)
+            if self._kind == "memory":
+                self._memory = runs
+            yield runs
         finally:
             found.users -= 1
             if not found.users:
                 self._loops.pop(loop, None)
-                if found.runs is not None:
-                    await found.runs.close()
-                    await self._deps.resources.close()
+                await found.close()

@@ -23,14 +23,17 @@ from astromesh.errors import (
     RunNotFound,
 )
 from astromesh.graph import (
+    BaseNode,
     Command,
     FunctionNode,
     HumanNode,
+    NodeResult,
     ParallelNode,
     PromptGraph,
     PromptGraphEngine,
     PromptNode,
     SubgraphNode,
+    ToolNode,
     interrupt,
 )
 from astromesh.testing import ManualClock, ScriptedProvider
@@ -388,3 +391,61 @@ def test_answers_survive_kill_9_and_effects_happen_once(tmp_path: Path) -> None:
     done = subprocess.run([*argv, "never"], check=False, capture_output=True, text=True)
     assert done.stdout == "charged yes \n", done.stderr
     assert file.read_text().split("\n") == ["charge", "answer yes", "send", ""]
+
+
+async def test_many_runs_of_one_engine_at_once_share_the_store(store: str) -> None:
+    """The first ones open it together, and those that come while it closes open it again."""
+    engine = PromptGraphEngine(chain(FunctionNode("ask", ask_twice), state=Order), store=store)
+
+    async def one(number: int) -> Any:
+        await asyncio.sleep(number % 3 / 100)
+        waiting = await engine.ainvoke("q", run_id=f"r{number}")
+        waiting = await engine.resume(waiting.run_id, {waiting.interrupts[0].id: number})
+        return await engine.resume(waiting.run_id, {waiting.interrupts[0].id: "x"})
+
+    results = await asyncio.gather(*map(one, range(12)))
+    assert [result.state.log for result in results] == [[f"x of {n}"] for n in range(12)]
+
+
+async def test_commands_of_tools_count_once_when_their_node_runs_again(store: str) -> None:
+    """The call comes from the journal with its update, into the state of before the node."""
+    made: list[str] = []
+
+    def take(item: str) -> Command:
+        """Takes an item.
+
+        Args:
+            item: its name
+        """
+        made.append(item)
+        return Command({"items": [{"name": item}], "total": 5})
+
+    class Nested(BaseNode):
+        async def execute(self, state: Any, config: Any) -> NodeResult:
+            await config.run(ToolNode("take", "take", {"item": "tea"}, tools=[take]), state)
+            return NodeResult(self.name, await interrupt("Fine?"))
+
+    class Taking(BaseNode):
+        async def execute(self, state: Any, config: Any) -> NodeResult:
+            (result,) = await config.call_tools([ToolCall("c1", "take", '{"item": "pear"}')], state)
+            return NodeResult(self.name, await interrupt(result.value))
+
+    graph = chain(Nested("nested"), Taking("direct", tools=[take]), state=Order)
+    engine = PromptGraphEngine(graph, store=store)
+    result = await engine.ainvoke("q")
+    assert result.interrupts, result.error
+    result = await engine.resume(result.run_id, {result.interrupts[0].id: "yes"})
+    assert result.interrupts[0].value == {"items": [{"name": "pear"}], "total": 5}
+    result = await engine.resume(result.run_id, {result.interrupts[0].id: "good"})
+    assert result.ok, result.error
+    assert [item.name for item in result.state.items] == ["tea", "pear"]
+    assert made == ["tea", "pear"]
+
+
+async def test_a_stream_of_a_run_that_waits_ends_with_its_questions(store: str) -> None:
+    engine = PromptGraphEngine(chain(FunctionNode("ask", ask_twice), state=Order), store=store)
+    stream = engine.astream("q", ["values", "updates"])
+    assert [part async for part in stream] == []
+    assert [one.node for one in stream.result.interrupts] == ["ask"]
+    types = [event.type async for event in engine.astream_events("q")]
+    assert types[-1] == "run.waiting"

@@ -23,7 +23,7 @@ from astromesh import (
     tool,
 )
 from astromesh.events import ModelDelta, ToolFinished
-from astromesh.graph import GraphResult, PromptGraph, PromptGraphEngine
+from astromesh.graph import Checkpoint, GraphResult, Interrupt, PromptGraph, PromptGraphEngine, StreamPart
 from astromesh.types import CompletionRequest, Message
 
 
@@ -122,6 +122,16 @@ async def graphs() -> GraphResult[City]:
     assert_type((await PromptGraphEngine(PromptGraph[Spot]("g")).ainvoke("Where?", state={})).state, Spot)
     assert_type((await PromptGraphEngine(PromptGraph("g", state=Place)).ainvoke("Where?")).state, Place)
     assert_type((await PromptGraphEngine(PromptGraph("g")).ainvoke("Where?")).state, Any)
+    engine = PromptGraphEngine(typed_graph, store="memory")
+    assert_type((await engine.resume("run", {"question": 1})).state, City)
+    assert_type((await engine.state_at("run", 1)).state, City)
+    assert_type((await engine.fork("run", 1, {"name": "Rome"})).state, City)
+    assert_type(await engine.history("run"), list[Checkpoint])
+    assert_type(await engine.interrupts("run"), list[Interrupt])
+    async with engine.astream("Where?", ["values", "custom"]) as stream:
+        async for part in stream:
+            assert_type(part, StreamPart)
+    assert_type(stream.result.state, City)
     return await PromptGraphEngine(typed_graph).ainvoke("Where?")
 
 
