@@ -7,10 +7,12 @@ from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from astromesh.types import DEFAULT_TENANT, JsonObject, SemanticResult, SessionKey
 
+#: whose documents a list has
+DocumentsOf: TypeAlias = Literal["tenant", "sources", "shared"]
 #: the owner of the documents of `sources`, which every tenant reads; other owners are tenants
 OPERATOR = ""
 #: called with the number of finished documents and the number of all documents
@@ -122,11 +124,23 @@ class IndexedDocument:
     vectors: tuple[array[float], ...] = ()
 
 
+class ListedDocument(NamedTuple):
+    """A stored document in a list. Args: metadata: with its `title`."""
+
+    id: str
+    metadata: JsonObject
+
+
 class ChunkStore(Protocol):
     """The chunks of one pipeline. A document is named by its owner and its id."""
 
     async def known(self, owner: str = OPERATOR) -> Mapping[str, DocumentVersion]:
         """Every stored document of an owner by its id."""
+
+    async def documents(
+        self, owner: str = OPERATOR, *, after: str = "", limit: int = 100
+    ) -> tuple[ListedDocument, ...]:
+        """Returns documents of an owner whose ids come after `after`, by id."""
 
     async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:
         """Replaces the documents stored under these ids, all or none."""
@@ -222,6 +236,21 @@ class KnowledgePipeline(Protocol):
             top_k: passages at most; None for the pipeline's `retrieval.top_k`.
             filters: metadata values that a document must have; a list means any of its values.
                 `document` is the document's id.
+        """
+
+    async def documents(
+        self,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        of: DocumentsOf = "tenant",
+        after: str = "",
+        limit: int = 100,
+    ) -> tuple[ListedDocument, ...]:
+        """Returns documents that a tenant may read, by id.
+
+        Args:
+            of: the tenant's own documents, those of the `sources`, or those that another tenant shares.
+            after: the id behind which the list begins.
         """
 
     async def ingest(

@@ -27,10 +27,12 @@ from astromesh.knowledge.base import (
     ChunkStore,
     Document,
     DocumentReader,
+    DocumentsOf,
     DocumentVersion,
     Embedder,
     IndexedDocument,
     IngestReport,
+    ListedDocument,
     Passage,
     ProgressCallback,
 )
@@ -227,6 +229,20 @@ class RAGPipeline:
             filters=filters,
             vector=vector,
         )
+
+    async def documents(
+        self,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        of: DocumentsOf = "tenant",
+        after: str = "",
+        limit: int = 100,
+    ) -> tuple[ListedDocument, ...]:
+        """Returns documents that a tenant may read, by id, as they are indexed now."""
+        if of == "shared" and not self._shared_owner:
+            return ()
+        owner = {"tenant": tenant, "sources": OPERATOR, "shared": self._shared_owner}[of]
+        return await self._store.documents(owner, after=after, limit=limit)
 
     async def ingest(
         self,

@@ -22,6 +22,7 @@ from astromesh.knowledge.base import (
     Chunk,
     DocumentVersion,
     IndexedDocument,
+    ListedDocument,
     Passage,
     wanted_values,
 )
@@ -127,6 +128,16 @@ class PgvectorChunks:
         return {
             unescape_nul(name): DocumentVersion(digest, unescape_nul(stamp)) for name, digest, stamp in rows
         }
+
+    async def documents(
+        self, owner: str = OPERATOR, *, after: str = "", limit: int = 100
+    ) -> tuple[ListedDocument, ...]:
+        partition = await self._partition()
+        bound = (escape_nul(owner), escape_nul(after), limit)
+        rows = await self._database.read(partition.sql("documents"), *bound)
+        return tuple(
+            ListedDocument(unescape_nul(name), _with_nul(orjson.loads(metadata))) for name, metadata in rows
+        )
 
     async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:
         partition = await self._partition(next((len(one.vectors[0]) for one in documents if one.vectors), 0))

@@ -14,7 +14,15 @@ from typing import Any
 import orjson
 
 from astromesh.errors import UpstreamError
-from astromesh.knowledge.base import Document, IngestReport, KnowledgePipeline, Passage, ProgressCallback
+from astromesh.knowledge.base import (
+    Document,
+    DocumentsOf,
+    IngestReport,
+    KnowledgePipeline,
+    ListedDocument,
+    Passage,
+    ProgressCallback,
+)
 from astromesh.logs import get_logger
 from astromesh.providers.base import ModelPort
 from astromesh.types import DEFAULT_TENANT, CompletionRequest, JsonObject, Message
@@ -64,6 +72,16 @@ class RerankingPipeline:
         if len(found) > 1:
             found = await self._rerank(query, found)
         return found[:wanted]
+
+    async def documents(
+        self,
+        *,
+        tenant: str = DEFAULT_TENANT,
+        of: DocumentsOf = "tenant",
+        after: str = "",
+        limit: int = 100,
+    ) -> tuple[ListedDocument, ...]:
+        return await self._inner.documents(tenant=tenant, of=of, after=after, limit=limit)
 
     async def ingest(
         self,

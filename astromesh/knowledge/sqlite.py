@@ -20,6 +20,7 @@ from astromesh.knowledge.base import (
     Chunk,
     DocumentVersion,
     IndexedDocument,
+    ListedDocument,
     Passage,
     vector_blob,
     wanted_values,
@@ -91,6 +92,12 @@ class SqliteChunks:
     async def known(self, owner: str = OPERATOR) -> Mapping[str, DocumentVersion]:
         rows = await self._queries.read("known", owner)
         return {name: DocumentVersion(*version) for name, *version in rows}
+
+    async def documents(
+        self, owner: str = OPERATOR, *, after: str = "", limit: int = 100
+    ) -> tuple[ListedDocument, ...]:
+        rows = await self._queries.read("documents", owner, after, limit)
+        return tuple(ListedDocument(name, orjson.loads(metadata)) for name, metadata in rows)
 
     async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:
         async def replace(tx: Transaction) -> None:

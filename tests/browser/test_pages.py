@@ -194,3 +194,15 @@ def _key(server: ServerProcess, scope: str) -> str:
     command = [PROGRAM, "keys", "create", "console", "--scope", scope, "--data", str(server.data)]
     answer = subprocess.run(command, capture_output=True, text=True, check=True)
     return answer.stdout.strip()
+
+
+def test_the_documents_of_a_pipeline_are_listed_by_whose_they_are(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    documents = [{"id": "mine", "text": "A text.", "title": "My title"}]
+    httpx.post(f"{server.url}/v1/rag/product-knowledge/documents", json={"documents": documents}, timeout=30)
+    page = console(server).open("knowledge?pipeline=product-knowledge")
+    page.get_by_role("cell", name="My title").wait_for()
+    page.get_by_label("Documents of").select_option("sources")
+    page.get_by_role("cell", name=".md").first.wait_for()
+    assert page.get_by_role("cell", name="My title").count() == 0

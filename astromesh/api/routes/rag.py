@@ -5,14 +5,14 @@ from __future__ import annotations
 from base64 import b64decode
 from typing import Annotated, Any, Literal, Self
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from astromesh.access.scopes import principal_of
 from astromesh.api.dependencies import audited, scope
 from astromesh.api.requests import SINGLE_LINE, caller_of, runtime_of
 from astromesh.errors import InvalidInput
-from astromesh.knowledge.base import Document, IngestReport, Passage
+from astromesh.knowledge.base import Document, DocumentsOf, IngestReport, Passage
 from astromesh.runtime.bootstrap import pipeline_of
 from astromesh.types import JsonObject
 
@@ -20,6 +20,8 @@ router = APIRouter(tags=["knowledge"])
 
 #: documents of one request, passages of one answer
 MAX_DOCUMENTS, MAX_PASSAGES = 500, 50
+#: documents of one page of a list
+MAX_LISTED = 1000
 
 DocumentId = Annotated[str, StringConstraints(min_length=1, max_length=512, pattern=SINGLE_LINE)]
 #: a filter: a plain value, or a list of which any may match
@@ -82,6 +84,20 @@ class IngestedOut(BaseModel):
     unchanged: int
 
 
+class DocumentOut(BaseModel):
+    id: str
+    title: str
+    metadata: dict[str, Any]
+
+
+class DocumentsOut(BaseModel):
+    """Documents by id. `next`: for `after`, if there are more."""
+
+    pipeline: str
+    documents: list[DocumentOut]
+    next: str | None
+
+
 class QueryIn(_Body):
     query: str = Field(min_length=1, max_length=10_000, examples=["How do I reset my password?"])
     top_k: int | None = Field(None, ge=1, le=MAX_PASSAGES, description="Absent: the pipeline's own.")
@@ -127,6 +143,35 @@ async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonO
     }  # fmt: skip
 
 
+@router.get(
+    "/v1/rag/{pipeline}/documents",
+    summary="List the documents of a pipeline",
+    dependencies=[scope("rag:query")],
+    response_model=DocumentsOut,
+)
+async def list_documents(
+    pipeline: str,
+    request: Request,
+    of: Annotated[
+        DocumentsOf,
+        Query(description="Of the caller's tenant, of the pipeline's folders, or of a tenant that shares."),
+    ] = "tenant",
+    limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
+    after: Annotated[str, Query(max_length=512, description="`next` of the page before.")] = "",
+) -> JsonObject:
+    """Returns documents that the caller's tenant may read, by id."""
+    knowledge = pipeline_of(runtime_of(request).state, pipeline)
+    tenant, _ = principal_of(caller_of(request))
+    found = await knowledge.documents(tenant=tenant, of=of, after=after, limit=limit + 1)
+    listed = [
+        {"id": one.id, "title": one.metadata.get("title", ""), "metadata": _without_title(one.metadata)}
+        for one in found[:limit]
+    ]
+    return {
+        "pipeline": pipeline, "documents": listed, "next": listed[-1]["id"] if len(found) > limit else None,
+    }  # fmt: skip
+
+
 @router.post(
     "/v1/rag/{pipeline}/query",
     summary="Search a pipeline",
@@ -139,6 +184,10 @@ async def query(pipeline: str, body: QueryIn, request: Request) -> JsonObject:
     tenant, _ = principal_of(caller_of(request))
     found = await knowledge.query(body.query, tenant=tenant, top_k=body.top_k, filters=body.filters or None)
     return {"pipeline": pipeline, "passages": list(map(Passage.to_json, found))}
+
+
+def _without_title(metadata: JsonObject) -> JsonObject:
+    return {key: value for key, value in metadata.items() if key != "title"}
 
 
 def _document(one: DocumentIn) -> Document:

@@ -1,10 +1,19 @@
 // @ts-check
-// Knowledge: ask a pipeline, and see which passages it finds, with their scores.
+// Knowledge: the documents of a pipeline, and which passages a question finds, with their scores.
 import { post } from "../api.js";
 import { html, useEffect, useState } from "../lib.js";
 import { useResource } from "../poll.js";
-import { place, refine } from "../router.js";
-import { Card, CopyRequest, Empty, Head, Json, plain, Refusal, Select, useAction } from "../ui.js";
+import { link, place, refine } from "../router.js";
+import { Card, CopyRequest, Empty, Head, Json, plain, Refusal, Select, Table, useAction } from "../ui.js";
+
+/** Whose documents: the choice, and why there are none. @type {Record<string, [string, string]>} */
+const OWNERS = {
+  tenant: ["your tenant", "Your tenant has sent no documents."],
+  sources: ["the folders", "There are no documents in the pipeline's folders."],
+  shared: ["a tenant that shares", "No other tenant shares documents here."],
+};
+/** @type {[string, string][]} */
+const CHOICES = Object.entries(OWNERS).map(([of, [text]]) => [of, text]);
 
 export default function Knowledge() {
   const ready = useResource("/health/ready", { live: false });
@@ -26,7 +35,7 @@ export default function Knowledge() {
     ${ready.value && !names.length
       ? html`<${Empty} command="astromesh rag ingest PIPELINE">No pipeline is configured. A file <code>rag/NAME.rag.yaml</code> makes one.<//>`
       : html`<form class="filters" onSubmit=${ask}>
-          <${Select} label="Pipeline" value=${pipeline} options=${names} onChange=${(/** @type {string} */ value) => refine({ pipeline: value })} />
+          <${Select} label="Pipeline" value=${pipeline} options=${names} onChange=${(/** @type {string} */ value) => refine({ pipeline: value, after: "" })} />
           <label class="field wide-field"><span>Question</span><input required value=${query} onInput=${(/** @type {any} */ event) => setQuery(event.target.value)} /></label>
           <button class="primary" disabled=${action.busy || !query.trim()}>Search</button>
         </form>`}
@@ -36,5 +45,24 @@ export default function Knowledge() {
         <${Card} key=${at} title=${`${at + 1}. ${plain(one.source || one.document || one.metadata?.source || "passage")}`} more=${html`<span class="muted num">score ${Number(one.score ?? 0).toFixed(3)}</span>`}>
           <div class="pad"><p class="passage">${plain(one.text ?? one.content ?? "")}</p><details><summary class="muted">All that is known of it</summary><${Json} value=${one} /></details></div><//>`)}
       ${found && !passages.length && html`<${Empty}>No passage fits this question.<//>`}
+      ${pipeline && html`<${Documents} key=${pipeline} pipeline=${pipeline} />`}
     </div>`;
+}
+
+/** @param {{pipeline: string}} props */
+function Documents({ pipeline }) {
+  const of = place.value.query.of in OWNERS ? place.value.query.of : "tenant";
+  const after = place.value.query.after || "";
+  const path = `/v1/rag/${encodeURIComponent(pipeline)}/documents?of=${of}&limit=200${after ? `&after=${encodeURIComponent(after)}` : ""}`;
+  const listed = useResource(path, { live: false });
+  const documents = listed.value?.documents || [];
+  return html`
+    <${Card} title="Documents" more=${html`<${Select} label="Documents of" value=${of} options=${CHOICES} onChange=${(/** @type {string} */ value) => refine({ of: value, after: "" })} />`}>
+      <${Refusal} problem=${listed.problem} />
+      ${listed.value && (documents.length
+        ? html`<${Table} label="Documents" head=${["Id", "Title"]} rows=${documents.map((/** @type {any} */ one) => html`
+            <tr key=${one.id}><td class="mono">${plain(one.id)}</td><td>${plain(one.title)}</td></tr>`)} />
+            ${listed.value.next && html`<p class="pad"><a class="button" href=${link(["knowledge"], { pipeline, of, after: listed.value.next })}>More</a></p>`}`
+        : html`<${Empty}>${OWNERS[of][1]}<//>`)}
+    <//>`;
 }

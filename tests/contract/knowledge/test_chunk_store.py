@@ -379,6 +379,18 @@ async def test_a_document_of_another_owner_is_neither_replaced_nor_removed(store
     assert await near(store, "teapot", owners=("acme",)) == ["back"]
 
 
+async def test_documents_are_listed_by_owner_and_id(store):
+    """A page begins behind an id; titles and metadata are whole."""
+    await owned(store)
+    await store.replace([await indexed("a\x00λ", "text", lang=["de", "x\x00"])], "acme")
+    listed = await store.documents("acme")
+    assert [one.id for one in listed] == ["a\x00λ", "own green", "same"]
+    assert listed[0].metadata == {"title": "A\x00Λ", "lang": ["de", "x\x00"]}
+    assert [one.id for one in await store.documents("acme", after="a\x00λ", limit=1)] == ["own green"]
+    assert [one.id for one in await store.documents()] == ["own red", "same"]
+    assert await store.documents("acme", after="same") == await store.documents("nobody") == ()
+
+
 async def test_passages_of_others_push_none_of_mine_out(store):
     """However many passages of others have the word and the same vector."""
     await store.replace([await indexed("mine", "kettle of mine")], "acme")

@@ -15,7 +15,7 @@ from astromesh.config.agent import ToolBlock
 from astromesh.core.context_transform import compile_transform
 from astromesh.core.tools import AgentTools, ToolRegistry, declare_source, declare_tool
 from astromesh.errors import ToolFailed
-from astromesh.knowledge.base import Chunk, IngestReport, Passage
+from astromesh.knowledge.base import Chunk, IngestReport, ListedDocument, Passage
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolContext
@@ -75,6 +75,9 @@ class FarKnowledge:
         filters: Mapping[str, Any] | None = None,
     ) -> tuple[Passage, ...]:
         return (Passage(Chunk("far.md", str(await self._far(query)), 0, 1, "Far"), 1.0),)
+
+    async def documents(self, **_: Any) -> tuple[ListedDocument, ...]:
+        return ()
 
     async def ingest(self, documents: Any, progress: Any = None, *, tenant: str = "default") -> IngestReport:
         return IngestReport(unchanged=len(documents))

@@ -87,6 +87,34 @@ async def test_documents_are_read_and_removed_by_the_tenant_that_sent_them(clien
     assert refused.status_code == 422
 
 
+async def listed(client: httpx.AsyncClient, tenant: str, pipeline: str, **asked: Any) -> list[str]:
+    answer = await client.get(f"/v1/rag/{pipeline}/documents", params=asked, headers=by(tenant))
+    assert answer.status_code == 200, answer.text
+    return [document["id"] for document in answer.json()["documents"]]
+
+
+async def test_a_list_has_documents_that_the_tenant_may_read(client):
+    """Its own, those of the folders, those that are shared; page by page."""
+    documents = [
+        {"id": f"d{n}", "text": f"Text {n}", "title": f"T{n}", "metadata": {"n": n}} for n in range(3)
+    ]
+    await sends(client, "acme", documents=documents)
+    await sends(client, "editors", "news", documents=documents[:1])
+    path, params = "/v1/rag/notes/documents", {"limit": 2}
+    page = (await client.get(path, params=params, headers=by("acme"))).json()
+    assert page["documents"][1] == {"id": "d1", "title": "T1", "metadata": {"n": 1}}
+    assert await listed(client, "acme", "notes", limit=2, after=page["next"]) == ["d2"]
+    assert await listed(client, "acme", "notes", of="sources") == ["kettle.md"]
+    assert await listed(client, "acme", "notes", of="shared") == await listed(client, "other", "notes") == []
+    assert await listed(client, "other", "notes", of="sources") == ["kettle.md"]
+    assert (
+        await listed(client, "other", "news", of="shared")
+        == await listed(client, "editors", "news")
+        == ["d0"]
+    )
+    assert await listed(client, "other", "news") == []
+
+
 async def test_all_tenants_read_what_an_owner_shares(client):
     """And keep to themselves what they send there."""
     await sends(client, "editors", "news", documents=[{"id": "a", "text": "kettle news"}])

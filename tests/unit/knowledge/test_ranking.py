@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
 from astromesh.errors import ProviderUnavailable
-from astromesh.knowledge.base import Chunk, Document, IngestReport, Passage
+from astromesh.knowledge.base import Chunk, Document, IngestReport, ListedDocument, Passage
 from astromesh.knowledge.ranking import (
     EVERYWHERE,
     MAX_RANKED,
@@ -99,6 +99,10 @@ class Three:
         self.tenants.append(tenant)
         return tuple(Passage(Chunk(f"d{n}", f"text {n}", 0, 6), 1 - n / 10) for n in range(3))
 
+    async def documents(self, *, tenant="default", of="tenant", after="", limit=100):
+        self.tenants.append(tenant)
+        return (ListedDocument(f"{of}{after}{limit}", {}),)
+
     async def ingest(self, documents, progress=None, *, tenant="default") -> IngestReport:
         self.tenants.append(tenant)
         return IngestReport(added=len(documents))
@@ -147,7 +151,8 @@ async def test_everything_else_goes_to_the_pipeline_within(tmp_path):
     assert await outer.ingest_path(tmp_path, tenant="t") == IngestReport(added=1)
     assert await outer.remove(["a"], tenant="t") == IngestReport(removed=1)
     assert len(await outer.query("which?", tenant="t")) == 3
-    assert inner.tenants == ["t"] * 4
+    (listed,) = await outer.documents(tenant="t", of="shared", after="a", limit=7)
+    assert (listed.id, inner.tenants) == ("shareda7", ["t"] * 5)
     assert await outer.refresh() == IngestReport(unchanged=3)
     await outer.ping()
     await outer.close()

@@ -16,6 +16,10 @@ ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id
 -- name: known
 SELECT id, hash, stamp FROM astromesh.rag_documents WHERE pipeline = {pipeline} AND owner = $1
 
+-- name: documents
+SELECT id, metadata::TEXT FROM astromesh.rag_documents
+WHERE pipeline = {pipeline} AND owner = $1 AND id > $2 ORDER BY id LIMIT $3
+
 -- name: drop_chunks
 DELETE FROM astromesh.rag_chunks_{pipeline} WHERE owner = $1 AND document = ANY($2::TEXT[])
 

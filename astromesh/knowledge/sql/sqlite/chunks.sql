@@ -12,6 +12,10 @@ WHERE name = ? AND id <> 0 AND NOT EXISTS (SELECT 1 FROM documents WHERE documen
 -- name: known
 SELECT documents.id, hash, stamp FROM documents JOIN owners ON owners.id = documents.owner WHERE owners.name = ?
 
+-- name: documents
+SELECT documents.id, metadata FROM documents JOIN owners ON owners.id = documents.owner
+WHERE owners.name = ? AND documents.id > ? ORDER BY documents.id LIMIT ?
+
 -- name: number
 SELECT documents.number FROM documents JOIN owners ON owners.id = documents.owner
 WHERE owners.name = ? AND documents.id = ?
