@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import AbstractContextManager, aclosing, contextmanager
-from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Protocol
 
 import orjson
-from msgspec import ValidationError, convert, to_builtins
+from msgspec import ValidationError, convert
 
 from astromesh.errors import InvalidInput, ProviderError, ProviderRejected, ToolFailed, error_class
+from astromesh.graph.model_recording import VERSION, call_json, key_of
 from astromesh.tools.base import ToolContext
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, ToolSpec
-
-_VERSION = 1
 
 
 class Overridable(Protocol):
@@ -50,7 +48,7 @@ def record(agent: Overridable, file: str | Path) -> Iterator[None]:
     with agent.override(wrap_model=lambda provider: _Recorder(provider, calls)):
         yield
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = {"version": _VERSION, "calls": calls}
+    content = {"version": VERSION, "calls": calls}
     path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
 
 
@@ -67,48 +65,6 @@ def replay(agent: Overridable, file: Path) -> Iterator[None]:
         yield
 
 
-class RecordedAnswer(NamedTuple):
-    """A model call. Args: result: as `CompletionResult`."""
-
-    request: CompletionRequest
-    result: CompletionResult
-
-
-class RecordedToolCall(NamedTuple):
-    """A tool call. Args: content: what the model received."""
-
-    name: str
-    arguments: str
-    content: str
-    ok: bool = True
-
-
-def recording_json(
-    answers: Iterable[RecordedAnswer], tools: Iterable[ToolSpec], calls: Iterable[RecordedToolCall]
-) -> JsonObject:
-    """Returns the content of a recording.
-
-    Args:
-        tools: All tools of the agent: a replay replaces them.
-    """
-    asked = ((_request_json(one.request), one.result) for one in answers)
-    return {
-        "version": _VERSION,
-        "calls": [{"key": _key(one), "request": one, "result": to_builtins(result)} for one, result in asked],
-        "tools": [to_builtins(one) for one in tools],
-        "tool_calls": [one._asdict() for one in calls],
-    }
-
-
-def _request_json(request: CompletionRequest) -> JsonObject:
-    data: JsonObject = to_builtins(request, builtin_types=(), str_keys=True)
-    return data
-
-
-def _key(request: JsonObject) -> str:
-    return blake2b(orjson.dumps(request, option=orjson.OPT_SORT_KEYS), digest_size=12).hexdigest()
-
-
 class _Recorder:
     """A provider whose calls are recorded. It has every other attribute of the real one."""
 
@@ -122,9 +78,9 @@ class _Recorder:
         try:
             result: CompletionResult = await self._provider.complete(request)
         except ProviderError as error:
-            self._add(request, error={"code": error.code, "message": str(error)})
+            self._add(request, None, {"code": error.code, "message": str(error)})
             raise
-        self._add(request, result=to_builtins(result))
+        self._add(request, result)
         return result
 
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
@@ -132,15 +88,19 @@ class _Recorder:
             async with aclosing(self._provider.stream(request)) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, CompletionResult):
-                        self._add(request, result=to_builtins(piece))
+                        self._add(request, piece)
                     yield piece
         except ProviderError as error:
-            self._add(request, error={"code": error.code, "message": str(error)})
+            self._add(request, None, {"code": error.code, "message": str(error)})
             raise
 
-    def _add(self, request: CompletionRequest, **answer: JsonObject) -> None:
-        asked = _request_json(request)
-        self._calls.append({"key": _key(asked), "request": asked, **answer})
+    def _add(
+        self,
+        request: CompletionRequest,
+        result: CompletionResult | None,
+        error: JsonObject | None = None,
+    ) -> None:
+        self._calls.append(call_json(request, result, error))
 
 
 class _Replay:
@@ -153,7 +113,7 @@ class _Replay:
         self._answers: dict[str, list[JsonObject]] = {}
         try:
             content = orjson.loads(file.read_bytes())
-            if content["version"] != _VERSION:
+            if content["version"] != VERSION:
                 raise InvalidInput(f"{file} is a recording of another version. Delete it to record again.")
             for call in content["calls"]:
                 self._answers.setdefault(call["key"], []).append(call)
@@ -162,7 +122,7 @@ class _Replay:
             raise InvalidInput(f"{file} is not a recording: {error!r}.") from error
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:
-        answers = self._answers.get(_key(_request_json(request)))
+        answers = self._answers.get(key_of(request))
         if not answers:
             last = request.messages[-1].content[:100] if request.messages else ""
             raise ProviderRejected(

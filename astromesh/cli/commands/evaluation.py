@@ -7,11 +7,14 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
 
+import orjson
 import typer
 from msgspec import to_builtins
 
+from astromesh.access.scopes import Viewer
 from astromesh.agents.agent import Agent
 from astromesh.agents.evaluation import AgentTarget, ModelJudge, with_model
 from astromesh.cli.errors import RUN_FAILED, reported_errors
@@ -19,6 +22,7 @@ from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import note, print_json, print_table
 from astromesh.config.folder import Configuration
+from astromesh.config.workflow.evaluations import EvaluationCase
 from astromesh.errors import AgentNotFoundError, ConfigError, InvalidConfiguration, InvalidInput
 from astromesh.evaluation.base import Case, CaseResult, Evaluation, OnResult, Options
 from astromesh.evaluation.dataset import agent_cases, select
@@ -26,10 +30,12 @@ from astromesh.evaluation.evaluate import Results, evaluation_of, run_cases
 from astromesh.evaluation.formats import junit as junit_of
 from astromesh.evaluation.formats import rows
 from astromesh.evaluation.reports import Comparison, baseline, comparisons, report_bytes, store
+from astromesh.evaluation.writing import Addition, ProposedCase, addition
 from astromesh.logs import configure_logging
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import load_configuration, workflow_names
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.run_cases import TASK, propose_case
 from astromesh.telemetry.clock import SystemClock
 from astromesh.telemetry.ids import new_id
 from astromesh.text import did_you_mean
@@ -87,6 +93,63 @@ def run(
         dataset, tag, case, tuple(model or ()), judge, Options(repeat, live or bool(model), max_cost)
     )
     evaluate(folders_of(config, data), name, wanted, Output(compare, junit, out, json))
+
+
+@app.command()
+def add(
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a durable run or a Task that has ended.")],
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    dataset: Annotated[
+        str, typer.Option(metavar="NAME", help="Dataset in evals/; default: that of the agent or workflow.")
+    ] = "",
+    id: Annotated[str, typer.Option(metavar="ID", help="Id of the case; default: that of the run.")] = "",
+    yes: Annotated[bool, typer.Option("--yes", "-y", help="Write without asking.")] = False,
+    tenant: Annotated[str, typer.Option(metavar="ID", help="Tenant of the run.")] = "default",
+) -> None:
+    """Make a case of a run: input, checks to edit, and its recording. Shows the file before it writes."""
+    folders = folders_of(config, data)
+    configure_logging("warning")
+    with reported_errors(), asyncio.Runner(loop_factory=EventLoop) as runner:
+        proposed, change = runner.run(_proposed(folders, run, dataset, id, tenant))
+    print(change.added, end="")
+    if change.recording is not None:
+        note(f"recording: {change.recording[0]}")
+    if proposed.note:
+        note(proposed.note, "yellow")
+    if not yes and not sys.stdin.isatty():
+        note(f"Nothing was written. --yes adds this to {change.file}.")
+        return
+    if yes or typer.confirm(f"Add this to {change.file}?"):
+        with reported_errors():
+            change.write()
+        note(f"wrote {change.file}")
+
+
+async def _proposed(
+    folders: tuple[Path, Path], run_id: str, dataset: str, case_id: str, tenant: str
+) -> tuple[ProposedCase, Addition]:
+    async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
+        proposed = await propose_case(runtime, run_id, Viewer(tenant, None), case_id)
+        configuration = runtime.load_configuration()
+    if proposed.recording is not None and not run_id.startswith(TASK):
+        proposed = await _verified(proposed, _agent(configuration, folders, proposed.owner))
+    return proposed, addition(proposed, dataset)
+
+
+async def _verified(proposed: ProposedCase, agent: Agent) -> ProposedCase:
+    """Replays the recording of an agent's run. Returns the case without it if a check does not pass."""
+    with TemporaryDirectory() as folder:
+        file = Path(folder) / "recording.json"
+        file.write_bytes(orjson.dumps(proposed.recording))
+        spec = EvaluationCase.model_validate_json(orjson.dumps({**proposed.case, "replay": file.name}))
+        results = await run_cases(AgentTarget(agent), [Case("", spec, Path(folder))])
+    await agent.close()
+    if results.passed:
+        return proposed
+    why = results.cases[0].failures[0]
+    note = f"The recording does not reproduce the run, so the case runs live: {why}"
+    return proposed._replace(recording=None, note=note)
 
 
 class Output(NamedTuple):
