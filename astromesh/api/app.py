@@ -173,7 +173,7 @@ def create_app(
         try:
             state.auth = auth or await auth_from_config(runtime)
             state.inbox_worker = await open_inbox_worker(runtime)
-            runtime.resume_pending()
+            runtime.resume_pending(shared=tallies is not None)
             loading = asyncio.create_task(_load_when_idle(rest, runtime))
             try:
                 yield

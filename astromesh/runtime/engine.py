@@ -162,12 +162,15 @@ class AgentRuntime:
         state.resources.on_close(exporter.close)
         return exporter
 
-    def resume_pending(self) -> None:
+    def resume_pending(self, *, shared: bool = False) -> None:
         """Starts to execute what earlier processes have left, in the background.
 
         If nobody has ever accepted a durable run, the store of runs opens with the first one.
+
+        Args:
+            shared: Whether other processes of the same server accept runs, which this one takes over.
         """
-        if self.stores.may_hold_runs:
+        if shared or self.stores.may_hold_runs:
             self._resuming = asyncio.create_task(retry_while_unavailable(self.durable.start))
             self._resuming.add_done_callback(_log_resume_error)
             if self._workflows is not None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import httpx
 
+from tests.acceptance.test_cli_serve import workers
 from tests.conftest import ServerFactory
 from tests.integration.workflow.folders import small
 
 OPS = """
-import asyncio, os, pathlib
+import asyncio, os, pathlib, signal, time
 
 async def wait(input, context, tools):
     while not pathlib.Path(input["go"]).exists():
@@ -21,6 +23,12 @@ async def wait(input, context, tools):
 
 def where(input, context, tools):
     return {"pid": os.getpid(), "parent": os.getppid()}
+
+def fatal(input, context, tools):
+    if context.attempt == 1:
+        time.sleep(0.3)  # the acceptance is answered meanwhile
+        os.kill(os.getpid(), signal.SIGKILL)
+    return os.getppid()
 """
 #: requests, each with a connection of its own, of which either process gets some
 ENOUGH = 8
@@ -95,3 +103,20 @@ def test_tasks_are_inspected_and_isolated_in_a_server_of_two_processes(
     assert own["status"] == "success", own
     assert own["output"]["parent"] != server.pid, "a worker of uvicorn is the parent"
     assert Path(f"/proc/{own['output']['parent']}").exists()
+
+
+def test_the_task_of_a_process_that_died_goes_on_in_the_other_one(
+    tmp_path: Path, server_process: ServerFactory
+) -> None:
+    """In a process of its own below it, before there is a new process."""
+    server = server_process(config_with(tmp_path / "config", fatal="fatal"), args=["--workers", "2"])
+    end = time.monotonic() + 30
+    while len(before := workers(server)) < 2 and time.monotonic() < end:
+        time.sleep(0.05)
+    url, task = accepted(server.url, "fatal"), {"status": "running"}
+    while task["status"] in ("queued", "running") and time.monotonic() < end + 30:
+        with suppress(httpx.TransportError):  # of the process that dies
+            task = dict(httpx.get(url, timeout=30).json())
+        time.sleep(0.05)
+    assert (task["status"], str(task.get("output")) in before) == ("success", True), task
+    assert server.running
