@@ -286,6 +286,10 @@ def budgets(given: Mapping[str, Any] | None) -> JsonObject:
 # -- the whole -----------------------------------------------------------------------------------------------
 
 
+#: keys of a manifest whose arguments are plain values
+_PLAIN_KEYS = ("sessions", "queue", "stream", "on_disconnect", "recording")
+
+
 def output_schema(output_type: Any) -> JsonObject | None:
     """Returns `spec.output_schema` of a type; None for text.
 
@@ -319,7 +323,10 @@ def manifest_of(name: str, spec: JsonObject, keys: AgentKeys) -> JsonObject:
             "permissions": plain(permissions)
             if isinstance(permissions, Mapping)
             else {"tools": plain(list(permissions))},
-            **{key: plain(keys.get(key)) for key in ("sessions", "queue", "stream", "on_disconnect")},
+            **{
+                key: plain(keys.get(key))
+                for key in ("sessions", "queue", "stream", "on_disconnect", "recording")
+            },
         },
     }
     cleaned: JsonObject = without_empty(whole)

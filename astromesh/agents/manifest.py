@@ -41,6 +41,7 @@ class AgentKeys(TypedDict, total=False):
     queue: Mapping[str, Any]
     stream: Literal["token", "sentence", "final"] | None
     on_disconnect: Literal["continue", "cancel"] | None
+    recording: bool | None
 
 
 @dataclass(frozen=True)

@@ -307,6 +307,9 @@ class AgentSpec(Record):
     on_disconnect: Literal["continue", "cancel"] | None = Field(
         None, description="Absent: synchronous runs are cancelled, durable ones continue."
     )
+    recording: bool | None = Field(
+        None, description="Whether plain runs are recorded; absent: recording.enabled of runtime.yaml."
+    )
     output_schema: Annotated[JsonMap | None, IsJsonSchema()] = Field(
         None, description="JSON Schema of the answer."
     )

@@ -241,6 +241,16 @@ class Telemetry(Record):
     )
 
 
+class Recording(Record):
+    enabled: bool = Field(False, description="Whether plain runs are recorded; durable ones always are.")
+    retention_days: float = Field(
+        30.0, gt=0, description="Days that the steps of ended runs are stored, if the runs are."
+    )
+    max_bytes: Count = Field(
+        4_194_304, description="Maximum bytes of the steps of a plain run; a longer run has no recording."
+    )
+
+
 class OrchestrationDefaults(Record):
     pattern: str = Field("react", min_length=1, description="For agents that name no pattern.")
     max_iterations: Count = Field(10, description="For agents that set none; 50 for graph and autonomous.")
@@ -269,6 +279,7 @@ class RuntimeSpec(Record):
     network: Network = Network.empty()
     limits: Limits = Limits.empty()
     telemetry: Telemetry = Telemetry.empty()
+    recording: Recording = Recording.empty()
     console: Console = Console.empty()
     defaults: Defaults = Defaults.empty()
 

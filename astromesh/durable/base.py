@@ -405,6 +405,25 @@ class GraphStore(Protocol):
     async def close(self) -> None: ...
 
 
+class RunRecording(Protocol):
+    """What is stored of a recorded plain run beside its row (`astromesh.durable.plain_recording`)."""
+
+    @property
+    def steps(self) -> Sequence[JournalStep]: ...
+
+    @property
+    def request(self) -> JsonObject: ...
+
+    @property
+    def manifest(self) -> JsonObject: ...
+
+    @property
+    def caller(self) -> JsonObject: ...
+
+
+NO_RECORDINGS: Mapping[str, RunRecording] = {}
+
+
 class RunStore(Protocol):
     """Runs, steps, events and workers in a database.
 
@@ -442,10 +461,17 @@ class RunStore(Protocol):
             IdempotencyConflict: the key was used with another body.
         """
 
-    async def archive(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
+    async def archive(
+        self,
+        runs: Sequence[tuple[RunRow, Sequence[Event]]],
+        recordings: Mapping[str, RunRecording] = NO_RECORDINGS,
+    ) -> None:
         """Stores the rows of plain runs that have ended, with the events of their traces.
 
-        Of a run that has a row, only the trace is stored.
+        Of a run that has a row, only the trace is stored, and its recording.
+
+        Args:
+            recordings: by the id of the run.
         """
 
     async def trace(self, trace_id: str) -> tuple[tuple[RunRow, tuple[Event, ...]], ...]:
@@ -570,6 +596,12 @@ class RunStore(Protocol):
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         """Returns the runs that wait for a person, the oldest first."""
+
+    async def delete_recording(self, run_id: str) -> None:
+        """Deletes the steps of a run that has ended, with its request."""
+
+    async def expire_recordings(self, before: float) -> int:
+        """Deletes the steps of runs that ended before that time. Returns how many steps."""
 
     async def expire(self, before: float, max_runs: int) -> int:
         """Deletes runs that ended before that time, and the oldest beyond `max_runs`. Returns how many."""

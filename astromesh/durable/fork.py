@@ -108,6 +108,9 @@ def _without_deadline(step: JournalStep) -> JournalStep:
 def _require_outputs(steps: Sequence[JournalStep]) -> None:
     """Raises: NotRecorded: a step has no output, and the fork comes to it."""
     for step in steps:
+        if step.output is not None and "missing" in step.output:
+            why = step.output["missing"]
+            raise NotRecorded(f"Step {step.ordinal} ({step.path}) cannot be repeated: {why}")
         if step.output is None and not any(_hides(other, step) for other in steps):
             raise NotRecorded(f"What step {step.ordinal} ({step.path}) has said is no longer stored.")
 

@@ -123,6 +123,7 @@ class StepLog:
         manifest: the manifest of the agent, with those of the agents that it may call.
         segment: of a durable run: what stores its rows and events. None for a Task, whose nested runs are
             plain.
+        is_durable: False for the recording of a plain run, which no process continues.
         inherited: of a fork: the number of the last step of the run that it was forked from. Tools with an
             effect are not called behind it without a person's approval. None for other runs.
 
@@ -144,7 +145,9 @@ class StepLog:
         manifest: JsonObject | None = None,
         segment: SegmentRecord | None = None,
         inherited: int | None = None,
+        is_durable: bool = True,
     ) -> None:
+        self.is_durable = is_durable
         self.is_fork, self._inherited = inherited is not None, inherited or 0
         self.writes_sessions = True
         self.run_id, self.agent, self.accepted_at = run_id, agent, accepted_at
@@ -306,7 +309,7 @@ class StepLog:
             redact = self._redactors.get(self._place_of(step.path) or "")
             if redact is not None:
                 self._redacted.append(redacted(step, redact))
-        if self._segment is None:  # a stage may run a second time in the same process
+        if self._segment is None and self.is_durable:  # a stage may run a second time in the same process
             self._steps[step.path, step.n] = step
         self._writer.step(step)
 
@@ -416,6 +419,10 @@ class RunJournal:
     @property
     def suspended(self) -> bool:
         return self.step_log.suspended
+
+    @property
+    def is_durable(self) -> bool:
+        return self.step_log.is_durable
 
     # -- nodes ---------------------------------------------------------------------------------------------
 

@@ -134,10 +134,15 @@ class PeriodicJob:
 
 
 class RetentionPolicy(NamedTuple):
-    """How long ended runs and Tasks are stored: `days` after their end, and at most so many `runs`."""
+    """How long ended runs and Tasks are stored: `days` after their end, and at most so many `runs`.
+
+    Args:
+        recording_days: how long the steps of runs are stored.
+    """
 
     days: float = 30.0
     runs: int = 10_000
+    recording_days: float = 30.0
 
 
 def expiry_job(delete: Callable[[float], Awaitable[object]], clock: Clock, days: float) -> PeriodicJob:

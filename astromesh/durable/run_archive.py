@@ -89,7 +89,11 @@ class RunArchive:
             store = await self._store()
             while ended:
                 batch, later = ended[:_BATCH_SIZE], ended[_BATCH_SIZE:]
-                await store.archive([(row_of(one), trace_events(one.events)) for one in batch if one.events])
+                recordings = {one.run_id: one.recording for one in batch if one.recording is not None}
+                runs = [(row_of(one), trace_events(one.events)) for one in batch if one.events]
+                await store.archive(runs, recordings)
+                for one in batch:
+                    one.recording = None
                 ended = later
                 if not self._unwritten:
                     self._store_error = None

@@ -34,6 +34,7 @@ from astromesh.durable.base import (
     SegmentClaim,
 )
 from astromesh.durable.leases import (
+    DAY_SECONDS,
     LEASE_SECONDS,
     SWEEP_SECONDS,
     PeriodicJob,
@@ -221,12 +222,16 @@ class RunWorker:
         """Opens the store for queries. No run is executed."""
         async with self._opening:
             if self._store is None:
-                self._store, (days, max_runs) = await self._stores.open_runs(), self._stores.retention
-                delete = partial(self._store.expire, max_runs=max_runs)
-                self._expiry = expiry_job(delete, self._host.clock, days)
+                self._store, keep = await self._stores.open_runs(), self._stores.retention
+                self._expiry = expiry_job(partial(self._expire, keep), self._host.clock, keep.days)
                 if not self._draining:  # the archive of a process that ends may open it last
                     self._expiry.start()
             return self._store
+
+    async def _expire(self, keep: RetentionPolicy, before: float) -> None:
+        """Deletes runs that ended before a time, and the steps of those that are stored longer than these."""
+        await self.store.expire(before, keep.runs)
+        await self.store.expire_recordings(self._host.clock.now() - keep.recording_days * DAY_SECONDS)
 
     async def open_if_used(self) -> RunStore | None:
         """Returns the store if it may hold runs of other or earlier processes, else None."""

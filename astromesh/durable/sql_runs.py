@@ -11,12 +11,14 @@ from typing import ClassVar, NamedTuple
 from astromesh.durable.base import (
     ENDED_STATUSES,
     NO_AGENT_LIMITS,
+    NO_RECORDINGS,
     CancelRequest,
     ConcurrencyPolicy,
     IdempotencyKey,
     JournalStep,
     RunChange,
     RunQuery,
+    RunRecording,
     RunRow,
     RunSample,
     RunTotals,
@@ -95,11 +97,21 @@ class SqlRuns(SqlStore):
     async def reserve_key(self, key: IdempotencyKey, candidate_id: str) -> str:
         return await self._queries.transact(partial(self._reserve_key, key, candidate_id), synced=True)
 
-    async def archive(self, runs: Sequence[tuple[RunRow, Sequence[Event]]]) -> None:
+    async def archive(
+        self,
+        runs: Sequence[tuple[RunRow, Sequence[Event]]],
+        recordings: Mapping[str, RunRecording] = NO_RECORDINGS,
+    ) -> None:
         async def archive(tx: Transaction) -> None:
             rows = [archive_values(run, events, self.values) for run, events in runs]
             await tx.execute_many("archive", [row for row, _ in rows])
             await tx.execute_many("store_trace", [trace for _, trace in rows])
+            found = [(run.run_id, recordings[run.run_id]) for run, _ in runs if run.run_id in recordings]
+            if found:
+                requests = [(run_id, *map(text_of, (r.request, r.manifest, r.caller))) for run_id, r in found]
+                await tx.execute_many("store_recording", requests)
+                steps = [step_values(run_id, step) for run_id, r in found for step in r.steps]
+                await tx.execute_many("store_step", steps)
 
         await self._queries.transact(archive)
 
@@ -220,6 +232,16 @@ class SqlRuns(SqlStore):
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         return tuple(map(run_of, await self._queries.read("waiting", tenant, owner, limit)))
+
+    async def delete_recording(self, run_id: str) -> None:
+        async def delete(tx: Transaction) -> None:
+            await tx.execute("delete_steps", run_id)
+            await tx.execute("forget_request", run_id)
+
+        await self._queries.transact(delete)
+
+    async def expire_recordings(self, before: float) -> int:
+        return await write_in_chunks(self._queries, "expire_steps", before, chunk=_CHUNK)
 
     async def expire(self, before: float, max_runs: int) -> int:
         await self._queries.write("expire_keys", self._clock.now())

@@ -32,7 +32,7 @@ _ANSWER = ("content", "tool_calls", "finish_reason", "provider", "model")
 #: keys of a tool's result that steps show
 _RESULT = ("content", "ok", "error", "value")
 #: keys of the record of a node that steps show
-_NODE = ("result", "writes", "edge", "stop")
+_NODE = ("result", "writes", "edge", "stop", "missing")
 
 
 def listed(steps: Iterable[JournalStep]) -> list[JournalStep]:

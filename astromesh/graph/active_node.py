@@ -78,7 +78,7 @@ async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
     """
     active = _ACTIVE.get()
     journal = None if active is None else active.run.scope_at(active.path).journal
-    if active is None or journal is None:
+    if active is None or journal is None or not journal.is_durable:
         raise NotDurable(
             "interrupt() needs a run that can wait. Call it in a node, and give the engine a `store`, or "
             "start the agent with POST /v1/agents/NAME/runs."

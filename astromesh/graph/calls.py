@@ -251,7 +251,8 @@ def _emit_failed(scope: Scope, step: int, role: str, error: BaseException, start
 
     The end of a segment of a durable run cancels a call that is made again later. It is not a failure.
     """
-    if scope.journal is not None and isinstance(error, asyncio.CancelledError):
+    journal = scope.journal
+    if journal is not None and journal.is_durable and isinstance(error, asyncio.CancelledError):
         return
     attempts = list(attached_attempts(error))
     code = "cancelled" if isinstance(error, asyncio.CancelledError) else "internal"

@@ -93,11 +93,14 @@ class Snapshot:
         }
         self.notes = _notes_to_json(notes)
 
-    def writes(self, state: GraphState, notes: Any = None) -> JsonObject:
+    def writes(self, state: GraphState, notes: Any = None, *, forgets: bool = True) -> JsonObject:
         """Returns what was written since then.
 
+        Args:
+            forgets: Whether a value that has no JSON form is removed from the state.
+
         Raises:
-            NotRecordable: A value has no JSON form. It is removed from the state.
+            NotRecordable: A value has no JSON form.
         """
         changed: JsonObject = {}
         for key, value in list(state.context.items()):
@@ -106,7 +109,8 @@ class Snapshot:
             try:
                 encoded = _encoded(value, f"The value of {key!r} in the context")
             except NotRecordable:
-                engine_forget(state.context, key)
+                if forgets:
+                    engine_forget(state.context, key)
                 raise
             if self.context.get(key) != encoded:
                 changed[key] = orjson.Fragment(encoded)

@@ -9,6 +9,7 @@ A record is JSON:
     edge     the next node and the rule that chose it, or None if the run was stopped
     stop     the reason and the error with which the node stopped the run, or None
     calls    the visits of children, model calls, tool calls, questions and nested runs in it (by the journal)
+    missing  why the record of a plain run lacks result and writes: a value has no JSON form
     edit     what a fork has written to the state after it; then, and where a fork has edited the result,
              there is no edge: the run decides where it leads
 
@@ -155,6 +156,9 @@ class NodeRecorder:
         try:
             visit.record = self._described(visit, result, state, config)
         except NotRecordable as error:
+            if not self._journal.is_durable:  # the recording of a plain run changes nothing in it
+                visit.record = {"node": visit.path, "result": {}, "writes": {}, "missing": str(error)}
+                return result
             result = step.fail(error, state, config, result.duration_ms)
             result.error = str(error)
             visit.record = self._described(visit, result, state, config)
@@ -164,7 +168,7 @@ class NodeRecorder:
         self, visit: RecordedVisit, result: NodeResult, state: GraphState, config: Any
     ) -> JsonObject:
         assert visit.before is not None
-        writes = visit.before.writes(state, visit.notes)
+        writes = visit.before.writes(state, visit.notes, forgets=self._journal.is_durable)
         same, _ = writes.get("lists", {}).get("messages", (len(state.messages), ()))
         data = result_to_json(result, state.messages[same:])
         if result.usage is not NO_USAGE and config.usage is NO_USAGE:

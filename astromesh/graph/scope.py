@@ -65,6 +65,10 @@ class Journal(Protocol):
     """
 
     @property
+    def is_durable(self) -> bool:
+        """Whether the run can wait for a person, and is continued if its process dies."""
+
+    @property
     def suspended(self) -> bool:
         """Whether this process ends its part of the run, which goes on later: nothing is concluded."""
 

@@ -104,13 +104,14 @@ class GraphPattern:
             config={NOTES: notes} if notes else None,
         )
         if scope.journal is not None:
-            run.settings = replace(run.settings, human_handler=human_handler(scope))
+            if scope.journal.is_durable:
+                run.settings = replace(run.settings, human_handler=human_handler(scope))
             run.recorder = NodeRecorder(scope.journal, notes)
         result = await run.execute()
         if scope.keeps_graph_result:
             scope.graph_result = result
         report, text = result.report, result.output
-        if scope.journal is not None and report.stop_reason in NOT_APPROVED:
+        if run.settings.human_handler is not None and report.stop_reason in NOT_APPROVED:
             text = NOT_APPROVED[report.stop_reason]
         elif not isinstance(text, str):
             text = _answer_text(result, run, len(task.messages))

@@ -109,7 +109,8 @@ class Accounts:
     @property
     def _may_wait(self) -> bool:
         """Whether the run is durable: reservations of others delay it and do not end it."""
-        return self._scope.journal is not None
+        journal = self._scope.journal
+        return journal is not None and journal.is_durable
 
     async def _reserve(
         self,

@@ -62,7 +62,7 @@ def forked_row(
     if request.session is None:
         body["persist"] = False
     session_id = run_id if request.session == "new" else row.session_id
-    accepted_at = (row.forked_from or {}).get("accepted_at", row.created_at)
+    accepted_at = (row.forked_from or row.request).get("accepted_at", row.created_at)
     inherited = max((step.ordinal for step in steps), default=0)
     forked_from = {"run_id": row.run_id, "step": request.at, "edit": edit.kind if edit else None}
     fork = replace(

@@ -246,6 +246,11 @@ class Run:
         return bool(self.parent) and self.journal is not None and self.journal.step_log.is_of_run
 
     @property
+    def is_durable(self) -> bool:
+        """Whether it is, or is nested in, a run that is continued if its process dies."""
+        return self.journal is not None and self.journal.is_durable
+
+    @property
     def leaves_session(self) -> bool:
         """Whether it is, or is nested in, a fork that reads its session and does not write to it."""
         return self.journal is not None and not self.journal.step_log.writes_sessions

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer, principal_of
+from astromesh.config.runtime import Recording as RecordingKeys
 from astromesh.durable.base import (
     BudgetAmounts,
     IdempotencyKey,
@@ -49,6 +50,7 @@ from astromesh.runtime.nested_runs import (
     forward_events,
 )
 from astromesh.runtime.pipeline import answer
+from astromesh.runtime.recordings import PlainRecorder
 from astromesh.runtime.records import RunAnswer, RunRequest, request_of
 from astromesh.runtime.run import Handler, Run, RunFactory
 from astromesh.runtime.runs import Decision, Runs
@@ -150,6 +152,7 @@ class AgentRunner:
         self.exporter: TraceExporter | None = None
         self.budgets = Budgets(stores.open_budgets, clock)
         self._factory = RunFactory(clock, metrics, self.budgets)
+        self._recorder = PlainRecorder(RecordingKeys())
         self.durable = RunWorker(self, stores, heartbeat)
         self.runs = Runs(self.durable, clock, lambda: bool(self.active.count))
         self._idempotent_runs = IdempotentRuns(self.durable, self.runs, clock)
@@ -176,6 +179,7 @@ class AgentRunner:
         if self.is_durable:
             self._durable_agents = frozenset(configuration.agents)
         self.exporter = exporter
+        self._recorder = PlainRecorder(configuration.runtime.spec.recording)
         self._factory.captures_content = configuration.runtime.spec.telemetry.capture_content
         self._factory.max_answer_bytes = configuration.runtime.spec.limits.max_answer_bytes
         limits = {name: agent.spec.queue.max_running for name, agent in configuration.agents.items()}
@@ -249,6 +253,7 @@ class AgentRunner:
         log = run.log
         log.task = task = asyncio.current_task()
         runs = self.runs
+        recorded = self._recorder.begin(agent, run) if self.keeps_runs else None
         runs.logs.open(log)
         runs.remote_cancel.watch()
         with self.active, calling_as(run.caller), in_trace(run.trace_id, run.id, run.scope.sampled):
@@ -259,6 +264,8 @@ class AgentRunner:
                     raise run.interrupted_error() from cancelled
                 raise
             finally:
+                if recorded is not None:
+                    log.recording = self._recorder.end(agent, request, run, recorded)
                 runs.logs.close(log, self.clock.monotonic())
                 run.scope.events = (
                     NO_EVENTS  # breaks the circle of events, model and scope, which keeps texts
@@ -644,7 +651,7 @@ def within_agent_limit(slots: AgentSlots) -> Wrapper:
     def wrap(handler: Handler) -> Handler:
         async def run_in_slot(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
             spec = agent.manifest.spec
-            accepted = run.journal is not None
+            accepted = run.is_durable
             await slots.enter(
                 agent.name,
                 agent.max_running,

@@ -195,8 +195,9 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     made = journal.once("input", lambda: _admit(agent, request, run), admitted_to_json, restore)
     run.admitted_query = made.query
     if not journal.place:  # from here on no step needs the raw texts: they do not stay on disk
-        writer = journal.step_log.segment.writer
         run.admitted_request = request_to_json(made.request, made.query)
+    if not journal.place and journal.is_durable:
+        writer = journal.step_log.segment.writer
         writer.change(RunChange(request=run.admitted_request))
         if request.screening is None or request.screening.again:
             writer.scrub_soon()
@@ -504,7 +505,7 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
         await run.lock.check_newest()
     run.persisted = True  # from here on a cancel does not store the partial answer: no turn is written twice
     try:
-        if run.journal is None:
+        if run.journal is None or not run.journal.is_durable:
             await _persist(agent, released, run)
         else:
             await run.journal.require_lease()
@@ -522,7 +523,7 @@ async def _persist(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     if agent.memory.is_empty:
         return
     now = run.scope.clock.now()
-    once, token = run.journal is not None, run.lease_token
+    once, token = run.is_durable, run.lease_token
     async with agent.memory.transaction(run.key, run.owner, skip_written=once, token=token) as transaction:
         transaction.persist_turn(Turn("user", released.admitted.query, created_at=now, run_id=run.id))
         author = released.details.get("answered_by", "")
@@ -539,7 +540,7 @@ async def remember_partial(agent: Agent, request: RunRequest, run: Run) -> None:
     if not text or not request.persist or run.persisted:
         return
     now = run.scope.clock.now()
-    once, token = run.journal is not None, run.lease_token
+    once, token = run.is_durable, run.lease_token
     async with agent.memory.transaction(run.key, run.owner, skip_written=once, token=token) as transaction:
         transaction.persist_turn(Turn("user", run.admitted_query, created_at=now, run_id=run.id))
         transaction.persist_turn(Turn("assistant", text, created_at=now, run_id=run.id, status="partial"))

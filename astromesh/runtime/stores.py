@@ -30,8 +30,9 @@ class RuntimeStores:
     @property
     def retention(self) -> RetentionPolicy:
         """How many ended runs are stored, and for how long."""
-        storage = self._state().configuration.runtime.spec.storage
-        return RetentionPolicy(storage.keep_days, storage.keep_runs)
+        spec = self._state().configuration.runtime.spec
+        storage, recording = spec.storage, spec.recording
+        return RetentionPolicy(storage.keep_days, storage.keep_runs, recording.retention_days)
 
     async def open_runs(self) -> RunStore:
         """Opens the store of runs. Readiness checks ask it from then on."""

@@ -7,11 +7,11 @@ from typing import NamedTuple
 from msgspec.structs import replace
 
 from astromesh.access.scopes import RUN, Viewer, permits
-from astromesh.durable.base import IdempotencyKey, JournalStep, RunRow
+from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, JournalStep, RunRow
 from astromesh.durable.fork import Edit, check_edit, forked_steps
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.steps import listed, step_content, steps_json
-from astromesh.errors import Forbidden, InvalidInput, NotRecorded, RunNotFound
+from astromesh.errors import Conflict, Forbidden, InvalidInput, NotRecorded, RunNotFound
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.forks import ForkRequest, copy_history, forked_row, history_of, with_model
@@ -117,10 +117,26 @@ class TimeTravel:
     async def recorded(self, run_id: str, viewer: Viewer) -> RecordedRun:
         """Returns a run with its record."""
         row = await self._runs.row(run_id, viewer)
-        steps = await self._durable.store.steps(run_id) if row.durable else ()
+        if not row.durable:  # a row in memory has no request
+            await self._runs.archive.flush()
+            store = await self._durable.open()
+            row = await store.get(run_id) or row
+        steps = await self._durable.store.steps(run_id)
         if not listed(steps):
             raise _not_recorded(row)
         return RecordedRun(row, steps)
+
+    async def delete_recording(self, run_id: str, viewer: Viewer) -> None:
+        """Deletes the steps of a run that has ended. The run and its answer stay.
+
+        Raises:
+            Conflict: the run has not ended.
+        """
+        row = await self._runs.row(run_id, viewer)
+        if row.status not in ENDED_STATUSES:
+            raise Conflict(f"The run {run_id!r} is {row.status}: its record is deleted after its end.")
+        await self._runs.archive.flush()
+        await (await self._durable.open()).delete_recording(run_id)
 
 
 def _not_recorded(row: RunRow) -> NotRecorded:
@@ -132,6 +148,7 @@ def _not_recorded(row: RunRow) -> NotRecorded:
             "ran it."
         )
     return NotRecorded(
-        f"The run {row.run_id!r} has no record: only durable runs have one. "
-        f"Start it by POST /v1/agents/{row.agent}/runs."
+        f"The run {row.run_id!r} is not recorded, or its recording was too long or is deleted. "
+        "`recording: true` in the agent's YAML, or `recording: {enabled: true}` in runtime.yaml, records "
+        "plain runs. Durable runs are always recorded."
     )

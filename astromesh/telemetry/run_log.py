@@ -123,6 +123,7 @@ class RunLog(Struct, eq=False):
         sampled: whether the caller samples the trace; None: not decided.
         ended_at: `clock.monotonic()` of its end.
         dropped_through: `seq` of the last dropped event.
+        recording: its steps until they are stored (`durable.plain_recording`). None: it is not recorded.
     """
 
     run_id: str
@@ -146,6 +147,7 @@ class RunLog(Struct, eq=False):
     sampled: bool | None = None
     ended_at: float | None = None
     dropped_through: int = 0
+    recording: Any = None
     _text_length: int = 0
     _unpacked_deltas: int = 0
     _packs: deque[PackedDeltas] | None = None

@@ -131,6 +131,18 @@ async def fork(run_id: str, request: Request) -> Response:
     return json_response(found, 202)
 
 
+@router.delete(
+    "/v1/runs/{run_id}/steps",
+    summary="Delete the steps of a run",
+    status_code=204,
+    responses=_PROBLEMS,
+    dependencies=[audited("run.delete_steps", "run_id"), scope("runs:write")],
+)
+async def delete_steps(run_id: str, request: Request) -> None:
+    """Deletes the record of a run that has ended. The run and its answer stay."""
+    await runtime_of(request).time_travel.delete_recording(run_id, viewer_of(request))
+
+
 @router.get(
     "/v1/runs/{run_id}/steps",
     summary="Steps of a run",

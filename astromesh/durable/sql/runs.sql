@@ -20,6 +20,20 @@ INSERT INTO astromesh.runs ({columns}, queued_at) VALUES ({values}) ON CONFLICT 
 -- name: store_trace
 INSERT INTO astromesh.run_traces VALUES ($1, $2) ON CONFLICT (run_id) DO UPDATE SET events = excluded.events
 
+-- name: store_recording
+UPDATE astromesh.runs SET request = $2, manifest = $3, caller = $4 WHERE run_id = $1
+
+-- name: delete_steps
+DELETE FROM astromesh.run_steps WHERE run_id = $1
+
+-- name: forget_request
+UPDATE astromesh.runs SET request = '{}' WHERE run_id = $1
+
+-- name: expire_steps
+DELETE FROM astromesh.run_steps WHERE run_id IN (
+    SELECT run_id FROM astromesh.runs r WHERE finished_at > 0.0 AND finished_at < $1
+        AND EXISTS (SELECT 1 FROM astromesh.run_steps s WHERE s.run_id = r.run_id) LIMIT $2) RETURNING 1
+
 -- name: trace
 SELECT {columns}, (SELECT events FROM astromesh.run_traces t WHERE t.run_id = r.run_id)
 FROM astromesh.runs r WHERE trace_id = $1 ORDER BY id

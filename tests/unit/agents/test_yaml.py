@@ -33,7 +33,7 @@ ARGUMENTS = {
     "spec.tools": "tools", "spec.memory": "memory", "spec.guardrails": "guardrails",
     "spec.permissions": "permissions", "spec.budgets": "budgets", "spec.sessions": "sessions",
     "spec.queue": "queue", "spec.stream": "stream", "spec.on_disconnect": "on_disconnect",
-    "spec.output_schema": "output_type",
+    "spec.recording": "recording", "spec.output_schema": "output_type",
 }  # fmt: skip
 #: mappings whose keys are arguments of their own
 OPEN = {"spec.identity", "spec.model", "spec.prompts", "spec.orchestration"}
@@ -88,6 +88,7 @@ EVERYTHING: dict[str, Any] = {
     "queue": {"max_running": 2},
     "stream": "final",
     "on_disconnect": "continue",
+    "recording": True,
 }
 
 

@@ -176,6 +176,7 @@ AGENT_KEYS = [
     Key("Agent", ("spec", "queue", "max_queued"), 100, 0, 10_000),
     *[Key("Agent", ("spec", "stream"), right, "tokens", None) for right in ("token", "sentence", "final")],
     *[Key("Agent", ("spec", "on_disconnect"), right, "stop", None) for right in ("continue", "cancel")],
+    Key("Agent", ("spec", "recording"), True, "perhaps", None),
     Key("Agent", ("spec", "output_schema"), {"type": "object"}, "object", None),
 ]
 OTHER_KEYS = [
@@ -267,6 +268,9 @@ OTHER_KEYS = [
     Key("RuntimeConfig", ("spec", "telemetry", "otlp_endpoint"), "http://h:4318", 1, ""),
     Key("RuntimeConfig", ("spec", "telemetry", "sample_ratio"), 0.1, 1.1, 1.0),
     Key("RuntimeConfig", ("spec", "telemetry", "capture_content"), True, 1, False),
+    Key("RuntimeConfig", ("spec", "recording", "enabled"), True, 1, False),
+    Key("RuntimeConfig", ("spec", "recording", "retention_days"), 7, 0, 30.0),
+    Key("RuntimeConfig", ("spec", "recording", "max_bytes"), 1000, 0, 4_194_304),
     Key("RuntimeConfig", ("spec", "console", "enabled"), False, 1, True),
     Key("RuntimeConfig", ("spec", "limits", "max_answer_bytes"), 1000, 0, 4_194_304),
     Key("RuntimeConfig", ("spec", "defaults", "orchestration", "pattern"), "reasoning", 1, "react"),

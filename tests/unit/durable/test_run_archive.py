@@ -24,7 +24,7 @@ class _Store:
         self.away, self.error = away, error or StoreUnavailable("The database is locked.")
         self.runs: list[str] = []
 
-    async def archive(self, runs: Sequence[tuple[RunRow, Any]]) -> None:
+    async def archive(self, runs: Sequence[tuple[RunRow, Any]], recordings: Any = ()) -> None:
         await asyncio.sleep(0)
         if self.away:
             self.away -= 1
