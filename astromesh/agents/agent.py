@@ -30,7 +30,7 @@ from astromesh.agents import arguments
 from astromesh.agents.arguments import AgentTool, GuardrailLike, MemoryLike, PatternLike
 from astromesh.agents.attachments import with_attachments
 from astromesh.agents.declared import KeptStores, Source, source_of_file
-from astromesh.agents.keys import AllKeys, DecisionKeys, OnError, RunKeys, Word, check_names
+from astromesh.agents.keys import AllKeys, DecisionKeys, OnError, RunKeys, Word, check_names, check_on_error
 from astromesh.agents.manifest import AgentKeys, Live, plain
 from astromesh.agents.models import ModelLike, model_block
 from astromesh.agents.opening import OpenRuntimes
@@ -215,6 +215,7 @@ class Agent(Generic[DepsT, OutputT]):
         store: str | None,
     ) -> None:
         """Checks what the agent is made of; opens nothing."""
+        check_on_error(on_error)
         self._source, self._plugins, self._on_error = source, plugins, on_error
         self._place = place_of(store, data_dir, self)
         self._schema = None if output_type is None or output_type is str else OutputSchema(output_type)
@@ -531,6 +532,9 @@ class Agent(Generic[DepsT, OutputT]):
         self, query: str, deps: DepsT | None, keys: RunKeys, sinks: Iterable[EventSink]
     ) -> Result[OutputT]:
         check_names(keys, RunKeys.__annotations__, "A run")
+        check_on_error(keys.get("on_error"))
+        if not isinstance(query, str):
+            raise InvalidInput(f"The query of a run is a text, not {query!r}.")
         agent = self._current()
         request = await agent._request(query, deps, keys)  # noqa: SLF001
         runs: list[Run] = []

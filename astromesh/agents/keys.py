@@ -10,6 +10,7 @@ from typing import Any, Literal, TypedDict
 from astromesh.agents.arguments import GuardrailLike, MemoryLike, PatternLike
 from astromesh.agents.attachments import Attachment
 from astromesh.agents.manifest import AgentKeys
+from astromesh.errors import ConfigError
 from astromesh.graph.base import BaseNode
 from astromesh.plugins import Plugins
 from astromesh.runtime.declarations import SystemPrompt
@@ -70,6 +71,12 @@ class AllKeys(AgentKeys, total=False):
     plugins: Plugins | None
     data_dir: str | Path | None
     store: str | None
+
+
+def check_on_error(value: OnError | None) -> None:
+    """Raises: ConfigError: It is neither `raise` nor `return`."""
+    if value not in (None, "raise", "return"):
+        raise ConfigError(f"on_error={value!r} is neither 'raise' nor 'return'.")
 
 
 def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:

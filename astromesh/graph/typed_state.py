@@ -10,7 +10,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import inspect
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from types import NoneType, UnionType
@@ -59,7 +59,7 @@ class StateSchema:
         self._validators = {n: one.validate for n, one in self.fields.items() if one.reducer is None}
         self._constants = {n: one.default() for n, one in self.fields.items() if _is_constant(one.default)}
         self._made = {n: one.default for n, one in self.fields.items() if n not in self._constants}
-        self._read = _reader_of(self.fields, _maker_of(kind))
+        self._make = _maker_of(kind)
         self._instances: Any = dict if is_typeddict(kind) else kind
 
     def initial(self, given: Any = None) -> dict[str, Any]:
@@ -87,11 +87,8 @@ class StateSchema:
 
     def read(self, context: Mapping[str, Any]) -> Any:
         """Returns the state as an instance of the class. Its values are those of the context."""
-        try:
-            return self._read(context)
-        except KeyError:  # a node has removed a field
-            missing = {name: field.default() for name, field in self.fields.items() if name not in context}
-            return self._read({**missing, **context})
+        values = {n: context[n] if n in context else one.default() for n, one in self.fields.items()}
+        return values if self._make is None else self._make(values)
 
     def is_update(self, value: Any) -> bool:
         """Whether a value that a function returns is an update of the state."""
@@ -162,19 +159,8 @@ class StateSchema:
         """Returns a node whose function gets an instance, and with two arguments the GraphState too."""
         if node.isolation or type(node).execute is not FunctionNode.execute:
             return node
-        function, read = node.function, self._read
-
-        def call_with_run(state: GraphState) -> Any:
-            return function(self.read(state.context), state)
-
-        def call_with_state(state: GraphState) -> Any:
-            try:
-                typed = read(state.context)
-            except KeyError:
-                typed = self.read(state.context)
-            return function(typed)
-
-        call = call_with_run if node.arity > 1 else call_with_state
+        function = node.function
+        call = self._caller_with_run(function) if node.arity > 1 else self._caller(function)
 
         def call_in_thread(*arguments: Any) -> tuple[Any]:
             return (call(*arguments),)
@@ -183,6 +169,28 @@ class StateSchema:
         typed_node.function, typed_node.arity = call, 1
         typed_node._in_thread = call_in_thread  # noqa: SLF001 (a copy of the node)
         return typed_node
+
+    def _caller_with_run(self, function: Callable[..., Any]) -> Callable[[GraphState], Any]:
+        def call(state: GraphState) -> Any:
+            return function(self.read(state.context), state)
+
+        return call
+
+    def _caller(self, function: Callable[..., Any]) -> Callable[[GraphState], Any]:
+        """Returns the call of a function with the state: `read`, without a call for each of its parts."""
+        names, make = tuple(self.fields), self._make
+
+        def call(state: GraphState) -> Any:
+            context = state.context
+            values: dict[str, Any] = {}
+            try:
+                for name in names:
+                    values[name] = context[name]
+            except KeyError:
+                return function(self.read(context))
+            return function(values if make is None else make(values))
+
+        return call
 
     def _field_named(self, name: str) -> StateField:
         field = self.fields.get(name)
@@ -247,21 +255,6 @@ def _model_default(field: Any) -> Callable[[], Any]:
 
 def _given(value: Any) -> Any:
     return value
-
-
-def _reader_of(
-    fields: Iterable[str], make: Callable[[dict[str, Any]], Any] | None
-) -> Callable[[Mapping[str, Any]], Any]:
-    """Returns a function that makes an instance of the values in the context, or raises a KeyError."""
-    names = tuple(fields)
-
-    def read(context: Mapping[str, Any]) -> Any:
-        values = {}
-        for name in names:  # a comprehension would cost a call
-            values[name] = context[name]
-        return values if make is None else make(values)
-
-    return read
 
 
 def _maker_of(kind: Any) -> Callable[[dict[str, Any]], Any] | None:

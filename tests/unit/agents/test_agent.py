@@ -189,11 +189,20 @@ async def test_a_missing_key_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
         ({"tools": [weather, weather]}, "weather"),
         ({"output_type": object()}, "output_type"),
         ({"max_iterations": 0}, "max_iterations"),
+        ({"on_error": "ignore"}, "neither 'raise' nor 'return'"),
     ],
 )
 def test_wrong_arguments_are_named_when_the_agent_is_made(wrong, key) -> None:
     with pytest.raises(ConfigError, match=key):
         Agent(ScriptedProvider(), **wrong)
+
+
+async def test_wrong_arguments_of_a_run_are_named() -> None:
+    agent = Agent(ScriptedProvider("Hi"))
+    with pytest.raises(InvalidInput, match="is a text, not None"):
+        await agent.run(None)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="neither 'raise' nor 'return'"):
+        await agent.run("Hi", on_error="ignore")  # type: ignore[arg-type]
 
 
 async def test_a_misspelled_argument_is_named() -> None:
