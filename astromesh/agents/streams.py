@@ -41,6 +41,7 @@ class RunStream(Generic[OutputT]):
         self._queue = _Queue()
         self._task: asyncio.Future[Result[OutputT]] | None = None
         self._result: Result[OutputT] | None = None
+        self._is_left = False
 
     @property
     def result(self) -> Result[OutputT]:
@@ -72,7 +73,9 @@ class RunStream(Generic[OutputT]):
         """Cancels the run if it has not ended."""
         task = self._task
         if task is not None and not task.done():
-            task.cancel()
+            if not self._is_left:  # a second cancel would interrupt the clean-up of the first one
+                self._is_left = True
+                task.cancel()
             await asyncio.wait([task])
 
     async def __aenter__(self) -> Self:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -31,6 +31,7 @@ from astromesh.errors import (
     DeadlineExceeded,
     Interrupted,
     InvalidInput,
+    RunFailed,
     ShuttingDown,
     is_failure,
 )
@@ -233,10 +234,7 @@ class AgentRunner:
                 row = await self.accept(
                     agent, request, caller=caller, trace_id=trace_id, key=key, watch=watch
                 )
-                try:
-                    return await self.runs.wait(row, sinks)
-                finally:
-                    self._programs.pop(row.run_id, None)
+                return await self._wait(row, sinks)
             if key is not None:
                 return await self._start_idempotent(key, agent, request, caller, sinks, trace_id)
             if agent.merges_messages:
@@ -443,11 +441,30 @@ class AgentRunner:
         await self.runs.get(run_id, viewer)
         last = await self.runs.last_event(run_id)
         self._programs[run_id] = _Program(deps, watch)
+        row: RunRow | None = None
         try:
             row = await self.runs.decide(run_id, viewer, caller or CallerContext(), decision)
-            return request_of(row.request), await self.runs.wait(row, tuple(sinks), last)
         finally:
-            self._programs.pop(run_id, None)
+            if row is None:
+                self._programs.pop(run_id, None)
+        return request_of(row.request), await self._wait(row, tuple(sinks), last)
+
+    async def _wait(self, row: RunRow, sinks: Sequence[EventSink], after: int = 0) -> RunAnswer:
+        """Waits for a durable run. A program receives its own error, and cancels the run if it leaves."""
+        program = self._programs.get(row.run_id)
+        try:
+            return await self.runs.wait(row, sinks, after)
+        except RunFailed:
+            if program is not None and program.failure is not None:
+                raise program.failure  # noqa: B904 (it has its own cause)
+            raise
+        except asyncio.CancelledError:
+            agent = self.directory.agents.get(row.agent)
+            if program is not None and (agent is None or not agent.continues_on_disconnect):
+                await self.runs.stop(row.run_id, Viewer(row.tenant, row.owner))
+            raise
+        finally:
+            self._programs.pop(row.run_id, None)
 
     async def erase_session(self, agent: Agent, key: SessionKey) -> bool:
         """Ends what runs in a session, in any process, and deletes the session.
@@ -495,14 +512,22 @@ class AgentRunner:
 
     async def run_durable(self, agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
         """Executes one segment of a durable run."""
-        return await self._execute(agent, request, run, self._durable_handle)
+        try:
+            return await self._execute(agent, request, run, self._durable_handle)
+        except AstromeshError as error:
+            if (program := self._programs.get(run.id)) is not None:
+                program.failure = error
+            raise
 
 
-class _Program(NamedTuple):
-    """A program of this process that waits for a durable run, and what it has passed."""
+class _Program:
+    """A program of this process that waits for a durable run, and what the run has raised."""
 
-    deps: Any
-    watch: Callable[[Run], None]
+    __slots__ = ("deps", "failure", "watch")
+
+    def __init__(self, deps: Any, watch: Callable[[Run], None]) -> None:
+        self.deps, self.watch = deps, watch
+        self.failure: AstromeshError | None = None
 
 
 def _merge_requests(requests: Sequence[RunRequest]) -> RunRequest:

@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from astromesh import Agent, CallerContext, ToolContext, tool
-from astromesh.errors import ApprovalRequired, ConfigError, InvalidInput, NotWaiting, RunNotFound
+from astromesh.errors import (
+    ApprovalRequired,
+    AstromeshError,
+    ConfigError,
+    InvalidInput,
+    NotWaiting,
+    ProviderUnauthorized,
+    RunNotFound,
+)
 from astromesh.events import RunWaiting
 from astromesh.graph import FunctionNode, PromptGraph, interrupt
 from astromesh.testing import ScriptedProvider
-from astromesh.types import ToolCall
+from astromesh.types import CompletionRequest, ToolCall
 
 PAY = ToolCall("1", "pay", '{"to": "Ada", "amount": 7}')
 
@@ -130,6 +139,41 @@ async def test_nodes_of_a_graph_ask_too() -> None:
     assert (waiting.waiting_for.kind, waiting.waiting_for.text) == ("interrupt", "Which size?")
     assert (await agent.resume(waiting.run_id, "answer", answer="L")).output == "size L"
     assert (await Agent(ScriptedProvider("Hi."), store="memory").run("Hi")).output == "Hi."
+
+
+async def test_a_stored_run_fails_with_its_own_error_and_ends_with_its_reader() -> None:
+    """As a run without a store: the error of the provider is the cause, and leaving cancels."""
+    refused = ProviderUnauthorized("The key is wrong.")
+    with pytest.raises(AstromeshError, match="Check the API key") as failed:
+        await Agent(ScriptedProvider(refused, repeat=True), store="memory").run("Hi")
+    assert failed.value.__cause__ is refused
+
+    begun, cancelled = asyncio.Event(), asyncio.Event()
+
+    async def slow(request: CompletionRequest) -> str:
+        begun.set()
+        try:
+            await asyncio.Event().wait()
+        except asyncio.CancelledError:
+            cancelled.set()
+            raise
+        return ""
+
+    for leave in ("stream", "run"):
+        begun.clear()
+        cancelled.clear()
+        agent = Agent(slow, store="memory")
+        if leave == "stream":
+            async with agent.stream("Hi") as stream:
+                async for event in stream:
+                    if event.type == "model.started":
+                        break
+        else:
+            run = asyncio.create_task(agent.run("Hi"))
+            await begun.wait()
+            run.cancel()
+            await asyncio.wait([run])
+        await asyncio.wait_for(cancelled.wait(), 10)
 
 
 async def test_what_cannot_be_resumed_is_said() -> None:
