@@ -88,6 +88,7 @@ def made(client: TestClient) -> Hers:
         "trace_id": run["metadata"]["trace_id"],
         "principal": "alice",
         "result_id": "result_1",
+        "step": "1",
         "pipeline": "none",
         "channel": "none",
     }
