@@ -254,7 +254,7 @@ class Step(RoutedNode):
                 state.ledger.add_usage(result.usage)  # spent past the engine: it counts too
         else:
             result = NodeResult(name, value)
-        if isinstance(result.output, Command) and self.schema is None:
+        if type(result.output) is Command and self.schema is None:
             _apply_command(self, result, state)
         result.duration_ms = duration_ms
         if config.usage is not NO_USAGE:

@@ -605,8 +605,6 @@ _new_without_init = object.__new__
 _NEVER_AWAITABLE = frozenset({type(None), str, dict, list, bool, int, float, NodeResult})
 #: The event of the state after a node, for listeners in the program.
 UPDATED_EVENT = "node.updated"
-#: Types of values that are more than an output.
-_SETTLED = (NodeResult, Command)
 HELD_MS = HELD_SECONDS * 1000
 _ISOLATED = BIT[NodeFlag.ISOLATED_CONTEXT]
 
@@ -628,7 +626,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
     shared, limits = run.shared, state.limits or run.limits
     recorder = run.recorder if plan.is_recorded else None
     is_observed = emit is not None or recorder is not None
-    tells_state, before = run.tells_state, state.context
+    active, tells_state, before = None, run.tells_state, state.context
     visit: RecordedVisit | None = None
     name, stuck = plan.entry, ""
     result: NodeResult | None = None
@@ -659,12 +657,13 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         config = NO_CONFIG if step.needs_no_config else run.config_for(step, path)
         message_count = len(state.messages)
         is_plain = False  # whether the result holds at most a value that decides nothing
-        if emit is not None:
-            emit("node.started", node=path)
+        if is_observed:
+            if emit is not None:
+                emit("node.started", node=path)
+            active = enter_node(run, path, name, visits + 1)
+            if tells_state:
+                before = dict(state.context)
         started = perf_counter()
-        active = enter_node(run, path, name, visits + 1) if is_observed else None
-        if tells_state:
-            before = dict(state.context)
         try:
             if recorder is not None:
                 frame = prefix if is_graph and not plan.is_branch else None
@@ -700,7 +699,11 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                     if config.is_verbatim:
                         result, is_plain = value, True
                         result.duration_ms, result.usage = duration_ms, config.usage
-                    elif config.usage is not NO_USAGE or isinstance(value, _SETTLED):
+                    elif (
+                        config.usage is not NO_USAGE
+                        or isinstance(value, NodeResult)
+                        or type(value) is Command
+                    ):
                         result = step.settle(value, state, config, duration_ms)
                     else:
                         # defaults stand in the class: a third of the constructor's cost
@@ -709,7 +712,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                         kind = type(value)
                         is_plain = kind in SCALARS or decides_nothing(value, kind)
         finally:
-            if active is not None:
+            if active is not None:  # somebody listens, or records
                 leave_node(active)
                 if emit is not None:
                     emit("node.finished", node=path, duration_ms=ms_since(started))
