@@ -107,6 +107,8 @@ def _key(node: Any, policy: CachePolicy, state: GraphState, config: NodeConfig) 
         TypeError: Part of what the node reads has no canonical JSON.
     """
     parts: list[Any] = [config.runtime.graph_name, config.path, type(node).__name__, node.instructions]
+    if not policy.shared and (caller := config.caller) is not None:
+        parts.append([caller.tenant_id, caller.user_id])
     if callable(policy.key):
         parts.append(policy.key(state))
     else:

@@ -146,10 +146,12 @@ class CachePolicy(Struct, frozen=True):
         seconds: The time to live.
         key: A text that is part of the key: change it when the node's code changes. Or a function of the
             state that returns what the result depends on, in place of what the node sees.
+        shared: Whether a result counts for all callers. Otherwise it counts for the same tenant and user.
     """
 
     seconds: float
     key: str | Callable[[GraphState], Any] = ""
+    shared: bool = False
 
 
 def as_policy(owner: str, value: Any) -> CachePolicy | None:
@@ -162,17 +164,21 @@ def as_policy(owner: str, value: Any) -> CachePolicy | None:
         return None
     owner = f"{owner}: cache"
     if isinstance(value, Mapping):
-        if value.keys() - {"seconds", "key"} or "seconds" not in value:
-            raise TypeError(f"{owner} takes `seconds` and `key`, not {dict(value)!r}.")
+        if value.keys() - set(CachePolicy.__struct_fields__) or "seconds" not in value:
+            raise TypeError(f"{owner} takes `seconds`, `key` and `shared`, not {dict(value)!r}.")
         value = CachePolicy(**value)
     policy = value if isinstance(value, CachePolicy) else CachePolicy(value)
     key: Any = policy.key
+    shared: Any = policy.shared
     check_seconds(owner, "seconds", policy.seconds)
     if not isinstance(key, str) and not callable(key):
         raise TypeError(f"{owner}: key must be a text or a function of the state, not {key!r}.")
+    if not isinstance(shared, bool):
+        raise TypeError(f"{owner}: shared must be true or false, not {shared!r}.")
     return policy
 
 
 def policy_to_json(policy: CachePolicy) -> Any:
-    """Returns a policy as YAML writes it: seconds, or a mapping."""
-    return policy.seconds if policy.key == "" else structs.asdict(policy)
+    """Returns a policy as YAML writes it: seconds, or a mapping of the fields that have no default."""
+    fields = {key: value for key, value in structs.asdict(policy).items() if value not in ("", False)}
+    return policy.seconds if len(fields) == 1 else fields

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from structlog.testing import capture_logs
 
+from astromesh.errors import ProviderTimeout
 from astromesh.graph import (
     FanOutNode,
     FunctionNode,
@@ -82,6 +83,31 @@ async def test_lightweight_nodes_of_a_yaml_graph_ask_the_role_of_that_name(
         assert runtime.broken == {}
         answer = await runtime.run("helper", "Why?", "s")
     assert (answer.response, order) == ("scripted says", asked)
+
+
+async def test_yaml_nodes_have_parameters_retries_and_results_across_runs(tmp_path: Path) -> None:
+    """A timeout is tried again as the policy says; the second run asks only the node without `cache`."""
+    nodes: list[dict[str, Any]] = [
+        {
+            "name": "look", "kind": "prompt", "role": "looker", "model_override": "careful",
+            "input_keys": ["topic"], "parameters": {"temperature": 0},
+            "retry": {"attempts": 2, "on": ["ProviderTimeout"], "delay": 0.01},
+            "cache": {"seconds": 60, "key": "v1"},
+        },
+        {"name": "answer", "kind": "prompt"},
+    ]  # fmt: skip
+    careful = ScriptedProvider(ProviderTimeout("slow"), "seen", name="careful/m")
+    plain = ScriptedProvider("answered", repeat=True, name="scripted/m")
+    plugins = {"providers": {"scripted": plugin_of(plain), "careful": plugin_of(careful)}}
+    folder = with_graph(tmp_path, nodes, careful="careful")
+    async with runtime_of(folder, plain, plugins=plugins) as runtime:
+        assert runtime.broken == {}
+        for session in ("s", "t"):
+            answer = await runtime.run("helper", "Why?", session)
+            assert answer.response == "answered"
+    assert [request.parameters["temperature"] for request in careful.requests] == [0, 0]
+    assert len(plain.requests) == 2
+    assert all("temperature" not in request.parameters for request in plain.requests)
 
 
 async def test_an_agent_runs_a_graph_made_in_python_and_its_events_are_the_runs(tmp_path: Path) -> None:

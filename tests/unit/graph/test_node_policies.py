@@ -23,7 +23,7 @@ from astromesh.graph import (
     RouterNode,
 )
 from astromesh.testing import ManualClock, ScriptedProvider
-from astromesh.types import ToolCall
+from astromesh.types import CallerContext, ToolCall
 
 
 class Flaky:
@@ -192,6 +192,16 @@ async def test_a_key_of_its_own() -> None:
     assert flaky.calls == 2
 
 
+async def test_callers_have_results_of_their_own_unless_they_are_shared() -> None:
+    ada, eve = CallerContext(user_id="ada"), CallerContext(user_id="eve")
+    for shared, calls in ((False, 2), (True, 1)):
+        flaky = Flaky()
+        engine = PromptGraphEngine(PromptGraph(nodes=[flaky.node(cache=CachePolicy(60, shared=shared))]))
+        for caller in (ada, eve, ada):
+            assert (await engine.ainvoke("q", caller=caller)).ok
+        assert flaky.calls == calls
+
+
 async def test_models_typed_states_and_children_are_cached_and_failures_and_commands_are_not() -> None:
     model = ScriptedProvider("one", "two", "three")
     engine = PromptGraphEngine(PromptGraph(nodes=[PromptNode("say", cache=60)]), model)
@@ -259,7 +269,9 @@ async def test_a_resumed_run_does_as_it_did_before(tmp_path: Path) -> None:
     await asyncio.gather(first, return_exceptions=True)
 
 
-@pytest.mark.parametrize("value", [0, -1, "long", {"second": 3}, {"seconds": 3, "key": 4}])
+@pytest.mark.parametrize(
+    "value", [0, -1, "long", {"second": 3}, {"seconds": 3, "key": 4}, {"seconds": 3, "shared": 1}]
+)
 def test_wrong_cache_policies_are_refused(value: Any) -> None:
     with pytest.raises((TypeError, ValueError), match="Node 'n': cache"):
         PromptNode("n", cache=value)
