@@ -67,6 +67,8 @@ LINE_ENDS = "\n\r\x0b\x0c\x85\u2028\u2029"
 SPACES = " \t\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000"
 #: inside a character class: control characters (Unicode's Cc), as a readable pattern
 CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f"
+#: pattern of a text of one line
+SINGLE_LINE = f"^[^{CONTROL_CHARACTERS}]+$"
 _INVISIBLE = re.compile(f"[{INVISIBLE}]")
 _ASCII_INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 _INVISIBLE_RUN = re.compile(f"[{INVISIBLE}]+")

@@ -29,8 +29,9 @@ from astromesh.errors import InvalidInput
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.idempotency import KEY_SECONDS
 from astromesh.runtime.records import RunRequest
+from astromesh.runtime.run_metadata import MAX_KEYS, MAX_TAG_LENGTH, MAX_TAGS, metadata_fault
 from astromesh.telemetry.ids import read_traceparent
-from astromesh.text import CONTROL_CHARACTERS, is_blank
+from astromesh.text import SINGLE_LINE, is_blank
 from astromesh.types import CallerContext
 
 T = TypeVar("T")
@@ -115,8 +116,6 @@ def _media_range(text: str) -> tuple[str, float]:
 
 # -- bodies ------------------------------------------------------------------------------------------------
 
-#: pattern of a text of one line
-SINGLE_LINE = f"^[^{CONTROL_CHARACTERS}]+$"
 SessionId = Annotated[str, StringConstraints(min_length=1, max_length=256, pattern=SINGLE_LINE)]
 #: positions in logs and histories are 64-bit integers in every store
 MAX_SEQ = 2**63 - 1
@@ -128,16 +127,9 @@ def _not_blank(query: str) -> str:
     return query
 
 
-#: bytes of the metadata of a run
-_MAX_METADATA = 4096
-
-
 def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
-    text = orjson.dumps(metadata)
-    if len(text) > _MAX_METADATA:
-        raise PydanticCustomError("too_long", "it must have at most 4 KiB as JSON")
-    if b"\\u0000" in text.replace(b"\\\\", b""):  # PostgreSQL cannot search it
-        raise PydanticCustomError("nul", "it must not contain NUL")
+    if fault := metadata_fault(metadata):
+        raise PydanticCustomError("metadata", "{fault}", {"fault": fault})
     return metadata
 
 
@@ -147,10 +139,10 @@ Query = Annotated[
 
 
 #: what callers say about a run
-RunMetadata = Annotated[dict[str, Any], Field(max_length=32), AfterValidator(_storable)]
+RunMetadata = Annotated[dict[str, Any], Field(max_length=MAX_KEYS), AfterValidator(_storable)]
 Tags = Annotated[
-    list[Annotated[str, StringConstraints(min_length=1, max_length=64, pattern=SINGLE_LINE)]],
-    Field(max_length=16),
+    list[Annotated[str, StringConstraints(min_length=1, max_length=MAX_TAG_LENGTH, pattern=SINGLE_LINE)]],
+    Field(max_length=MAX_TAGS),
     AfterValidator(lambda tags: list(dict.fromkeys(tags))),
 ]
 

@@ -324,8 +324,8 @@ class RunQuery(NamedTuple):
     """The filter of a list; empty fields match everything of the tenant. `owner` None: everybody's runs.
 
     Args:
-        tag: one of the tags of the run.
-        key, value: of the run's metadata; a number or boolean as JSON writes it.
+        tags: the run has all of them.
+        metadata: keys and values that the run's metadata has; a number or boolean as JSON writes it.
     """
 
     tenant: str
@@ -334,18 +334,15 @@ class RunQuery(NamedTuple):
     session: str = ""
     status: str = ""
     limit: int = 50
-    tag: str = ""
-    key: str = ""
-    value: str = ""
+    tags: tuple[str, ...] = ()
+    metadata: tuple[tuple[str, str], ...] = ()
 
     def matches(self, metadata: Mapping[str, Any], tags: Collection[str]) -> bool:
         """Whether what a caller says about a run matches."""
-        if self.tag and self.tag not in tags:
-            return False
-        if not self.key:
-            return True
-        found = metadata.get(self.key)
-        return found == self.value or json.dumps(found) == self.value
+        return all(tag in tags for tag in self.tags) and all(
+            key in metadata and value in (metadata[key], json.dumps(metadata[key]))
+            for key, value in self.metadata
+        )
 
 
 class RunSample(NamedTuple):

@@ -124,8 +124,8 @@ class SqlRuns(SqlStore):
 
     async def list(self, filter: RunQuery) -> tuple[tuple[RunRow, ...], Usage]:
         # a text, and a number or boolean, as JSON writes them
-        said = (filter.tag, filter.key, json.dumps(filter.value, ensure_ascii=False), filter.value)
-        where = (*filter[:5], *said)
+        values = [(key, json.dumps(value, ensure_ascii=False), value) for key, value in filter.metadata]
+        where = (*filter[:5], json.dumps(filter.tags), json.dumps(values))
         rows = await self._queries.read("list", *where, filter.limit)
         numbers = await self._queries.read("usage", *where)
         return tuple(map(run_of, rows)), usage_of(numbers[0])

@@ -54,6 +54,7 @@ from astromesh.runtime.pipeline import answer
 from astromesh.runtime.recordings import PlainRecorder
 from astromesh.runtime.records import RunAnswer, RunRequest, request_of
 from astromesh.runtime.run import Handler, Run, RunFactory
+from astromesh.runtime.run_metadata import require_valid
 from astromesh.runtime.runs import Decision, Runs
 from astromesh.runtime.segment import (
     Segment,
@@ -228,6 +229,7 @@ class AgentRunner:
         """
         sinks = tuple(sinks)
         if parent is None:
+            require_valid(request)
             if self.active.draining:
                 raise ShuttingDown("The server is shutting down; send the request again.")
             if agent.name in self._durable_agents:
@@ -383,6 +385,7 @@ class AgentRunner:
             StoreUnavailable, ShuttingDown: it was not accepted.
             IdempotencyConflict: the key was used with another body.
         """
+        require_valid(request)
         tenant, owner = principal_of(caller)
         rejects = agent.manifest.spec.sessions.concurrency == "reject" and key is None
         if rejects and SessionKey(tenant, agent.name, request.session_id, owner) in self.sessions.active:

@@ -10,10 +10,11 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from astromesh.access.scopes import principal_of
 from astromesh.api.dependencies import audited, scope
-from astromesh.api.requests import SINGLE_LINE, caller_of, runtime_of
+from astromesh.api.requests import caller_of, runtime_of
 from astromesh.errors import InvalidInput
 from astromesh.knowledge.base import Document, DocumentsOf, IngestReport, Passage
 from astromesh.runtime.bootstrap import pipeline_of
+from astromesh.text import SINGLE_LINE
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["knowledge"])

@@ -32,6 +32,8 @@ router = APIRouter(tags=["runs"])
 _PROBLEMS = problems(401, 403, 404, 410)
 #: what a run's state answers with: fields without a value are absent
 _STATE: dict[str, Any] = {"response_model": RunStateOut, "response_model_exclude_unset": True}
+#: tags, and keys of the metadata, by which one list is filtered
+_MAX_FILTERS = 16
 #: a name without NUL, which PostgreSQL refuses to search for
 Name = Annotated[str, Query(pattern=r"^[^\x00]*$")]
 
@@ -144,13 +146,14 @@ async def runs(
     session: Name = "",
     status: Literal["", RunStatus] = "",
     limit: Limit = 50,
-    tag: Name = "",
+    tag: Annotated[list[Name], Query(max_length=_MAX_FILTERS)] = [],  # noqa: B006 (FastAPI copies it)
 ) -> JsonObject:
     """Lists the caller's runs, newest first, and their total usage.
 
-    `metadata.KEY=VALUE` lists those whose metadata has this value; one key at a time.
+    Of several `tag` and `metadata.KEY=VALUE`, all must match.
     """
-    query = RunQuery(*viewer_of(request), agent, session, status, limit, tag, *_metadata_filter(request))
+    said = tuple(filter(None, tag)), _metadata_filter(request)
+    query = RunQuery(*viewer_of(request), agent, session, status, limit, *said)
     rows, usage = await runtime_of(request).runs.list(query)
     return {"runs": [_public_run(run) for run in rows], "usage": usage.to_json()}
 
@@ -261,15 +264,19 @@ async def result(run_id: str, result_id: str, request: Request) -> Response:
     return Response(found.text, media_type="text/plain; charset=utf-8")
 
 
-def _metadata_filter(request: Request) -> tuple[str, str]:
-    """Returns key and value of `metadata.KEY=VALUE`. Raises: InvalidInput: there are several, or a NUL."""
+def _metadata_filter(request: Request) -> tuple[tuple[str, str], ...]:
+    """Returns each key and value of `metadata.KEY=VALUE`.
+
+    Raises:
+        InvalidInput: there are too many, or one has a NUL.
+    """
     prefix = "metadata."
     found = [(k[len(prefix) :], v) for k, v in request.query_params.multi_items() if k.startswith(prefix)]
-    if len(found) > 1:
-        raise InvalidInput("The list can be filtered by one key of the metadata at a time.")
+    if len(found) > _MAX_FILTERS:
+        raise InvalidInput(f"The list can be filtered by {_MAX_FILTERS} keys of the metadata at most.")
     if any("\0" in part for pair in found for part in pair):  # PostgreSQL refuses to search for it
         raise InvalidInput("The filter by metadata must not contain NUL.")
-    return found[0] if found else ("", "")
+    return tuple(found)
 
 
 def _public_run(run: JsonObject) -> JsonObject:

@@ -547,16 +547,23 @@ async def test_a_list_is_filtered_by_tags_and_metadata(store) -> None:
         rows, usage = await store.list(RunQuery("acme", **query))
         return [row.run_id for row in rows], usage.input_tokens
 
-    assert await listed(tag="beta") == (["0"], 1)
-    assert await listed(tag='a"b') == (["0"], 1)
-    assert await listed(tag="bet") == ([], 0)
-    assert await listed(key="plan", value="gold") == (["0"], 1)
-    assert await listed(key="seats", value="5") == (["0"], 1)
-    assert await listed(key="trial", value="false") == (["0"], 1)
-    assert await listed(key="a.b", value="é") == (["2"], 100)
-    assert await listed(key="o", value="gold") == ([], 0)
-    assert await listed(tag="beta", key="plan", value="silver") == ([], 0)
-    (row,), _ = await store.list(RunQuery("acme", tag="beta"))
+    def has(*pairs: str) -> dict[str, Any]:
+        return {"metadata": tuple(tuple(pair.split("=")) for pair in pairs)}
+
+    assert await listed(tags=("beta",)) == (["0"], 1)
+    assert await listed(tags=('a"b', "beta")) == (["0"], 1)
+    assert await listed(tags=("beta", "beta,old")) == ([], 0)
+    assert await listed(tags=("bet",)) == ([], 0)
+    assert await listed(**has("plan=gold")) == (["0"], 1)
+    assert await listed(**has("seats=5")) == (["0"], 1)
+    assert await listed(**has("trial=false")) == (["0"], 1)
+    assert await listed(**has("a.b=é")) == (["2"], 100)
+    assert await listed(**has("o=gold")) == ([], 0)
+    assert await listed(**has("plan=gold", "seats=5", "trial=false")) == (["0"], 1)
+    assert await listed(**has("plan=gold", "seats=6")) == ([], 0)
+    assert await listed(**has("plan=gold", "none=null")) == ([], 0)
+    assert await listed(tags=("beta",), **has("plan=silver")) == ([], 0)
+    (row,), _ = await store.list(RunQuery("acme", tags=("beta",)))
     assert (row.metadata, row.tags) == said[0]
 
 

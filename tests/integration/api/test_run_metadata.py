@@ -13,6 +13,8 @@ import pytest
 from structlog.testing import capture_logs
 from websockets.asyncio.client import connect
 
+from astromesh.errors import InvalidInput
+from astromesh.runtime.records import RunRequest
 from astromesh.testing import RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, served, write
@@ -59,11 +61,14 @@ async def test_they_are_kept_with_the_run_and_found_by_them(tmp_path: Path, how:
             ({"metadata.plan": "silver"}, False),
             ({"tag": "eu"}, how != "chat"),
             ({"tag": "e"}, False),
+            ({"metadata.plan": "gold", "metadata.seats": "5"}, True),
+            ({"metadata.plan": "gold", "metadata.seats": "6"}, False),
+            ({"tag": ["eu", "none"]}, False),
         ):
             listed = (await client.get("/v1/runs", params=filters)).json()
             assert [one["run_id"] for one in listed["runs"]] == ([run["run_id"]] if found else []), filters
             assert (listed["usage"]["input_tokens"] > 0) is found
-        many = await client.get("/v1/runs", params={"metadata.a": "1", "metadata.b": "2"})
+        many = await client.get("/v1/runs", params={f"metadata.{n}": "1" for n in range(17)})
         assert (many.status_code, many.json()["code"]) == (422, "invalid_input")
         for nul in ({"metadata.a": "\0"}, {"metadata.\0": "a"}, {"tag": "\0"}):
             assert (await client.get("/v1/runs", params=nul)).status_code == 422
@@ -147,3 +152,26 @@ async def test_what_is_too_much_is_refused(tmp_path: Path, said: dict[str, Any],
         answer = await client.post(RUN, json={"query": "Hi", "session_id": "s", **said})
     assert (answer.status_code, answer.json()["code"]) == (422, "invalid_input")
     assert place in answer.json()["detail"]
+
+
+@pytest.mark.parametrize(
+    ("said", "what"),
+    [
+        ({"metadata": {"a": "\0"}}, "NUL"),
+        ({"metadata": {"a": "x" * 4096}}, "4 KiB"),
+        ({"metadata": {"a": object()}}, "JSON"),
+        ({"metadata": {str(n): n for n in range(33)}}, "32 keys"),
+        ({"tags": ("a\nb",)}, "one line"),
+        ({"tags": ("x" * 65,)}, "64 characters"),
+        ({"tags": tuple(map(str, range(17)))}, "at most 16"),
+    ],
+)
+async def test_what_a_program_says_is_checked_as_over_http(
+    tmp_path: Path, said: dict[str, Any], what: str
+) -> None:
+    write(tmp_path, manifest())
+    async with runtime_of(tmp_path, ScriptedProvider()) as runtime:
+        agent = runtime.agent("helper")
+        for begin in (runtime.runner.start, runtime.runner.accept):
+            with pytest.raises(InvalidInput, match=what):
+                await begin(agent, RunRequest("Hi", "s", **said))

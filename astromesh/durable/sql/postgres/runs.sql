@@ -94,5 +94,8 @@ SELECT EXISTS (
             AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8))
 
 -- fragment: said
--- Whether the tag and a value of the metadata match; 8 and 9 are the value as a JSON text and as it is.
-($6 = '' OR tags::jsonb ? $6) AND ($7 = '' OR (metadata::jsonb -> $7::text)::text IN ($8, $9))
+-- Whether all tags of the array 6 match, and all metadata of the array 7: key, value as JSON text, value as it is.
+($6::text = '[]' OR tags::jsonb @> $6::text::jsonb)
+    AND ($7::text = '[]' OR NOT EXISTS (
+        SELECT 1 FROM jsonb_array_elements($7::text::jsonb) f
+        WHERE coalesce((metadata::jsonb -> (f ->> 0))::text NOT IN (f ->> 1, f ->> 2), TRUE)))

@@ -25,6 +25,10 @@ SELECT 1 FROM runs WHERE run_id = ?1 AND segment = ?2 AND worker = ?3 AND status
 INSERT INTO run_events VALUES (?, ?, ?, ?, ?) ON CONFLICT (run_id, seq) DO NOTHING
 
 -- fragment: said
--- Whether the tag and a value of the metadata match; 8 and 9 are the value as a JSON text and as it is.
-(?6 = '' OR EXISTS (SELECT 1 FROM json_each(tags) WHERE json_each.value = ?6))
-    AND (?7 = '' OR metadata -> ('$.' || json_quote(?7)) IN (?8, ?9))
+-- Whether all tags of the array 6 match, and all metadata of the array 7: key, value as JSON text, value as it is.
+(?6 = '[]' OR NOT EXISTS (
+        SELECT 1 FROM json_each(?6) f WHERE f.value NOT IN (SELECT t.value FROM json_each(tags) t)))
+    AND (?7 = '[]' OR NOT EXISTS (
+        SELECT 1 FROM json_each(?7) f
+        WHERE coalesce(
+            metadata -> ('$.' || json_quote(f.value ->> 0)) NOT IN (f.value ->> 1, f.value ->> 2), TRUE)))
