@@ -254,6 +254,9 @@ class WorkflowNotFound(NotFound, code="workflow_not_found"): ...
 class ApprovalNotFound(NotFound, code="approval_not_found"): ...
 
 
+class EvaluationNotFound(NotFound, code="evaluation_not_found"): ...
+
+
 class InvalidInput(RequestError, code="invalid_input"):
     """The request is not valid.
 

@@ -47,6 +47,8 @@ SCOPES: Mapping[str, str] = {
     "workflows:run": "run workflows",
     "workflows:read": "list workflows, read and follow one's own Tasks",
     "workflows:write": "cancel, pause, step and replay one's own Tasks",
+    "evaluations:read": "read the datasets and the reports of evaluations",
+    "evaluations:write": "make cases of one's own runs",
     "traces:read": "read the traces of one's own runs",
     "metrics:read": "read the metrics",
     "audit:read": "read the audit log of one's tenant",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import orjson
 
@@ -13,11 +14,12 @@ from astromesh.config.parser import manifest_fault, read_file
 from astromesh.config.validation import salvage
 from astromesh.config.workflow.evaluations import EvaluationsFile
 from astromesh.errors import InvalidConfiguration, InvalidInput
-from astromesh.evaluation.base import Case
+from astromesh.evaluation.base import Case, Kind
 from astromesh.text import did_you_mean
 
 #: folder of datasets: beside `agents/` in a configuration, or in a workflow's folder
 FOLDER = "evals"
+EVALUATIONS = "evaluations.yaml"
 _SUFFIXES = (".yaml", ".yml", ".jsonl")
 
 
@@ -125,6 +127,44 @@ def workflow_cases(folder: Path, evaluations: EvaluationsFile, dataset: str = ""
     for name, file in files.items():
         found += cases_of(name, read_dataset(file), file.parent)
     return found
+
+
+class ListedDataset(NamedTuple):
+    """A dataset, or the evaluations.yaml of a workflow.
+
+    Args:
+        owner: the agent or workflow.
+        fault: of the file.
+    """
+
+    kind: Kind
+    owner: str
+    name: str
+    cases: tuple[Case, ...] = ()
+    fault: str = ""
+
+
+def list_datasets(config: Path, workflows: Mapping[str, Path]) -> list[ListedDataset]:
+    """Returns the datasets of a configuration. Files with faults are listed, too.
+
+    Args:
+        workflows: folders of the workflows by name.
+    """
+    found = [_listed("agent", "", name, file) for name, file in dataset_files(config).items()]
+    for owner, folder in workflows.items():
+        files = dataset_files(folder)
+        if (file := folder / EVALUATIONS).exists():
+            files = {file.stem: file, **files}
+        found += [_listed("workflow", owner, name, file) for name, file in files.items()]
+    return found
+
+
+def _listed(kind: Kind, owner: str, name: str, file: Path) -> ListedDataset:
+    try:
+        read = read_dataset(file)
+    except InvalidConfiguration as error:
+        return ListedDataset(kind, owner or name, name, fault=str(error))
+    return ListedDataset(kind, owner or read.agent or name, name, (*cases_of(name, read, file.parent),))
 
 
 def select(cases: Sequence[Case], tag: str = "", case: str = "") -> list[Case]:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import orjson
 from msgspec import Struct
+from msgspec.json import encode
 
 from astromesh.errors import InvalidInput
 from astromesh.evaluation.base import CaseResult, Evaluation
 from astromesh.evaluation.formats import Row, rows
 from astromesh.storage.private_files import private_file, private_folder
+from astromesh.types import JsonObject
 
 FOLDER = "evaluations"
 #: BASELINE: the newest report of the same agent or workflow
@@ -110,6 +112,10 @@ class Comparison(Struct, frozen=True):
         if self.p_value < SIGNIFICANT:
             return f"The difference is significant (p = {self.p_value:.2g})."
         return f"The difference may be chance (p = {self.p_value:.2g}): more cases or a higher --repeat tell."
+
+    def to_json(self) -> JsonObject:
+        data: JsonObject = orjson.loads(encode(self))
+        return {**data, "hint": self.hint}
 
 
 def compare(title: str, before: Iterable[CaseResult], after: Iterable[CaseResult]) -> Comparison:

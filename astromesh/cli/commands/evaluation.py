@@ -12,7 +12,6 @@ from typing import Annotated, NamedTuple
 
 import orjson
 import typer
-from msgspec import to_builtins
 
 from astromesh.access.scopes import Viewer
 from astromesh.agents.agent import Agent
@@ -264,7 +263,7 @@ def _print(evaluation: Evaluation, compared: list[Comparison], output: Output) -
     if output.as_json:
         data = evaluation.to_json()
         if compared:
-            data["comparisons"] = [{**to_builtins(one), "hint": one.hint} for one in compared]
+            data["comparisons"] = [one.to_json() for one in compared]
         print_json(data)
         return
     found = rows(evaluation.cases)

@@ -89,6 +89,7 @@ def made(client: TestClient) -> Hers:
         "principal": "alice",
         "result_id": "result_1",
         "step": "1",
+        "evaluation_id": "eval_none",
         "pipeline": "none",
         "channel": "none",
     }
