@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import shutil
 import sqlite3
+import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -51,23 +52,26 @@ class Disk:
     def __init__(self, folder: Path) -> None:
         self.survives = folder / "survives"
         self.syncs = 0
+        self._lock = threading.Lock()  # nobody reads half a copy
 
     def synced(self, file: Path) -> None:
-        self.syncs += 1
-        self.survives.mkdir(exist_ok=True)
-        for suffix in ("", "-wal"):
-            part = file.with_name(file.name + suffix)
-            if part.exists():
-                shutil.copyfile(part, self.survives / part.name)
+        with self._lock:
+            self.syncs += 1
+            self.survives.mkdir(exist_ok=True)
+            for suffix in ("", "-wal"):
+                part = file.with_name(file.name + suffix)
+                if part.exists():
+                    shutil.copyfile(part, self.survives / part.name)
 
     def rows(self, query: str, *values: object) -> list[tuple[Any, ...]]:
         """Reads what survives. Nothing survives where nothing was synced."""
-        if not (self.survives / FILE).exists():
-            return []
-        with sqlite3.Connection(self.survives / FILE) as connection:
-            found = connection.execute(query, values).fetchall()
-        connection.close()
-        return found
+        with self._lock:
+            if not (self.survives / FILE).exists():
+                return []
+            with sqlite3.Connection(self.survives / FILE) as connection:
+                found = connection.execute(query, values).fetchall()
+            connection.close()
+            return found
 
 
 @pytest.fixture
