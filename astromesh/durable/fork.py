@@ -86,16 +86,28 @@ def forked_steps(steps: Sequence[JournalStep], at: JournalStep, edit: Edit | Non
     if edit is not None and edit.kind == "query":
         return []
     before = [_without_deadline(step) for step in steps if 0 < step.ordinal < at.ordinal]
-    _require_outputs(before)
+    require_outputs(before)
     kept = [*before, *(step for step in steps if _EDIT in step.path), *_effects(steps, at)]
     if edit is None:
         return kept
     if edit.kind in ("system", "message"):
         made = _edit_step(steps, at, edit)
-        return [*(step for step in kept if step.path != made.path), made]
+        kept = [_with_system(step, at, edit) for step in kept if step.path != made.path]
+        return [*kept, made]
+    if edit.kind == "manifest":  # the prompt is made again
+        return [step for step in kept if kind_of(step) != "prompt"]
     if edit.kind in ("output", "tool_result", "state"):
         return [*kept, _edited(at, edit)]
     return kept
+
+
+def _with_system(step: JournalStep, at: JournalStep, edit: Edit) -> JournalStep:
+    """Returns the prompt of the run at a place with the edited system message; any other step as it is."""
+    if edit.kind != "system" or kind_of(step) != "prompt" or run_place(step.path) != run_place(at.path):
+        return step
+    messages = [one for one in (step.output or {})["messages"] if one["role"] != "system"]
+    system = [{"role": "system", "content": edit.value}] if edit.value else []
+    return step._replace(output={"messages": [*system, *messages]})
 
 
 def _without_deadline(step: JournalStep) -> JournalStep:
@@ -105,9 +117,11 @@ def _without_deadline(step: JournalStep) -> JournalStep:
     return step._replace(output={key: value for key, value in step.output.items() if key != "left"})
 
 
-def _require_outputs(steps: Sequence[JournalStep]) -> None:
-    """Raises: NotRecorded: a step has no output, and the fork comes to it."""
+def require_outputs(steps: Sequence[JournalStep]) -> None:
+    """Raises: NotRecorded: a finished step has no output, and who repeats these comes to it."""
     for step in steps:
+        if step.state != "done":
+            continue
         if step.output is not None and "missing" in step.output:
             why = step.output["missing"]
             raise NotRecorded(f"Step {step.ordinal} ({step.path}) cannot be repeated: {why}")

@@ -133,6 +133,9 @@ class StepLog:
         suspended: the segment ends, and no step begins any more.
     """
 
+    #: whether the run is made again only to compare it (`durable.replay_check`)
+    is_replay = False
+
     def __init__(  # noqa: PLR0913 (what a journal is opened with)
         self,
         run_id: str,
@@ -209,6 +212,19 @@ class StepLog:
             place: of the run in this record.
         """
         self._redactors[place] = redact
+
+    # what a replay compares; see `ReplayLog`
+
+    def check_request(self, path: str, n: int, request: CompletionRequest, redact: Redactor | None) -> None:
+        """Compares a request with the recorded one, in a replay."""
+
+    def check_arguments(self, path: str, n: int, call: ToolCall, redact: Redactor | None) -> None: ...
+
+    def check_result(self, path: str, n: int, result: ToolResult, redact: Redactor | None) -> None: ...
+
+    def check_value(self, path: str, output: JsonObject, redact: Redactor | None) -> None: ...
+
+    def check_node(self, step: JournalStep, redact: Redactor | None) -> None: ...
 
     def is_inherited(self, step: JournalStep) -> bool:
         """Whether a step was made, and paid for, by the run that this one was forked from."""
@@ -381,7 +397,7 @@ class RunJournal:
         redact: Redactor | None = None,
     ) -> None:
         self.step_log, self.place, self.run_id, self._model = step_log, place, run_id, model
-        self._redact = redact
+        self.redact = redact
         self._edits = step_log.edits(place) if step_log.is_fork else None
         step_log.protect(place, redact)
         #: active visits of nodes, by their path in this run
@@ -437,11 +453,15 @@ class RunJournal:
         about = {"graph": graph, "position": position, "once": once}
         visit = NodeVisit(self, path, JournalStep(key, n, "node", "", "intent", about))
         self.visits[path] = visit  # of a finished one, too: its calls are not those of the node around it
-        if found is not None and found.state == "done":
+        if found is not None and found.state == "done" and not self._makes_again(found, once=once):
             visit.record, visit.ordinal = found.output, found.ordinal
         else:
             await visit.begin(found)
         return visit
+
+    def _makes_again(self, found: JournalStep, *, once: bool) -> bool:
+        """Whether a replay executes a finished node: its calls are answered."""
+        return self.step_log.is_replay and not once and bool((found.output or {}).get("calls"))
 
     def repeat(self, scope: Any, call: JsonObject) -> JsonObject | None:
         kind, path = call["kind"], self.at(call["at"])
@@ -547,7 +567,7 @@ class RunJournal:
         return self._edits.system if self._edits is not None else None
 
     def edited(self, request: CompletionRequest) -> CompletionRequest:
-        return request if self._edits is None else self._edits.apply(request, self._redact)
+        return request if self._edits is None else self._edits.apply(request, self.redact)
 
     async def model(
         self, scope: Any, step: int, request: CompletionRequest, role: str, ask: AskModel
@@ -557,12 +577,13 @@ class RunJournal:
         call = self._note(scope.path, kind="model", at=scope.path, role=role)
         if self._model.keeps_requests:
             call["request"] = to_builtins(request)
+        self.step_log.check_request(path, n, request, self.redact)
         found = self.step_log.find(path, n, digest)
         if found is not None and found.state == "done":
             self.step_log.requests.note(path, n, request)
             return self._answer(scope, found, request, role)
         number, start = self._begin(found, step), StepStart.now()
-        about = {"name": role, "in": self.step_log.requests.encode(path, n, request, self._redact)}
+        about = {"name": role, "in": self.step_log.requests.encode(path, n, request, self.redact)}
 
         def entry(state: StepState, **output: Any) -> JournalStep:
             step = JournalStep(path, n, "model", digest, state, {"step": number, **output})
@@ -632,8 +653,9 @@ class RunJournal:
             return result
         path, digest = f"{self.at(scope.path)}/tool:{call.id}", call_record.tool_hash(call)
         n = self.step_log.number(path)
+        self.step_log.check_arguments(path, n, call, self.redact)
         found = self.step_log.find(path, n, digest)
-        if found is not None and found.state == "done":
+        if found is not None and found.state == "done" and not self._runs_again(found):
             output = dict(found.output or {})
             for run in output.pop("runs", ()):
                 self._repeat_run(scope, call.id, run)
@@ -656,6 +678,7 @@ class RunJournal:
                 result = await do(replace(context, step=handle))
         finally:
             self._runs.pop((scope.path, call.id), None)
+        self.step_log.check_result(path, n, result, self.redact)
         output = call_record.result_to_json(result)
         if runs:
             output["runs"] = [run.to_json() for run in runs]
@@ -669,13 +692,17 @@ class RunJournal:
         """Returns what a call has returned in the run that this one was forked from."""
         if spec.effect == "read" or not self.step_log.is_fork:
             return None
-        effect = self.step_log.effect(call, self._redact)
+        effect = self.step_log.effect(call, self.redact)
         return None if effect is None else call_record.result_of(call, effect)
+
+    def _runs_again(self, found: JournalStep) -> bool:
+        """Whether a replay makes a finished call again, because it runs an agent."""
+        return self.step_log.is_replay and "runs" in (found.output or {})
 
     def _about(self, call: ToolCall) -> JsonObject:
         arguments = call.arguments
-        if self._redact is not None:
-            arguments = redacted_arguments(arguments, self._redact)
+        if self.redact is not None:
+            arguments = redacted_arguments(arguments, self.redact)
         return {"name": call.name, "in": arguments}
 
     # -- people --------------------------------------------------------------------------------------------
@@ -745,17 +772,18 @@ class RunJournal:
             output: as the rules of the agent leave it.
         """
         path = self.at(name)
+        self.step_log.check_value(path, output, self.redact)
         if self.step_log.find(path, 1, "") is None:
             self.step_log.add(JournalStep(path, 1, _VALUE, "", "done", output, about={"name": name}))
 
     def note_prompt(self, messages: Iterable[Message]) -> None:
         """Records the message array that the run begins with."""
-        self.note("prompt", {"messages": [message_json(one, self._redact) for one in messages]})
+        self.note("prompt", {"messages": [message_json(one, self.redact) for one in messages]})
 
     def _add_value(self, name: str, start: StepStart, output: JsonObject) -> None:
         step = JournalStep(self.at(name), 1, _VALUE, "", "done", output)
         if name in LISTED_VALUES:
-            shown = {} if self._redact is None else {"out": self._redact(output, "output")}
+            shown = {} if self.redact is None else {"out": self.redact(output, "output")}
             step = start.of(step, {"name": name, **shown})
         self.step_log.add(step)
 
@@ -903,6 +931,10 @@ class NodeVisit:
                 call["run"] = call["run"].to_json()
         done = self._step._replace(state="done", output={**self._about, **record, "calls": self.calls})
         done = self._start.of(done, {"name": self._path.rpartition("/")[2]})
+        if self._log.is_replay:
+            self.leave()
+            self._log.check_node(done, self._journal.redact)
+            return
         if self._about["once"]:
             await self._log.write(done)
             failpoints.reach(failpoints.NODE_DONE)

@@ -106,7 +106,12 @@ class AgentRuntime:
         self.runner.keeps_runs, self.runner.is_durable = keeps_runs, bool(storage_url)
         self.runs, self.durable = self.runner.runs, self.runner.durable
         self.time_travel = TimeTravel(
-            self.runner.runs, self.runner.durable, self.directory, self.plugins, self.clock
+            self.runner.runs,
+            self.runner.durable,
+            self.directory,
+            self.runner.replays,
+            self.plugins,
+            self.clock,
         )
         self._storage_url = storage_url
         self._env: Mapping[str, str] = os.environ if env is None else env

@@ -53,6 +53,7 @@ from astromesh.runtime.nested_runs import (
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.recordings import PlainRecorder
 from astromesh.runtime.records import RunAnswer, RunRequest, request_of
+from astromesh.runtime.replays import Replays
 from astromesh.runtime.run import Handler, Run, RunFactory
 from astromesh.runtime.run_metadata import require_valid
 from astromesh.runtime.runs import Decision, Runs
@@ -126,6 +127,7 @@ class AgentRunner:
         active: The runs of this process that a shutdown waits for.
         durable: The worker of durable runs.
         runs: Every run that callers may ask about.
+        replays: Makes recorded runs again.
         run_links: What stands before the id of a run in its link to the console; empty without a console.
         sessions: The sessions in which a run of this process is active.
         max_running: How many durable runs of a limited agent may be active, over all workers.
@@ -157,6 +159,7 @@ class AgentRunner:
         self._recorder = PlainRecorder(RecordingKeys())
         self.durable = RunWorker(self, stores, heartbeat)
         self.runs = Runs(self.durable, clock, lambda: bool(self.active.count))
+        self.replays = Replays(directory, self.budgets)
         self._idempotent_runs = IdempotentRuns(self.durable, self.runs, clock)
         # what wraps every run; the first is the outermost
         session = for_writers(within_session(self.sessions, self._leases))
@@ -339,6 +342,9 @@ class AgentRunner:
             persist=terms.history is None and (record is None or record.step_log.writes_sessions),
             terms=terms,
         )
+        if record is not None and record.step_log.is_replay:
+            nested = await self.directory.nested(agent, record)
+            return (await self.replays.nested(nested, request, parent)).to_json()
         suspended = (
             record.step_log.waiting.suspended_call() if record is not None and parent.step else nullcontext()
         )

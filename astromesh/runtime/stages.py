@@ -311,7 +311,8 @@ _NO_TOOLS = NoTools()
 
 async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuery:
     """Step 6: the schemas of the permitted tools."""
-    if agent.tools.live:
+    is_replay = run.journal is not None and run.journal.step_log.is_replay
+    if agent.tools.live and not is_replay:
         await _await_identity(agent, run)
         await agent.tools.prepare()
     offered = prompted.recalled.admitted.request.terms.tools

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from astromesh.access.scopes import RUN, Viewer, permits
 from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, JournalStep, RunRow
-from astromesh.durable.fork import Edit, check_edit, forked_steps
+from astromesh.durable.fork import Edit, check_edit, forked_steps, require_outputs
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.steps import listed, step_content, steps_json
 from astromesh.errors import Conflict, Forbidden, InvalidInput, NotRecorded, RunNotFound
@@ -17,6 +17,7 @@ from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.forks import ForkRequest, copy_history, forked_row, history_of, with_model
 from astromesh.runtime.input_rules import screen
 from astromesh.runtime.records import new_request_to_json, request_of
+from astromesh.runtime.replays import Replays
 from astromesh.runtime.runs import Runs
 from astromesh.runtime.segment import admission_of
 from astromesh.telemetry.clock import Clock
@@ -38,9 +39,15 @@ class TimeTravel:
     """The recorded runs of a runtime. Methods with a `run_id` raise what those of `Runs` raise."""
 
     def __init__(
-        self, runs: Runs, durable: RunWorker, directory: AgentDirectory, plugins: Plugins, clock: Clock
+        self,
+        runs: Runs,
+        durable: RunWorker,
+        directory: AgentDirectory,
+        replays: Replays,
+        plugins: Plugins,
+        clock: Clock,
     ) -> None:
-        self._runs, self._durable, self._directory = runs, durable, directory
+        self._runs, self._durable, self._directory, self._replays = runs, durable, directory, replays
         self._plugins, self._clock = plugins, clock
 
     async def steps(self, run_id: str, viewer: Viewer) -> list[JsonObject]:
@@ -125,6 +132,19 @@ class TimeTravel:
         if not listed(steps):
             raise _not_recorded(row)
         return RecordedRun(row, steps)
+
+    async def replay(self, run_id: str, viewer: Viewer) -> JsonObject:
+        """Makes a run again from its record, without a call, and compares it with what it was.
+
+        Raises:
+            NotRecorded: the run has no record, or a text of it is no longer stored.
+            Conflict: the run has not ended.
+        """
+        row, steps = await self.recorded(run_id, viewer)
+        if row.status not in ENDED_STATUSES:
+            raise Conflict(f"The run {run_id!r} is {row.status}: it can be replayed when it has ended.")
+        require_outputs(steps)
+        return {"run_id": run_id, **await self._replays.replay(row, steps)}
 
     async def delete_recording(self, run_id: str, viewer: Viewer) -> None:
         """Deletes the steps of a run that has ended. The run and its answer stay.

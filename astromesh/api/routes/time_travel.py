@@ -131,6 +131,37 @@ async def fork(run_id: str, request: Request) -> Response:
     return json_response(found, 202)
 
 
+class DivergenceOut(BaseModel):
+    """Where a replay differs first."""
+
+    step: int | None = Field(description="null: the run has no such step, or it is its end that differs.")
+    path: str
+    kind: str | None
+    name: str
+    at: str = Field(description="Place of the value, e.g. `messages[2].content`.")
+    recorded: Any
+    replayed: Any
+
+
+class ReplayOut(BaseModel):
+    run_id: str
+    reproduced: bool
+    compared: int = Field(description="Requests, arguments, prompts, nodes and answers that were compared.")
+    divergence: DivergenceOut | None
+
+
+@router.post(
+    "/v1/runs/{run_id}/replay",
+    summary="Replay a run",
+    response_model=ReplayOut,
+    responses=_PROBLEMS,
+    dependencies=[scope("runs:read")],
+)
+async def replay(run_id: str, request: Request) -> JsonObject:
+    """Makes a run again from its record, without any call, and names the first difference."""
+    return await runtime_of(request).time_travel.replay(run_id, viewer_of(request))
+
+
 @router.delete(
     "/v1/runs/{run_id}/steps",
     summary="Delete the steps of a run",

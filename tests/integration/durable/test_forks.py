@@ -16,7 +16,7 @@ import yaml
 
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.testing import RecordingTool, ScriptedProvider, plugin_of
+from astromesh.testing import ManualClock, RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, manifest, write
 
@@ -29,12 +29,20 @@ MEMORY = {"conversational": {"backend": "sqlite"}}
 class Server:
     """A server over a script and one tool, both of which count their calls."""
 
-    def __init__(self, folder: Path, *script: Any, other: ScriptedProvider | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *script: Any,
+        other: ScriptedProvider | None = None,
+        clock: ManualClock | None = None,
+    ) -> None:
         self.folder, self.model = folder, ScriptedProvider(*script)
         self.tool = RecordingTool("lookup", lambda query: f"found {query}", parameters=QUERY)
         providers = {"scripted": plugin_of(self.model), "other": plugin_of(other or ScriptedProvider())}
         plugins = {"tools": {"lookup": plugin_of(self.tool)}, "providers": providers}
-        self.runtime = AgentRuntime(folder, data_dir=folder / "data", plugins=Plugins(plugins), env={})
+        self.runtime = AgentRuntime(
+            folder, data_dir=folder / "data", plugins=Plugins(plugins), env={}, clock=clock
+        )
         self._context = client_of(self.runtime)
 
     async def __aenter__(self) -> Self:
