@@ -94,7 +94,8 @@ class Watchdog:
                 self.blocks += 1
                 self._report(blocked_for, where)
                 where = ""
-        self._timer = None  # it refers to the loop, which may be collected now
+        if loop.is_closed():
+            self._timer = None  # it refers to the loop, which may be collected now
 
     def _report(self, seconds: float, where: str) -> None:
         log.warning("event_loop_blocked", seconds=round(seconds, 3), where=where)
