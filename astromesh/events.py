@@ -22,6 +22,7 @@ __all__ = [
     "ModelFinished",
     "ModelRestarted",
     "ModelStarted",
+    "NodeCustom",
     "NodeFailed",
     "NodeFinished",
     "NodeStarted",
@@ -127,6 +128,13 @@ class NodeFinished(_TypedEvent, of="node.finished"):
 
     node: str
     duration_ms: float = 0.0
+
+
+class NodeCustom(_TypedEvent, of="node.custom"):
+    """A node has called `emit(value)`."""
+
+    node: str
+    value: Any = None
 
 
 class NodeFailed(_TypedEvent, of="node.failed"):

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 from uuid import uuid4
 
-from astromesh.errors import AstromeshError
-from astromesh.graph.records import ExecutionReport, GraphResult
+from astromesh.errors import ApprovalRequired, AstromeshError
+from astromesh.graph.records import ExecutionReport, GraphResult, Interrupt
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.run import Run
 from astromesh.types import Message
@@ -51,6 +51,16 @@ def explained(error: AstromeshError) -> AstromeshError:
 
 def failed_graph_result(error: AstromeshError, runs: Sequence[Run]) -> GraphResult:
     """Returns what a failed run is for `ainvoke`, which raises nothing."""
+    if isinstance(error, ApprovalRequired) and (asked := error.waiting_for) is not None:
+        question = Interrupt(
+            str(asked.get("id", "")),
+            cast("Any", asked["kind"]),
+            str(asked["name"]),
+            asked["arguments"],
+            str(asked["question"]),
+        )
+        report = ExecutionReport([], stop_reason="waiting", error=str(error))
+        return GraphResult([], None, {}, report, run_id=error.run_id, interrupts=[question])
     made: GraphResult | None = runs[0].scope.graph_result if runs else None
     if made is not None and made.report.error:
         return made

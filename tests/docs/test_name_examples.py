@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib
+import re
 from functools import cache
 
 import pytest
 
+from astromesh.events import typed
+from astromesh.types import Event
 from tests.docs.blocks import blocks_of
 from tests.docs.test_code_blocks import is_program, pages
+from tests.platform.astromesh import ROOT
 
 #: the packages that programs import from
 PACKAGES = (
@@ -49,3 +53,16 @@ def names(node: ast.AST) -> tuple[str, ...]:
 def test_every_public_name_has_an_example(package: str) -> None:
     public = importlib.import_module(package).__all__
     assert sorted(set(public) - shown()) == []
+
+
+def test_every_event_of_a_run_has_a_class() -> None:
+    """Those of the table of docs/api.md, without the ones of workflows."""
+    page = (ROOT / "docs" / "api.md").read_text()
+    table = page[page.index("| event | payload |") :].partition("\n\n")[0]
+    named = [
+        name for row in table.splitlines()[2:] for name in re.findall(r"`([a-z_.]+)`", row.split("|")[1])
+    ]
+    of_workflows = ("task.", "stage.", "decision.", "merge.", "policy.")
+    events = [Event("r", 1, 0.0, name, {}) for name in named if not name.startswith(of_workflows)]
+    assert len(events) > 20
+    assert [event.type for event in events if type(typed(event)) is Event] == []

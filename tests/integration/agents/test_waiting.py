@@ -141,6 +141,14 @@ async def test_nodes_of_a_graph_ask_too() -> None:
     assert (await Agent(ScriptedProvider("Hi."), store="memory").run("Hi")).output == "Hi."
 
 
+async def test_ainvoke_returns_what_a_run_waits_for() -> None:
+    agent = payer(PAY, "Done.", deps={})
+    waiting = await agent.ainvoke("Pay Ada.")
+    [question] = waiting.interrupts
+    assert (waiting.report.stop_reason, question.kind, question.node) == ("waiting", "approval", "pay")
+    assert (await agent.resume(waiting.run_id, question=question.id)).output == "Done."
+
+
 async def test_a_stored_run_fails_with_its_own_error_and_ends_with_its_reader() -> None:
     """As a run without a store: the error of the provider is the cause, and leaving cancels."""
     refused = ProviderUnauthorized("The key is wrong.")
