@@ -118,6 +118,24 @@ def test_the_steps_of_a_run_are_walked_by_keyboard(
     page.get_by_role("dialog", name="Keys").get_by_text("Next step").wait_for()
 
 
+def test_a_case_of_a_run_is_shown_and_written_when_the_reader_says_so(
+    server_process: ServerFactory, tmp_path: Path, console: Callable[..., Console]
+) -> None:
+    server = server_process(
+        write(tmp_path / "config", manifest("helper", model={"primary": {"provider": "embedded"}}))
+    )
+    body = {"query": "How are you?", "session_id": "s"}
+    run_id = httpx.post(f"{server.url}/v1/agents/helper/runs", json=body).json()["run_id"]
+    page = console(server).open(f"runs/{run_id}")
+    page.get_by_role("button", name="Make a case").click()
+    dialog = page.get_by_role("dialog", name="A case for a dataset")
+    dialog.get_by_text("This would be added to").wait_for()
+    assert "How are you?" in dialog.inner_text()
+    dialog.get_by_role("button", name="Write it").click()
+    dialog.get_by_text("Written to").wait_for()
+    assert "How are you?" in (tmp_path / "config" / "evals" / "helper.yaml").read_text()
+
+
 HOSTILE = "<img src=x onerror=alert(1)><script>alert(2)</script>\u202egnirts [x](javascript:alert(3))"
 
 

@@ -96,7 +96,7 @@ def run(
 
 @app.command()
 def add(
-    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a durable run or a Task that has ended.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Id of a recorded run or a Task that has ended.")],
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     dataset: Annotated[

@@ -1,6 +1,7 @@
 // @ts-check
 // One run: its facts, its steps as a waterfall, the chosen step, the raw events. A run that is going on grows in place.
 import { follow, get, post, Problem } from "../api.js";
+import { MakeCase } from "../case.js";
 import { Diagram, fromMermaid } from "../diagram.js";
 import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
 import { useKeys } from "../keys.js";
@@ -42,7 +43,7 @@ export default function Run({ path: [, id] }) {
       <${Pill} state=${status} /><span class="grow"></span>
       ${isGoingOn && html`<${Confirm} label="Cancel the run" question="Cancel it and its nested runs?" disabled=${action.busy}
         onYes=${() => action.run(async () => (await post(`${path}/cancel`), refresh(path, "/v1/runs")))} />`}
-      ${run && !isGoingOn && html`<${Feedback} path=${path} />`}
+      ${run && !isGoingOn && html`<${Feedback} path=${path} /><${MakeCase} id=${id} />`}
       <${CopyRequest} path=${path} />
       <${Copy} label="as JSON" text=${() => JSON.stringify({ run, events }, null, 2)} />
       <button type="button" class="quiet" onClick=${() => download(`${id}.json`, { run, events, trace: trace.value })}>Download</button>

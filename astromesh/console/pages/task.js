@@ -1,6 +1,7 @@
 // @ts-check
 // One Task of a workflow: its stages as they happen, its artifacts; pause, step, resume, cancel, replay.
 import { follow, post } from "../api.js";
+import { MakeCase } from "../case.js";
 import { html, useEffect, useRef, useState } from "../lib.js";
 import { refresh, useResource } from "../poll.js";
 import { link, place, refine } from "../router.js";
@@ -31,7 +32,7 @@ export default function Task({ path: [, id] }) {
         <button type="button" disabled=${action.busy} onClick=${() => act("step")}>Step</button>
         <button type="button" disabled=${action.busy} onClick=${() => act("resume")}>Resume</button>
         <${Confirm} label="Cancel the Task" question="Cancel it and its descendants?" disabled=${action.busy} onYes=${() => act("cancel")} />`}
-      ${task && !isGoingOn && html`<button type="button" disabled=${action.busy} onClick=${() => act("replay")}>Replay offline</button>`}
+      ${task && !isGoingOn && html`<button type="button" disabled=${action.busy} onClick=${() => act("replay")}>Replay offline</button><${MakeCase} id=${id} />`}
       <${CopyRequest} path=${path} /><//>
     <${Refusal} problem=${found.problem || action.problem} />
     ${task && html`<div class="facts">

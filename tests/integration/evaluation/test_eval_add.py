@@ -169,6 +169,19 @@ def test_a_run_that_its_recording_does_not_reproduce_becomes_a_live_case(
     assert "does not reproduce the run" in capsys.readouterr().err
 
 
+async def test_a_recorded_plain_run_becomes_a_case_too(config: Path) -> None:
+    file = config / "agents" / "shop.agent.yaml"
+    file.write_text(file.read_text().replace("  memory:", "  recording: true\n  memory:"))
+    async with runtime(config, CALL, "It costs 5 EUR.") as agents:
+        request = RunRequest(QUESTION, "s1", {"goods": "tea of eve@example.com"})
+        answer = await agents.runner.start(agents.agent("shop"), request)
+        proposed = await propose_case(agents, answer.run_id, ME)
+    assert proposed.case["input"] == "What is ${TEA}? I am [EMAIL]."
+    assert proposed.case["context"] == {"goods": "tea of [EMAIL]"}
+    assert proposed.recording is not None and len(proposed.recording["calls"]) == 2
+    assert "example.com" not in json.dumps([proposed.case, proposed.recording])
+
+
 async def test_the_conversation_before_a_run_is_part_of_its_case(config: Path) -> None:
     async with runtime(config, "Hello.", "Goodbye.") as agents:
         await ran(agents, "Hi")

@@ -92,6 +92,32 @@ async def test_e58_an_assertion_that_fails_or_cannot_be_checked_fails_the_case(
     assert says in told["cases"][0]["assertions"][0]["message"]
 
 
+CHECKS = """
+def is_even(outcome):
+    return outcome["output"] % 2 == 0
+
+def double(input, context, tools):
+    return input * 2
+"""
+
+
+async def test_every_check_serves_workflows(config: Path) -> None:
+    checks = (
+        "{type: regex, expected: '^42$'}", "{type: schema, schema: {type: integer}}",
+        "{type: no_tool_called}",
+        "{type: cost_below, expected: 0.1}", "{type: latency_below, expected: 60}",
+        "{type: function, function: 'ops:is_even'}",
+        "{type: tool_called, tool: search}", "{type: judge, rubric: good}",
+    )  # fmt: skip
+    small(config, evaluations=CASE + "".join(f"          - {check}\n" for check in checks))
+    (config / "workflows" / "small" / "ops.py").write_text(CHECKS)
+    async with runtime_with(config) as runtime:
+        told = await runtime.workflows.evaluate("small")
+    found = told["cases"][0]["assertions"]
+    assert [one["type"] for one in found if not one["passed"]] == ["tool_called", "judge"]
+    assert found[-2]["message"] == "calls are none, expected search {}"
+
+
 def test_e58_the_command_ends_with_1_where_a_case_does_not_pass(
     config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
