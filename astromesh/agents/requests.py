@@ -25,7 +25,7 @@ def keeping_graph_results(runs: list[Run]) -> Callable[[Run], None]:
 
 def request_of_messages(messages: tuple[Message, ...], context: Mapping[str, Any]) -> RunRequest:
     """Returns a conversation as a request: the last message of the user, and those before it."""
-    *history, last = messages
+    *history, last = messages or (Message("user"),)
     if last.role != "user":
         history, last = [*messages], Message("user")
     return RunRequest(

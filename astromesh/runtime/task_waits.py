@@ -280,11 +280,20 @@ def _checked(wait: TaskWait, decision: Decision, caller: CallerContext, now: flo
     check_decision(question, made)
     if edges := question["edges"]:
         _check_edge(question, made, edges)
-    elif made["decision"] == "answer" and question["schema"]:
-        validator = schema_validator(question["schema"])
-        if not validator.is_valid(made["answer"]):
-            raise InvalidInput(f"answer: {schema_errors(validator, made['answer'])}. The stage still waits.")
+    elif question["schema"] and made["decision"] != "deny":
+        _check_answer(question, made)
     return {**made, "by": caller.user_id, "decided_at": now}
+
+
+def _check_answer(question: JsonObject, made: JsonObject) -> None:
+    """Checks the output of a `human` node: the answer, or the input that is approved as it is."""
+    validator = schema_validator(question["schema"])
+    approved = made["decision"] == "approve"
+    output = question["arguments"] if approved else made["answer"]
+    if not validator.is_valid(output):
+        faults = schema_errors(validator, output)
+        what = f"decision: 'approve' passes the input on, and it does not fit: {faults}. Answer instead."
+        raise InvalidInput(f"{what if approved else f'answer: {faults}.'} The stage still waits.")
 
 
 def _check_edge(question: JsonObject, made: JsonObject, edges: Sequence[str]) -> None:

@@ -126,6 +126,7 @@ async def test_a_person_answers_a_stage_in_any_process(stored: Path) -> None:
         assert await asked(here) == [question]
         waiting = (await there.get(f"/v1/tasks/{task_id}")).json()
         wrong = await decided(there, task_id, decision="answer", answer={"danger": 5})
+        unfit = await decided(there, task_id, decision="approve")
         right = await decided(there, task_id, decision="answer", answer={"risk": 5})
         ended = await until(there, task_id, *ENDED)
         again = await decided(there, task_id, decision="answer", answer={"risk": 6})
@@ -137,6 +138,7 @@ async def test_a_person_answers_a_stage_in_any_process(stored: Path) -> None:
     assert question["expires_at"] - question["asked_at"] == pytest.approx(7 * 86_400)
     assert [one["id"] for one in waiting["waiting_for"]] == [question["id"]]
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
+    assert unfit.status_code == 422 and "passes the input on" in unfit.json()["detail"]
     assert right.status_code == 200 and "risk" in wrong.json()["detail"]
     assert (ended["status"], ended["output"]) == ("success", {"risk": 5})
     assert (again.status_code, again.json()["code"]) == (409, "not_waiting")

@@ -51,6 +51,13 @@ async def test_the_input_may_be_a_text_messages_or_a_mapping(given):
     assert model.requests[0].messages == (Message("user", "Hi"),)
 
 
+@pytest.mark.parametrize("nothing", [[], {"messages": []}])
+async def test_an_empty_conversation_is_accepted(nothing):
+    model = ScriptedProvider("Hello.")
+    assert (await build_agent(model).ainvoke(nothing)).output == "Hello."
+    assert [message.content for message in model.requests[0].messages] == [""]
+
+
 async def test_an_async_function_is_a_model():
     """It gets the request and answers a text or a whole result; anything else is an error of the run."""
 
