@@ -9,6 +9,7 @@ from typing import Any, Literal, TypeVar
 
 import orjson
 from fastapi import APIRouter, WebSocket, WebSocketDisconnect
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from astromesh.access.audit import AuditEntry
@@ -17,6 +18,7 @@ from astromesh.api.auth import Auth
 from astromesh.api.errors import problem, public_failure, validation_detail
 from astromesh.api.middleware.audit import record_act
 from astromesh.api.middleware.limits import TOO_DEEP, nests_too_deep
+from astromesh.api.middleware.server_span import ServerSpan
 from astromesh.api.requests import MAX_SEQ, Query, RunMetadata, SessionId, Tags, viewer_of
 from astromesh.api.responses import EventBuffer, json_bytes
 from astromesh.durable.base import ENDED_STATUSES
@@ -33,6 +35,9 @@ from astromesh.types import CallerContext, Event, JsonObject
 router = APIRouter()
 log = get_logger("astromesh.api")
 MAX_RUNS = 8
+_ROUTE = "/v1/ws/agent/{agent_name}"
+#: 101 Switching Protocols: the status of a run without an error
+_SWITCHED = 101
 UNKNOWN_AGENT, UNAVAILABLE, SERVICE_RESTART = 4404, 4503, 1012
 _SUBPROTOCOL = "bearer."
 
@@ -106,7 +111,7 @@ class ConnectionManager:
                 await socket.close(SERVICE_RESTART)
 
 
-@router.websocket("/v1/ws/agent/{agent_name}")
+@router.websocket(_ROUTE)
 async def agent_socket(socket: WebSocket, agent_name: str) -> None:
     """Starts a run for each run frame, and sends its events as frames."""
     runtime: AgentRuntime = socket.app.state.runtime
@@ -199,12 +204,22 @@ class Connection:
         task.add_done_callback(self._runs.discard)
 
     async def _run(self, request: RunRequest) -> None:
+        """Executes a run. If traces are exported, it has a SERVER span; the socket itself lives for hours."""
+        exporter, span = self._runtime.runner.exporter, None
+        if exporter is not None:
+            span = ServerSpan(exporter, request.caused_by, _SWITCHED)
+            request = replace(request, caused_by=span.own)
         sinks = (_Listener(self._event_buffer(), self._listeners),)
         try:
             await self._runtime.runner.start(self._agent, request, caller=self._caller, sinks=sinks)
         except AstromeshError as error:
+            if span is not None:
+                span.status = error.status
             if not error.run_id:  # the runtime refused the run before its first event
                 raise
+        finally:
+            if span is not None:
+                span.end("GET", _ROUTE, self.socket.scope)
 
     async def _cancel(self, run_id: str) -> None:
         stopped, is_followed = False, run_id in self._listeners or run_id in self._ends

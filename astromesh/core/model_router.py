@@ -39,7 +39,14 @@ from astromesh.graph.call_bounds import CallBounds, bounds_of_providers
 from astromesh.graph.scope import Scope
 from astromesh.providers.base import Provider
 from astromesh.telemetry.clock import Clock, SystemClock
-from astromesh.tokens import TokenCorrection, estimate_request, estimate_size, utf8_size
+from astromesh.tokens import (
+    FIRST_ANSWER_TOKENS,
+    TokenCorrection,
+    UsualAnswer,
+    estimate_request,
+    estimate_size,
+    utf8_size,
+)
 from astromesh.types import (
     CompletionRequest,
     CompletionResult,
@@ -71,7 +78,8 @@ class ProviderHealth:
     """The circuit, the latency and the counts of one provider and model."""
 
     __slots__ = (
-        "breaker", "calls", "correction", "failures", "last_error", "latency_ms", "model", "name", "provider",
+        "answers", "breaker", "calls", "correction", "failures", "last_error", "latency_ms", "model", "name",
+        "provider",
     )  # fmt: skip
 
     def __init__(self, provider: Provider, breaker: CircuitBreaker) -> None:
@@ -82,6 +90,7 @@ class ProviderHealth:
         self.failures = 0
         self.last_error = ""
         self.correction = TokenCorrection()
+        self.answers = UsualAnswer()
 
     def record_latency(self, latency_ms: float) -> None:
         """Takes one more latency into the moving average."""
@@ -214,6 +223,7 @@ class RoutedCall:
         latency_ms = (perf_counter() - self._started) * 1000
         health.calls += 1
         health.record_latency(latency_ms)
+        health.answers.learn(result.usage.output_tokens)
         if health.breaker.circuit is not CLOSED:
             health.breaker.record_success(self._entry)
         self.settled = True
@@ -465,7 +475,8 @@ class ModelRouter:
         """The most that a call costs, whichever of the models answers it."""
         router = self.roles.get(request.role, self)
         factor = max((health.correction.factor for health in router.healths), default=1.0)
-        return bounds_of_providers(router.providers, request, factor)
+        usual = max((health.answers.tokens for health in router.healths), default=FIRST_ANSWER_TOKENS)
+        return bounds_of_providers(router.providers, request, factor, usual)
 
     async def stream(
         self,

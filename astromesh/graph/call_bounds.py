@@ -8,11 +8,9 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from astromesh.providers.base import Provider
-from astromesh.tokens import estimate_request
+from astromesh.tokens import FIRST_ANSWER_TOKENS, estimate_request
 from astromesh.types import CompletionRequest
 
-#: tokens of an answer for which neither the request nor the model's parameters set a limit
-ANSWER_TOKENS = 4096
 #: a call is not made if less than this is left for its answer
 MIN_ANSWER_TOKENS = 16
 
@@ -64,18 +62,21 @@ def bounds_of(model: Any, request: CompletionRequest) -> CallBounds:
 
 
 def bounds_of_providers(
-    providers: Iterable[Provider], request: CompletionRequest, correction: float = 1.0
+    providers: Iterable[Provider],
+    request: CompletionRequest,
+    correction: float = 1.0,
+    usual: int = FIRST_ANSWER_TOKENS,
 ) -> CallBounds:
     """Returns the bounds of a call that any of these providers may answer.
 
     Args:
         correction: factor from estimated tokens to those that the model counts.
+        usual: tokens of an answer for which neither the request nor the model's parameters set a limit.
     """
     providers = tuple(providers)
     asked = request.parameters.get("max_tokens")
     if not isinstance(asked, int) or asked < 1:
-        limits = [provider.capabilities.answer_tokens or ANSWER_TOKENS for provider in providers]
-        asked = max(limits, default=ANSWER_TOKENS)
+        asked = max((provider.capabilities.answer_tokens or usual for provider in providers), default=usual)
     prompt_usd = token_usd = 0.0
     for provider in providers:
         first, last = (

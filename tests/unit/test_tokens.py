@@ -6,7 +6,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astromesh.tokens import TokenCorrection, estimate, estimate_message, estimate_request
+from astromesh.tokens import (
+    FIRST_ANSWER_TOKENS,
+    TokenCorrection,
+    UsualAnswer,
+    estimate,
+    estimate_message,
+    estimate_request,
+)
 from astromesh.types import CompletionRequest, Image, Message, ToolCall, ToolSpec
 
 
@@ -51,3 +58,15 @@ def test_a_correction_moves_towards_what_is_reported_and_survives_nonsense():
         correction.learn(100, reported)
     correction.learn(0, 5)
     assert 100 < correction.apply(100) < 200
+
+
+def test_an_answer_is_expected_to_be_at_most_twice_the_longest_of_late():
+    usual = UsualAnswer()
+    assert usual.tokens == FIRST_ANSWER_TOKENS
+    usual.learn(10)
+    assert usual.tokens == 1024  # short answers say little about the next one
+    usual.learn(5000)
+    assert usual.tokens == 10_000
+    for _ in range(300):
+        usual.learn(600)
+    assert usual.tokens == 1200

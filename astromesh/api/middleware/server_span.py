@@ -16,55 +16,71 @@ _HEADER = b"traceparent"
 _UNTRACED = frozenset({*HEALTH_PATHS, "/metrics"})
 
 
-class RequestTrace:
-    """The span of one request. Routes find it as the `traceparent` of the request.
+class ServerSpan:
+    """An open span of kind SERVER.
 
     Args:
         exporter: gets the span if its trace is sampled.
+        caller: the place of the request in its caller's trace.
+
+    Attributes:
+        own: the place of what the request starts.
+        status: as of HTTP.
     """
 
-    def __init__(self, scope: Scope, exporter: TraceExporter) -> None:
-        self._scope, self._exporter = scope, exporter
-        given = next((value for name, value in scope["headers"] if name == _HEADER), b"")
-        self._caller = read_traceparent(given.decode("latin-1"))
-        trace_id = self._caller.trace_id or ids.trace_id()
-        sampled = exporter.samples(trace_id) if self._caller.sampled is None else self._caller.sampled
-        self._own = TraceParent(trace_id, ids.trace_id()[:16], sampled)
-        others = [line for line in scope["headers"] if line[0] != _HEADER]
-        scope["headers"] = [*others, (_HEADER, self._own.header.encode())]
-        self._status = 500
+    def __init__(self, exporter: TraceExporter, caller: TraceParent, status: int = 500) -> None:
+        self._exporter, self._caller = exporter, caller
+        trace_id = caller.trace_id or ids.trace_id()
+        sampled = exporter.samples(trace_id) if caller.sampled is None else caller.sampled
+        self.own = TraceParent(trace_id, ids.trace_id()[:16], sampled)
+        self.status = status
         self._start, self._begun = time(), perf_counter()
+
+    def end(self, method: str, route: str, scope: Scope) -> None:
+        """Exports the span; the response has been sent, or nothing more will be."""
+        if not self.own.sampled:
+            return
+        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
+        self._exporter.offer_request(
+            RequestSpan(
+                self.own.trace_id,
+                self.own.span_id,
+                self._caller.span_id,
+                method,
+                route,
+                self.status,
+                self._start,
+                (perf_counter() - self._begun) * 1000,
+                host.decode("latin-1"),
+            )
+        )
+
+
+class RequestTrace:
+    """The span of one HTTP request. Routes find it as the `traceparent` of the request."""
+
+    def __init__(self, scope: Scope, exporter: TraceExporter) -> None:
+        self._scope = scope
+        given = next((value for name, value in scope["headers"] if name == _HEADER), b"")
+        self._span = ServerSpan(exporter, read_traceparent(given.decode("latin-1")))
+        others = [line for line in scope["headers"] if line[0] != _HEADER]
+        scope["headers"] = [*others, (_HEADER, self._span.own.header.encode())]
 
     def watch(self, send: Send) -> Send:
         """Returns a `send` that notes the status."""
 
         async def watched(message: Message) -> None:
             if message["type"] == "http.response.start":
-                self._status = message["status"]
+                self._span.status = message["status"]
             await send(message)
 
         return watched
 
     def end(self) -> None:
-        """Exports the span; the response has been sent, or nothing more will be."""
-        if self._own.sampled:
-            self._exporter.offer_request(self._span())
-
-    def _span(self) -> RequestSpan:
+        """Exports the span."""
         scope = self._scope
         route = RUN_PATH if agent_to_run(scope) else str(getattr(scope.get("route"), "path", ""))
-        host = next((value for name, value in scope["headers"] if name == b"host"), b"")
-        return RequestSpan(
-            self._own.trace_id,
-            self._own.span_id,
-            self._caller.span_id,
-            scope["method"],
-            route,
-            self._status,
-            self._start,
-            (perf_counter() - self._begun) * 1000,
-            host.decode("latin-1"),
-        )
+        self._span.end(scope["method"], route, scope)
 
 
 def is_traced(scope: Scope) -> bool:

@@ -19,10 +19,10 @@ from astromesh.durable.base import (
     Reservation,
 )
 from astromesh.errors import BudgetExhausted
-from astromesh.graph.call_bounds import ANSWER_TOKENS
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.testing import RecordingSink, RecordingTool, ScriptedProvider, plugin_of
+from astromesh.tokens import FIRST_ANSWER_TOKENS as ANSWER_TOKENS
 from astromesh.tokens import estimate_request
 from astromesh.types import CallerContext, CompletionResult, ToolCall, Usage
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from astromesh.errors import ProviderUnauthorized
-from astromesh.graph.call_bounds import ANSWER_TOKENS
 from astromesh.testing import RecordingSink, Reply, ScriptedProvider
+from astromesh.tokens import FIRST_ANSWER_TOKENS as ANSWER_TOKENS
 from astromesh.types import ToolCall, Usage
 from tests.docs.blocks import blocks_of
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write

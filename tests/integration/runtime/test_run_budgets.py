@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
-from astromesh.graph.call_bounds import ANSWER_TOKENS, MIN_ANSWER_TOKENS
+from astromesh.graph.call_bounds import MIN_ANSWER_TOKENS
 from astromesh.orchestration.graph_pattern import UNFINISHED
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.stages import OUT_OF_TIME
 from astromesh.testing import RecordingSink, RecordingTool, Reply, ScriptedProvider, plugin_of
+from astromesh.tokens import FIRST_ANSWER_TOKENS as ANSWER_TOKENS
 from astromesh.tokens import estimate_request
 from astromesh.types import CompletionRequest, CompletionResult, ToolCall, Usage
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write

@@ -140,8 +140,6 @@ async def _task(http: httpx.AsyncClient, headers: dict[str, str]) -> None:
 WAYS: list[Callable[[httpx.AsyncClient, dict[str, str]], Awaitable[None]]] = [
     _rest, _events, _chat, _durable, _socket, _frame, _mcp, _whatsapp, _workflow, _task,
 ]  # fmt: skip
-#: ways without a request of HTTP
-SOCKETS = (_socket, _frame)
 ROOTS: dict[Any, str] = {_workflow: "invoke_workflow flow", _task: "invoke_workflow flow"}
 
 
@@ -190,7 +188,7 @@ async def test_a_run_goes_on_in_its_callers_trace_whatever_way_it_comes_in(folde
     for n, way in enumerate(WAYS):
         spans = [span for span in collector.spans if span.trace_id == trace(n)]
         requests = {span.span_id for span in spans if span.kind == SERVER and span.parent_id == SPAN}
-        assert bool(requests) is (way not in SOCKETS), way
+        assert requests, way
         (root,) = (span for span in spans if span.parent_id in {SPAN, *requests} and span.kind != SERVER)
         assert root.name == ROOTS.get(way, "invoke_agent helper"), way
         assert_tree(spans, root, *(span for span in spans if span.span_id in requests))

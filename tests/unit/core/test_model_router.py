@@ -892,3 +892,15 @@ def no_garbage_collector():
     gc.disable()
     yield
     gc.enable()
+
+
+async def test_the_reservation_of_a_call_follows_the_answers_of_its_model():
+    """Without a limit of the answer: 4,096 tokens before the first answer, then twice the longest of late."""
+    request = CompletionRequest((Message("user", "Hi"),))
+    long = CompletionResult("x", usage=Usage(10, 1500))
+    router = ModelRouter([ScriptedProvider(CompletionResult("x", usage=Usage(10, 5)), long)])
+    reserved = [router.bounds(request).answer_tokens]
+    for _ in range(2):
+        await router.complete(request)
+        reserved.append(router.bounds(request).answer_tokens)
+    assert reserved == [4096, 1024, 3000]
