@@ -134,7 +134,11 @@ class NodeCustom(_TypedEvent, of="node.custom"):
     """A node has called `emit(value)`."""
 
     node: str
-    value: Any = None
+
+    @property
+    def value(self) -> Any:
+        """What the node has passed, as JSON."""
+        return self.data["data"]
 
 
 class NodeFailed(_TypedEvent, of="node.failed"):
