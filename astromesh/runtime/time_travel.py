@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import asyncio
+from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from astromesh.access.scopes import RUN, Viewer, permits
 from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, JournalStep, RunRow
+from astromesh.durable.comparison import ComparedRun, compare
 from astromesh.durable.fork import Edit, check_edit, forked_steps, require_outputs
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.steps import listed, step_content, steps_json
@@ -22,17 +24,6 @@ from astromesh.runtime.runs import Runs
 from astromesh.runtime.segment import admission_of
 from astromesh.telemetry.clock import Clock
 from astromesh.types import CallerContext, JsonObject
-
-
-class RecordedRun(NamedTuple):
-    """A run with its record.
-
-    Args:
-        steps: in the order of their paths and numbers.
-    """
-
-    row: RunRow
-    steps: tuple[JournalStep, ...]
 
 
 class TimeTravel:
@@ -121,7 +112,7 @@ class TimeTravel:
             return with_model(manifest, at, edit.value, self._plugins.names("providers"))
         return manifest
 
-    async def recorded(self, run_id: str, viewer: Viewer) -> RecordedRun:
+    async def recorded(self, run_id: str, viewer: Viewer) -> ComparedRun:
         """Returns a run with its record."""
         row = await self._runs.row(run_id, viewer)
         if not row.durable:  # a row in memory has no request
@@ -131,7 +122,16 @@ class TimeTravel:
         steps = await self._durable.store.steps(run_id)
         if not listed(steps):
             raise _not_recorded(row)
-        return RecordedRun(row, steps)
+        return ComparedRun(row, steps)
+
+    async def compare(self, run_ids: Sequence[str], viewer: Viewer) -> JsonObject:
+        """Returns two or three runs side by side; the others are compared with the first.
+
+        Raises:
+            NotRecorded: one of them has no record.
+        """
+        runs = [await self.recorded(run_id, viewer) for run_id in run_ids]
+        return await asyncio.to_thread(compare, dict(zip("abc", runs, strict=False)))
 
     async def replay(self, run_id: str, viewer: Viewer) -> JsonObject:
         """Makes a run again from its record, without a call, and compares it with what it was.

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal, Self, cast
 
 from fastapi import APIRouter, Path, Request, Response
+from fastapi import Query as QueryParameter
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from astromesh.access.scopes import RUN
@@ -29,6 +30,7 @@ from astromesh.types import JsonObject
 
 router = APIRouter(tags=["runs"])
 _PROBLEMS = problems(401, 403, 404, 409, 410)
+RunId = Annotated[str, QueryParameter(min_length=1, max_length=255, pattern=r"^[^\x00]*$")]
 StepNumber = Annotated[int, Path(ge=1, le=MAX_SEQ, description="Number of the step.")]
 
 
@@ -172,6 +174,56 @@ async def replay(run_id: str, request: Request) -> JsonObject:
 async def delete_steps(run_id: str, request: Request) -> None:
     """Deletes the record of a run that has ended. The run and its answer stay."""
     await runtime_of(request).time_travel.delete_recording(run_id, viewer_of(request))
+
+
+class StepNumbersOut(BaseModel):
+    step: int
+    duration_ms: float
+    usage: UsageOut | None
+
+
+class ComparedStepOut(BaseModel):
+    """Steps of one kind, place and name."""
+
+    kind: str
+    path: str
+    name: str
+    equal: bool = Field(description="Whether all runs have the step, with the same content.")
+    a: StepNumbersOut | None
+    b: StepNumbersOut | None
+    c: StepNumbersOut | None = None
+    diff: dict[str, str] = Field(description="By run: how its content differs from that of `a`.")
+
+
+class ComparedRunOut(BaseModel):
+    run_id: str
+    agent: str
+    status: RunStatus
+    response: str | None
+    model_calls: int
+    tool_calls: int
+    usage: UsageOut = Field(description="Of all its model calls; a fork has those before its step, too.")
+    latency_ms: float | None = Field(description="From its start to its end; null: it has not ended.")
+
+
+class ComparisonOut(BaseModel):
+    runs: dict[str, ComparedRunOut] = Field(description="By `a`, `b` and `c`.")
+    steps: list[ComparedStepOut]
+    divergence: ComparedStepOut | None = Field(description="The first step that is not equal.")
+
+
+@router.get(
+    "/v1/runs/compare",
+    summary="Compare runs",
+    response_model=ComparisonOut,
+    response_model_exclude_unset=True,
+    responses={**_PROBLEMS, **problems(422)},
+    dependencies=[scope("runs:read")],
+)
+async def compare(a: RunId, b: RunId, request: Request, c: RunId | None = None) -> JsonObject:
+    """Aligns the steps of two or three recorded runs, and shows what differs and what they cost."""
+    run_ids = [run_id for run_id in (a, b, c) if run_id]
+    return await runtime_of(request).time_travel.compare(run_ids, viewer_of(request))
 
 
 @router.get(
