@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 from msgspec import field as struct_field
@@ -364,6 +364,14 @@ class RunTotals(NamedTuple):
     cost_usd: float = 0.0
 
 
+#: Returns the steps that a new segment of a run changes, from those that it has.
+DecideSteps: TypeAlias = Callable[[Sequence[JournalStep]], Sequence[JournalStep]]
+
+
+def no_decisions(_steps: Sequence[JournalStep]) -> Sequence[JournalStep]:
+    return ()
+
+
 class GraphStore(Protocol):
     """Runs of graphs that programs start, their journals, and results of nodes across runs.
 
@@ -376,8 +384,15 @@ class GraphStore(Protocol):
 
     async def get(self, run_id: str) -> GraphRunRow | None: ...
 
-    async def claim(self, run_id: str, steps: Sequence[JournalStep] = ()) -> GraphRunRow | None:
-        """Begins the next segment of a run, with the decisions in `steps`. None: it has ended."""
+    async def claim(
+        self, run_id: str, decide: DecideSteps = no_decisions
+    ) -> tuple[GraphRunRow, tuple[JournalStep, ...]] | None:
+        """Begins the next segment of a run. Returns it with its steps. None: it has ended.
+
+        Args:
+            decide: Returns the steps that the segment adds to or changes in those of the run. The run stays
+                as it was if this raises. It may be called more than once.
+        """
 
     async def commit(
         self, claim: SegmentClaim, *, steps: Sequence[JournalStep] = (), events: Sequence[Event] = (),

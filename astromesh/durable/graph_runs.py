@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel
 
 from astromesh.durable.approvals import ApprovalWaits, check_decision, decided_step, question_id
 from astromesh.durable.base import (
-    ENDED_STATUSES,
     GraphRunRow,
     GraphStore,
     JournalStep,
@@ -80,27 +80,33 @@ class GraphRuns:
             RunNotFound, ApprovalNotFound: There is no such run, or no such question.
             Conflict: The run has ended. InvalidInput: An answer does not fit its question.
         """
-        row = await self.row(run_id)
-        steps = list(await self.store.steps(run_id))
-        places = {
-            question_id(step.path, step.n): place
-            for place, step in enumerate(steps)
-            if step.kind == "wait" and step.state == "intent"
-        }
-        decisions = []
-        for key, value in answers.items():
-            if key not in places:
-                open_ones = ", ".join(places) or "none"
-                raise ApprovalNotFound(f"The run {run_id!r} has no question {key!r}. Open: {open_ones}.")
-            step = steps[places[key]]
-            decision = {**_decision_of(step.output or {}, value), "by": "", "decided_at": self._clock.now()}
-            steps[places[key]] = decided = decided_step(step, decision, steps)
-            decisions.append(decided)
-        claimed = None if row.status in ENDED_STATUSES else await self.store.claim(run_id, decisions)
+        claimed = await self.store.claim(run_id, partial(self._decided, run_id, answers))
         if claimed is None:
             status = (await self.row(run_id)).status
             raise Conflict(f"The run {run_id!r} has ended: it is {status}. `fork` continues from a step.")
-        return OpenGraphRun(self.store, self._clock, claimed, steps)
+        return OpenGraphRun(self.store, self._clock, *claimed)
+
+    def _decided(
+        self, run_id: str, answers: Mapping[str, Any], steps: Sequence[JournalStep]
+    ) -> list[JournalStep]:
+        """Returns the questions that are answered, with their decisions.
+
+        Who answers together with others sees what they have decided, and no question is decided twice.
+        """
+        open_ones = {
+            question_id(step.path, step.n): step
+            for step in steps
+            if step.kind == "wait" and step.state == "intent"
+        }
+        decided: list[JournalStep] = []
+        for key, value in answers.items():
+            if key not in open_ones:
+                names = ", ".join(open_ones) or "none"
+                raise ApprovalNotFound(f"The run {run_id!r} has no question {key!r}. Open: {names}.")
+            step = open_ones[key]
+            decision = {**_decision_of(step.output or {}, value), "by": "", "decided_at": self._clock.now()}
+            decided.append(decided_step(step, decision, [*steps, *decided]))
+        return decided
 
     async def row(self, run_id: str) -> GraphRunRow:
         """Raises: RunNotFound: there is no such run."""

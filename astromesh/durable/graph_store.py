@@ -12,7 +12,15 @@ from typing import Any, ClassVar, Self
 from msgspec.structs import replace
 from pydantic import BaseModel
 
-from astromesh.durable.base import GraphRunRow, JournalStep, RunChange, RunRow, SegmentClaim
+from astromesh.durable.base import (
+    DecideSteps,
+    GraphRunRow,
+    JournalStep,
+    RunChange,
+    RunRow,
+    SegmentClaim,
+    no_decisions,
+)
 from astromesh.durable.rows import step_of, step_values, text_of, value_of
 from astromesh.errors import Conflict, LeaseLost
 from astromesh.plugins import Deps
@@ -42,12 +50,18 @@ class SqlGraphs(SqlStore):
         rows = await self._queries.read("get", run_id)
         return _run_of(rows[0]) if rows else None
 
-    async def claim(self, run_id: str, steps: Sequence[JournalStep] = ()) -> GraphRunRow | None:
-        async def claim(tx: Transaction) -> GraphRunRow | None:
+    async def claim(
+        self, run_id: str, decide: DecideSteps = no_decisions
+    ) -> tuple[GraphRunRow, tuple[JournalStep, ...]] | None:
+        async def claim(tx: Transaction) -> tuple[GraphRunRow, tuple[JournalStep, ...]] | None:
             rows = await tx.fetch("claim", run_id)
-            if rows:
-                await tx.execute_many("store_step", [step_values(run_id, step) for step in steps])
-            return _run_of(rows[0]) if rows else None
+            if not rows:
+                return None
+            steps = tuple(map(step_of, await tx.fetch("steps", run_id)))
+            if decided := decide(steps):
+                await tx.execute_many("store_step", [step_values(run_id, step) for step in decided])
+                steps = tuple(map(step_of, await tx.fetch("steps", run_id)))
+            return _run_of(rows[0]), steps
 
         return await self._queries.transact(claim, synced=True)
 
@@ -117,13 +131,15 @@ class MemoryGraphs:
     async def get(self, run_id: str) -> GraphRunRow | None:
         return self._runs.get(run_id)
 
-    async def claim(self, run_id: str, steps: Sequence[JournalStep] = ()) -> GraphRunRow | None:
+    async def claim(
+        self, run_id: str, decide: DecideSteps = no_decisions
+    ) -> tuple[GraphRunRow, tuple[JournalStep, ...]] | None:
         run = self._runs.get(run_id)
         if run is None or run.status not in ("running", "waiting"):
             return None
+        self._store(run_id, decide(await self.steps(run_id)))
         claimed = self._runs[run_id] = replace(run, segment=run.segment + 1, status="running")
-        self._store(run_id, steps)
-        return claimed
+        return claimed, await self.steps(run_id)
 
     async def commit(
         self, claim: SegmentClaim, *, steps: Sequence[JournalStep] = (), events: Sequence[Event] = (),

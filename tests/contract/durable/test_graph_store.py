@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from astromesh.durable.base import GraphRunRow, GraphStore, JournalStep, SegmentClaim
 from astromesh.durable.graph_store import MAX_CACHED
-from astromesh.errors import Conflict, LeaseLost
+from astromesh.errors import Conflict, InvalidInput, LeaseLost
 from astromesh.plugins import Deps, Plugins
 from astromesh.testing import ManualClock
 from tests.platform.stores import deps_of
@@ -50,14 +50,22 @@ async def test_a_run_is_there_as_it_was_given_and_once(store: GraphStore) -> Non
     assert await store.steps("run_1") == (STEPS[2], STEPS[0], STEPS[1])
 
 
+def refused(steps: Sequence[JournalStep]) -> Sequence[JournalStep]:
+    raise InvalidInput(f"not with {len(steps)} steps")
+
+
 async def test_whoever_claims_a_run_takes_it_from_others(store: GraphStore) -> None:
     """An earlier segment writes nothing any more, and an ended run is nobody's."""
     await store.add(RUN)
     first = SegmentClaim("run_1", 1, "")
     await store.commit(first, steps=STEPS)
-    claimed = await store.claim("run_1", [STEPS[2]._replace(state="done", ordinal=3)])
+    with pytest.raises(InvalidInput):
+        await store.claim("run_1", refused)
+    await store.commit(first, steps=STEPS[:1])  # a refused claim takes the run from nobody
+    claimed = await store.claim("run_1", lambda steps: [steps[0]._replace(state="done", ordinal=len(steps))])
     assert claimed is not None
-    assert (claimed.segment, claimed.status) == (2, "running")
+    assert (claimed[0].segment, claimed[0].status) == (2, "running")
+    assert [step.ordinal for step in claimed[1]] == [1, 2, 3]
     with pytest.raises(LeaseLost):
         await store.commit(first, steps=[JournalStep("late", 1, "model", "", "done", {}, 9)])
     with pytest.raises(LeaseLost):
@@ -67,7 +75,7 @@ async def test_whoever_claims_a_run_takes_it_from_others(store: GraphStore) -> N
     waiting, again = await store.get("run_1"), await store.claim("run_1")
     assert waiting is not None
     assert again is not None
-    assert (waiting.status, again.segment) == ("waiting", 3)
+    assert (waiting.status, again[0].segment) == ("waiting", 3)
     await store.end(SegmentClaim("run_1", 3, ""), "completed", NOW + 9)
     ended = await store.get("run_1")
     assert ended is not None

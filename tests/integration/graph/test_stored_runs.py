@@ -194,6 +194,32 @@ async def test_what_does_not_fit_is_refused_and_the_run_still_waits(store: str) 
         await engine.history("r")
 
 
+async def test_one_approval_that_arrives_several_times_counts_once(store: str) -> None:
+    """The first answer continues the run; the others find no open question, and disturb nobody."""
+    counted = Counted()
+
+    async def ask(state: Any) -> Any:
+        return await interrupt("Charge?")
+
+    async def charge(state: Any) -> str:
+        await asyncio.sleep(0.02)
+        return "charged"
+
+    def engine() -> PromptGraphEngine:
+        return PromptGraphEngine(chain(FunctionNode("ask", ask), counted.node("charge", charge)), store=store)
+
+    one = engine()
+    engines = [one, one] if store == "memory" else [one, engine()]
+    result = await one.ainvoke("q", run_id="r")
+    answers = {result.interrupts[0].id: True}
+    ended = await asyncio.gather(
+        *(other.resume("r", answers) for other in [*engines, *engines]), return_exceptions=True
+    )
+    assert counted.calls == ["charge"]
+    assert [type(one) for one in ended].count(ApprovalNotFound) == 3
+    assert [one.text for one in ended if not isinstance(one, BaseException)] == ["charged"]
+
+
 async def test_a_finalizer_does_not_run_while_a_run_waits(store: str) -> None:
     counted = Counted()
     graph = chain(FunctionNode("ask", ask_twice), counted.node("final"), state=Order)
