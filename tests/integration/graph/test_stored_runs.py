@@ -25,6 +25,7 @@ from astromesh.errors import (
 from astromesh.graph import (
     BaseNode,
     Command,
+    FanOutNode,
     FunctionNode,
     HumanNode,
     NodeResult,
@@ -32,9 +33,11 @@ from astromesh.graph import (
     PromptGraph,
     PromptGraphEngine,
     PromptNode,
+    Send,
     SubgraphNode,
     ToolNode,
     interrupt,
+    node,
 )
 from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.types import ToolCall
@@ -475,3 +478,87 @@ async def test_a_stream_of_a_run_that_waits_ends_with_its_questions(store: str) 
     assert [one.node for one in stream.result.interrupts] == ["ask"]
     types = [event.type async for event in engine.astream_events("q")]
     assert types[-1] == "run.waiting"
+
+
+async def test_a_database_of_postgresql_keeps_runs_too(postgres_database: str) -> None:
+    """Interrupts, history, states, forks and cached results, from one engine to another."""
+    counted = Counted()
+    first = counted.node("first", {"items": [{"name": "tea \x00"}]}, cache=60)
+    graph = chain(first, FunctionNode("ask", ask_twice), state=Order)
+    waiting = await PromptGraphEngine(graph, store=postgres_database).ainvoke("q", run_id="r")
+    engine = PromptGraphEngine(graph, store=postgres_database)
+    for answer in ("L", 3):
+        [question] = await engine.interrupts("r")
+        result = await engine.resume("r", {question.id: answer})
+    assert result.state == Order(items=[Item(name="tea \x00")], log=["3 of L"])
+    assert waiting.interrupts[0].value == {"question": "Which size?", "sizes": ["S", "L"]}
+    step, _ = await engine.history("r")
+    assert (await engine.state_at("r", step.step)).state.log == []
+    fork = await engine.fork("r", step.step, {"log": ["forked"]})
+    assert fork.interrupts[0].node == "ask"
+    assert (await engine.ainvoke("q")).interrupts
+    assert counted.calls == ["first"]
+
+
+async def test_items_of_sends_and_fan_outs_ask_for_themselves(store: str) -> None:
+    """Each item has its own question; answered ones keep their answer while the others wait."""
+
+    @node("ask")
+    async def ask(state: Order, run: Any) -> dict[str, Any]:
+        item = run.context["item"]
+        return {"log": [f"{item}: {await interrupt(item)}"]}
+
+    @node("send", routes=["ask"])
+    async def send(state: Order) -> list[Send]:
+        return [Send("ask", "a"), Send("ask", "b")]
+
+    sends = PromptGraph("sends", nodes=[send, ask], state=Order)
+    fan = PromptGraph("fan", nodes=[FanOutNode("fan", ask, ["a", "b"])], state=Order)
+    for graph in (sends, fan):
+        engine = PromptGraphEngine(graph, store=store)
+        result = await engine.ainvoke("q")
+        open_ones = {one.value: one.id for one in result.interrupts}
+        result = await engine.resume(result.run_id, {open_ones["b"]: 2})
+        assert [one.id for one in result.interrupts] == [open_ones["a"]]
+        result = await engine.resume(result.run_id, {open_ones["a"]: 1})
+        assert result.ok, result.error
+        assert result.state.log == ["a: 1", "b: 2"]
+
+
+async def test_a_node_of_a_loop_asks_anew_in_each_round(store: str) -> None:
+    @node("ask")
+    async def ask(state: Order) -> dict[str, Any]:
+        return {"log": [await interrupt(len(state.log))]}
+
+    graph = PromptGraph("loop", nodes=[ask], state=Order)
+    graph.when("ask", "ask", lambda result, state: len(state.context["log"]) < 3)
+    engine = PromptGraphEngine(graph, store=store)
+    result = await engine.ainvoke("q")
+    for number in range(3):
+        assert result.interrupts[0].value == number
+        result = await engine.resume(result.run_id, {result.interrupts[0].id: f"answer {number}"})
+    assert result.state.log == ["answer 0", "answer 1", "answer 2"]
+    history = await engine.history(result.run_id)
+    assert [one.path for one in history] == ["ask"] * 3
+    states = [await engine.state_at(result.run_id, one.step) for one in history]
+    assert [len(one.state.log) for one in states] == [1, 2, 3]
+
+
+async def test_a_fork_may_change_the_state_of_one_branch(store: str) -> None:
+    """The update is merged with the writes of the other branches, in the order of the targets."""
+    counted = Counted()
+    nodes = [counted.node("s"), *(counted.node(name, {"log": [name]}) for name in "ab"), counted.node("end")]
+    graph = PromptGraph("made", nodes=nodes, state=Order).fork("s", "a", "b")
+    engine = PromptGraphEngine(graph.always("a", "end").always("b", "end"), store=store)
+    first = await engine.ainvoke("q", run_id="r")
+    steps = {one.path: one.step for one in await engine.history("r")}
+    assert (await engine.state_at("r", steps["a"])).state.log == ["a"]
+    counted.calls.clear()
+    last = max("ab", key=steps.__getitem__)
+    fork = await engine.fork("r", steps[last], {"log": ["edited"], "total": 4})
+    assert fork.ok, fork.error
+    assert counted.calls == ["end"]
+    expected = ["a", "edited", "b"] if last == "a" else ["a", "b", "edited"]
+    assert (first.state.log, fork.state.log, fork.state.total) == (["a", "b"], expected, 4)
+    again = await engine.fork(fork.run_id, steps["s"])
+    assert (again.state, counted.calls.count("s")) == (first.state, 0)
