@@ -13,7 +13,7 @@ from astromesh.config.base import node_from_value
 from astromesh.config.parser import manifest_fault, read_file
 from astromesh.config.validation import salvage
 from astromesh.config.workflow.evaluations import EvaluationsFile
-from astromesh.errors import InvalidConfiguration, InvalidInput
+from astromesh.errors import InvalidConfiguration, InvalidInput, InvalidManifest
 from astromesh.evaluation.base import Case, Kind
 from astromesh.text import did_you_mean
 
@@ -165,6 +165,15 @@ def _listed(kind: Kind, owner: str, name: str, file: Path) -> ListedDataset:
     except InvalidConfiguration as error:
         return ListedDataset(kind, owner or name, name, fault=str(error))
     return ListedDataset(kind, owner or read.agent or name, name, (*cases_of(name, read, file.parent),))
+
+
+def dataset_faults(folder: Path) -> Iterator[InvalidManifest]:
+    """Yields every fault of the datasets in `evals/` of a configuration or a workflow."""
+    for file in dataset_files(folder).values():
+        try:
+            read_dataset(file)
+        except InvalidConfiguration as error:
+            yield from error.faults
 
 
 def select(cases: Sequence[Case], tag: str = "", case: str = "") -> list[Case]:

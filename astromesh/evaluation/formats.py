@@ -54,7 +54,7 @@ def _row(key: tuple[str, str, str], group: Sequence[CaseResult]) -> Row:
     )
 
 
-def junit(evaluation: Evaluation) -> str:
+def junit(evaluation: Evaluation) -> bytes:
     """Returns the report as JUnit XML: a testsuite for each suite and model, a testcase for each run."""
     root = ET.Element("testsuites", name=_xml(evaluation.name))
     suites: dict[tuple[str, str], list[CaseResult]] = {}
@@ -77,7 +77,8 @@ def junit(evaluation: Evaluation) -> str:
         case = ET.SubElement(stopped, "testcase", classname=_xml(evaluation.name), name=evaluation.stopped)
         ET.SubElement(case, "failure", message="The cost limit was reached before the last case.")
     ET.indent(root)
-    return ET.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
+    document: bytes = ET.tostring(root, encoding="utf-8", xml_declaration=True)
+    return document + b"\n"
 
 
 def _add_case(suite: ET.Element, classname: str, one: CaseResult) -> None:

@@ -258,7 +258,7 @@ def _progress(total: int | None) -> Iterator[OnResult]:
 
 
 def _print(evaluation: Evaluation, compared: list[Comparison], output: Output) -> None:
-    _write(output.junit, lambda: junit_of(evaluation).encode())
+    _write(output.junit, lambda: junit_of(evaluation))
     _write(output.file, lambda: report_bytes(evaluation))
     if output.as_json:
         data = evaluation.to_json()

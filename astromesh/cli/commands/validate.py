@@ -16,6 +16,8 @@ from astromesh.config.base import Place
 from astromesh.config.folder import FILE_FOLDERS, SINGLE_FILES, Configuration, Faults, load
 from astromesh.config.parser import manifest_fault
 from astromesh.errors import InvalidInput, InvalidManifest
+from astromesh.evaluation.dataset import FOLDER as DATASETS_FOLDER
+from astromesh.evaluation.dataset import dataset_faults
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import WORKFLOWS_FOLDER, load_configuration, workflow_names
 from astromesh.text import did_you_mean
@@ -135,7 +137,8 @@ def findings(path: Path, config: Path) -> Findings:
         return _of_workflow(path, workflow, config)
     folder = _folder_of(path) if path.is_file() else path
     configuration = load_configuration(folder, Plugins(), lint=True)
-    faults, warnings = configuration.every_fault(), configuration.warnings
+    faults = (*configuration.every_fault(), *dataset_faults(folder))
+    warnings = configuration.warnings
     if path.is_file():
         return Findings(_about(path, faults), _about(path, warnings), f"{path} is fine.")
     names = workflow_names(folder)
@@ -164,7 +167,7 @@ def _check_workflow(folder: Path, agents: Sequence[str]) -> tuple[Faults, Faults
     from astromesh.workflow.project import check_folder
 
     checked = check_folder(folder, known_names(Plugins(), agents))
-    return checked.faults, checked.warnings
+    return (*checked.faults, *dataset_faults(folder)), checked.warnings
 
 
 def _is_workflow(folder: Path) -> bool:
@@ -241,6 +244,8 @@ def _folder_of(path: Path) -> Path:
     parent = path.parent
     if path.name in SINGLE_FILES:
         return parent
+    if path.resolve().parent.name == DATASETS_FOLDER:
+        return path.resolve().parent.parent
     kind = FILE_FOLDERS.get(path.resolve().parent.name)
     if kind is not None and path.name.endswith(kind[0]):
         return path.resolve().parent.parent

@@ -41,6 +41,21 @@ def test_a_fault_of_a_workflow_is_a_fault_of_its_folder(
     assert f"{file}:" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("of", ["evals", "workflows/small/evals"])
+def test_a_fault_of_a_dataset_is_a_fault_of_its_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], of: str
+) -> None:
+    folder = small(helper(tmp_path))
+    file = folder / of / "helper.yaml"
+    file.parent.mkdir()
+    file.write_text("cases:\n  - {id: one, input: Hi}\n")
+    assert report_faults(folder) == report_faults(file) == 0
+    file.write_text("cases:\n  - {id: one, imput: Hi}\n")
+    capsys.readouterr()
+    assert report_faults(folder) == report_faults(file) == 2
+    assert capsys.readouterr().out.count(f"{file}:2:15: cases[0].imput: unknown key `imput`") == 2
+
+
 @pytest.mark.parametrize("name", ["name", "folder", "file"])
 def test_one_workflow_is_checked_when_it_is_named(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
