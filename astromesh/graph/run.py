@@ -188,9 +188,9 @@ class Run:
         self.visited: list[str] = []
         self.counts: dict[str, int] = {}
         self.model, self.tools = settings.model, settings.tools
-        values_of_state = dict(context) if context else {}
-        if plan.schema is not None:
-            values_of_state = {**plan.schema.initial(), **values_of_state}
+        values_of_state = {} if plan.schema is None else plan.schema.initial()
+        if context:
+            values_of_state.update(context)
         self.state = GraphState(messages, values_of_state, shared)
         self.state.reducers = plan.reducers
         self.values: dict[str, Any] = dict(values) if values else {}

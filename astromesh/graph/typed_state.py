@@ -87,7 +87,9 @@ class StateSchema:
 
     def read(self, context: Mapping[str, Any]) -> Any:
         """Returns the state as an instance of the class. Its values are those of the context."""
-        values = {n: context[n] if n in context else one.default() for n, one in self.fields.items()}
+        values: dict[str, Any] = {}
+        for name in self.fields:
+            values[name] = context[name] if name in context else self.fields[name].default()
         return values if self._make is None else self._make(values)
 
     def is_update(self, value: Any) -> bool:
@@ -105,8 +107,13 @@ class StateSchema:
         if state.updates is not None or type(update) is not dict or type(context) is not dict:
             self._update_any(state, update)
             return
-        validators, made = self._validators, {}
+        validators = self._validators
         try:
+            if len(update) == 1:  # as most updates
+                (name,) = update
+                context[name] = validators[name](update[name])
+                return
+            made = {}
             for name in update:
                 made[name] = validators[name](update[name])
         except (KeyError, TypeError, ValueError):  # the other way says what is wrong
