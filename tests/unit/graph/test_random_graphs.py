@@ -224,7 +224,12 @@ def test_runs_at_once_come_to_what_they_come_to_alone(graph, limit) -> None:
         return alone, await asyncio.gather(*(shared.ainvoke("Why?") for _ in range(3)))
 
     alone, together = asyncio.run(runs())
-    expected = {**alone.report.to_json(), "duration_ms": 0}
     for result in together:
-        assert {**result.report.to_json(), "duration_ms": 0} == expected
+        assert told(result) == told(alone)
         assert result.output == alone.output
+
+
+def told(result: Any) -> dict[str, Any]:
+    """The report of a run. Concurrent children fail in any order, as their threads end."""
+    report = result.report.to_json()
+    return {**report, "duration_ms": 0, "errors": sorted(report["errors"], key=str)}
