@@ -47,6 +47,8 @@ import signal
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from opcode import opmap
+from types import TracebackType
 from typing import Any, ClassVar
 
 #: message of a cancelled `append` that is certain to write nothing
@@ -805,13 +807,16 @@ class ProcessDied(ForeignError):
 
 # -- exceptions of foreign code ------------------------------------------------------------------------------
 
+_RAISE = opmap["RAISE_VARARGS"]
+
 
 def is_failure(error: BaseException) -> bool:
     """Whether an exception is the failure of the foreign code that raised it.
 
     `SystemExit` is one, because `argparse` and `sys.exit` raise it, and so is a `KeyboardInterrupt` that no
-    signal caused. The cancellation of the current task is not. A cancellation that comes from something
-    inside the code is.
+    signal caused, a panic of an extension, and every other exception outside `Exception`. Not of the code are
+    the cancellation of the current task, and the `GeneratorExit` of a coroutine that is closed. A
+    cancellation that comes from something inside the code is its failure.
     """
     asyncio = sys.modules.get("asyncio")  # who has not loaded it has no task; `--help` has not
     if asyncio is not None and isinstance(error, asyncio.CancelledError):
@@ -819,7 +824,20 @@ def is_failure(error: BaseException) -> bool:
         return task is not None and not task.cancelling()
     if isinstance(error, KeyboardInterrupt | SystemExit):
         return not _is_of_signal(error)
-    return isinstance(error, Exception)
+    return not isinstance(error, GeneratorExit) or _is_raised(error)
+
+
+def _is_raised(error: GeneratorExit) -> bool:
+    """Whether code raises this by itself. Closing a coroutine or generator throws it in where that waits."""
+    innermost = _innermost(error)
+    return innermost is not None and innermost.tb_frame.f_code.co_code[innermost.tb_lasti] == _RAISE
+
+
+def _innermost(error: BaseException) -> TracebackType | None:
+    innermost = error.__traceback__
+    while innermost is not None and innermost.tb_next is not None:
+        innermost = innermost.tb_next
+    return innermost
 
 
 def _is_of_signal(error: KeyboardInterrupt | SystemExit) -> bool:
@@ -829,8 +847,6 @@ def _is_of_signal(error: KeyboardInterrupt | SystemExit) -> bool:
     handlers = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
     if isinstance(error, KeyboardInterrupt) and signal.default_int_handler in handlers:
         return True  # it has no frame of its own
-    innermost = error.__traceback__
-    while innermost is not None and innermost.tb_next is not None:
-        innermost = innermost.tb_next
+    innermost = _innermost(error)
     codes = [getattr(getattr(one, "func", one), "__code__", None) for one in handlers]
     return innermost is not None and innermost.tb_frame.f_code in codes

@@ -274,8 +274,8 @@ def _contained_exit(group: str, name: str) -> Iterator[None]:
     """Raises a ConfigError where a plugin would end the process."""
     try:
         yield
-    except (SystemExit, KeyboardInterrupt) as error:
-        if not is_failure(error):
+    except BaseException as error:
+        if isinstance(error, Exception | asyncio.CancelledError) or not is_failure(error):
             raise
         raise ConfigError(
             f"The {group} plugin `{name}` ended with {type(error).__name__}: {error}."

@@ -405,6 +405,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "graph.transitions": ("a condition raised",),
     "graph.typed_state": ("a reducer or validator raised",),
     "knowledge.loaders": ("a reader raised",),
+    "plugins": ("a plugin ended with something outside `Exception`",),
     "runtime.bootstrap": ("closes and raises",),
     "runtime.input_rules": ("a rule raised",),
     "runtime.budgets": ("settles a reservation and raises", "settles a reservation and raises"),

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from astromesh.errors import ConflictingWrites, GraphError
+from astromesh.errors import ConflictingWrites, GraphError, is_failure
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.node_config import Child
 from astromesh.graph.records import OUTPUT_SUFFIX
@@ -165,7 +165,9 @@ def _merged(state: GraphState, key: str, writes: Sequence[Write]) -> Sequence[An
         for value in others:
             try:
                 merged = reducer(merged, value)
-            except Exception as error:  # a reducer is foreign code
+            except BaseException as error:  # a reducer is foreign code
+                if not is_failure(error):
+                    raise
                 raise GraphError(f"The reducer of {key!r} failed: {error!r}") from error
         return (merged,)
     if key in _UNITED_KEYS:

@@ -16,7 +16,7 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey
+from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey, is_failure
 from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.state import GraphState, Reducer, engine_write
 from astromesh.graph.structured_output import type_adapter
@@ -133,7 +133,9 @@ class StateSchema:
                     made[name] = field.validate(field.reducer(context[name], value))
                 else:
                     made[name] = field.validate(value)
-            except Exception as error:  # a reducer and a validator are foreign code
+            except BaseException as error:  # a reducer and a validator are foreign code
+                if not is_failure(error):
+                    raise
                 raise InvalidStateUpdate(f"The update of {name!r} is not valid: {error}") from error
         for name, value in made.items():
             engine_write(context, name, value)

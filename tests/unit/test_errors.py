@@ -6,7 +6,7 @@ import asyncio
 import signal
 import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 
 import pytest
 
@@ -25,11 +25,59 @@ def interrupt() -> None:
     raise KeyboardInterrupt
 
 
+class Panic(BaseException):
+    """As extensions in Rust raise it."""
+
+
+def panic() -> None:
+    raise Panic("index out of bounds")
+
+
+def leave_generator() -> None:
+    raise GeneratorExit
+
+
 async def test_what_foreign_code_raises_is_its_failure() -> None:
     assert is_failure(raised_by(lambda: sys.exit(2)))
     assert is_failure(raised_by(lambda: int("x")))
     assert is_failure(raised_by(interrupt))
     assert is_failure(asyncio.CancelledError()), "the task itself is not cancelled"
+    assert is_failure(raised_by(panic))
+    assert is_failure(raised_by(leave_generator))
+
+
+async def test_a_coroutine_that_is_closed_has_not_failed() -> None:
+    """Neither where it waits for a future, nor in an iterator that it reads."""
+    found: list[bool] = []
+
+    async def wait() -> None:
+        try:
+            await asyncio.sleep(60)
+        except GeneratorExit as error:
+            found.append(is_failure(error))
+            raise
+
+    async def outer() -> None:
+        try:
+            await wait()
+        except BaseException as error:
+            found.append(is_failure(error))
+            raise
+
+    waiting = outer()
+    waiting.send(None)
+    waiting.close()
+
+    def values() -> Generator[int, None, None]:
+        try:
+            yield 1
+        except GeneratorExit as error:
+            found.append(is_failure(error))
+
+    read = values()
+    next(read)
+    read.close()
+    assert found == [False, False, False]
     assert not is_failure(GeneratorExit())
 
 

@@ -1,4 +1,4 @@
-"""SystemExit, and KeyboardInterrupt without a signal, end what raised them and nothing else."""
+"""SystemExit, KeyboardInterrupt without a signal, panics and GeneratorExit end what raised them alone."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from astromesh.errors import ConfigError
-from astromesh.graph import FunctionNode, Guard, PromptGraph, PromptGraphEngine
+from astromesh.graph import FunctionNode, Guard, ParallelNode, PromptGraph, PromptGraphEngine
 from astromesh.guardrails.base import CheckContext, Rule, Verdict
 from astromesh.plugins import Deps, Plugins
 from astromesh.testing import ScriptedProvider
@@ -34,12 +34,27 @@ async def leave(input, context, tools):
 
 def interrupt(input, context, tools):
     raise KeyboardInterrupt
+
+class Panic(BaseException):
+    pass
+
+async def panic(input, context, tools):
+    raise Panic("out of bounds")
+
+async def close(input, context, tools):
+    raise GeneratorExit
 """
 
 
 @pytest.mark.parametrize(
     ("op", "message"),
-    [("parse", "SystemExit: 2"), ("leave", "SystemExit: 3"), ("interrupt", "KeyboardInterrupt")],
+    [
+        ("parse", "SystemExit: 2"),
+        ("leave", "SystemExit: 3"),
+        ("interrupt", "KeyboardInterrupt"),
+        ("panic", "Panic: out of bounds"),
+        ("close", "GeneratorExit"),
+    ],
 )
 async def test_an_operation_that_exits_is_a_failed_stage(tmp_path: Path, op: str, message: str) -> None:
     config = small(tmp_path / "config", op=op)
@@ -60,11 +75,24 @@ def interrupts(*arguments: Any) -> Any:
     raise KeyboardInterrupt
 
 
+class Panic(BaseException):
+    """As extensions in Rust raise it."""
+
+
+def panics(*arguments: Any) -> Any:
+    raise Panic("out of bounds")
+
+
+async def closes(*arguments: Any) -> Any:
+    raise GeneratorExit
+
+
 async def exits_async(*arguments: Any) -> Any:
     argparse.ArgumentParser().parse_args(["--unknown"])
 
 
-EXITS = pytest.mark.parametrize("leave", [exits, interrupts, exits_async])
+EXITS = pytest.mark.parametrize("leave", [exits, interrupts, exits_async, panics, closes])
+NAMES = ("SystemExit", "KeyboardInterrupt", "Panic", "GeneratorExit")
 
 
 @EXITS
@@ -80,7 +108,7 @@ async def test_a_tool_that_exits_is_a_failed_call(leave: Callable[..., Any]) -> 
     for name in ("sync_tool", "async_tool"):
         result = await box.execute(ToolCall("1", name, '{"x": 1}'), ToolContext())
         assert (result.ok, result.error) == (False, "tool_failed")
-        assert any(word in result.content for word in ("SystemExit", "KeyboardInterrupt"))
+        assert any(word in result.content for word in NAMES)
 
 
 @EXITS
@@ -88,7 +116,33 @@ async def test_a_node_that_exits_is_a_failed_node(leave: Callable[..., Any]) -> 
     graph = PromptGraph(nodes=[FunctionNode("a", leave)])
     result = await PromptGraphEngine(graph).ainvoke("Why?")
     assert not result.ok
-    assert result.report.errors[0].type in ("SystemExit", "KeyboardInterrupt")
+    assert result.report.errors[0].type in NAMES
+
+
+@EXITS
+async def test_a_durable_run_whose_node_exits_has_failed(tmp_path: Path, leave: Callable[..., Any]) -> None:
+    memory = {"conversational": {"backend": "sqlite"}}
+    spec: dict[str, Any] = {"orchestration": {"pattern": "graph", "graph": "g"}, "memory": memory}
+    graph = PromptGraph("g", nodes=[FunctionNode("a", leave)])
+    runtime = runtime_of(write(tmp_path, manifest(**spec)), ScriptedProvider("fine"), graphs={"g": graph})
+    async with client_of(runtime) as client:
+        body = {"query": "Why?", "session_id": "s"}
+        path = f"/v1/runs/{(await client.post('/v1/agents/helper/runs', json=body)).json()['run_id']}"
+        async with asyncio.timeout(20):
+            while (run := (await client.get(path)).json())["status"] in ("queued", "running"):
+                await asyncio.sleep(0.01)
+    assert (run["status"], run["error"]["code"]) == ("failed", "node_failed")
+
+
+@pytest.mark.parametrize("leave", [exits, interrupts, panics])
+async def test_a_reducer_that_exits_is_a_failed_run(leave: Callable[..., Any]) -> None:
+    def write(state: Any) -> None:
+        state.context["k"] = 1
+
+    children = [FunctionNode(name, write) for name in ("a", "b")]
+    graph = PromptGraph(nodes=[ParallelNode("p", children)], reducers={"k": leave})
+    result = await PromptGraphEngine(graph).ainvoke("Why?")
+    assert "The reducer of 'k' failed" in result.error
 
 
 @EXITS
@@ -109,7 +163,7 @@ async def test_conditions_guards_and_hooks_that_exit_end_no_run(leave: Callable[
     guarded = PromptGraph(nodes=[FunctionNode("a", value, guards=[Guard(leave)])])
     assert not (await PromptGraphEngine(guarded).ainvoke("Why?")).ok
 
-    if leave is not exits_async:  # conditions are plain functions
+    if leave not in (exits_async, closes):  # conditions are plain functions
         asks = PromptGraph(nodes=[FunctionNode("a", value), FunctionNode("b", value)])
         asks.add_edge("a", "b", condition=leave)
         assert (await PromptGraphEngine(asks).ainvoke("Why?")).report.stop_reason
@@ -126,22 +180,37 @@ class Exiting(Rule):
         return None
 
 
+class Panicking(Rule):
+    """A guardrail whose extension panics."""
+
+    type = "exiting"
+
+    def check(self, text: str, context: CheckContext) -> Verdict | None:
+        if "leave" in text:
+            panics()
+        return None
+
+
 @pytest.mark.parametrize("code", ["model", "guardrail"])
-async def test_a_model_or_guardrail_that_exits_ends_its_run_alone(tmp_path: Path, code: str) -> None:
+@pytest.mark.parametrize("leave", [exits, panics])
+async def test_a_model_or_guardrail_that_exits_ends_its_run_alone(
+    tmp_path: Path, code: str, leave: Callable[..., Any]
+) -> None:
     def model(request: Any) -> Any:
         if code == "model" and request.messages[-1].content == "leave":
-            sys.exit(7)
+            leave()
         return "fine"
 
     guardrails = {"input": [{"type": "exiting"}]} if code == "guardrail" else {}
     folder = write(tmp_path, manifest(guardrails=guardrails))
-    plugins = {"guardrails": {"exiting": Exiting}}
+    plugins = {"guardrails": {"exiting": Exiting if leave is exits else Panicking}}
     runtime = runtime_of(folder, ScriptedProvider(model, repeat=True), plugins=plugins)
     async with client_of(runtime) as client:
         body = {"query": "leave", "session_id": "s"}
         left = await client.post("/v1/agents/helper/run", json=body)
         stays = await client.post("/v1/agents/helper/run", json={**body, "query": "stay"})
     assert left.status_code == 500
+    assert left.json()["code"] in ("internal", "node_failed")
     assert stays.json()["response"] == "fine"
 
 
