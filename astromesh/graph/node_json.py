@@ -6,8 +6,9 @@ JSON, but for an output with `output_schema`, which is validated again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, fields
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import MISSING, fields, is_dataclass
+from math import isfinite
 from typing import Any, get_type_hints
 
 import orjson
@@ -47,10 +48,44 @@ def _encoded(value: Any, what: str) -> bytes:
         NotRecordable: It has no JSON form.
     """
     try:
-        return orjson.dumps(value, _json_of)
+        encoded = orjson.dumps(value, _json_of)
+        fault = not_finite(value, encoded)
     except (TypeError, orjson.JSONEncodeError, RecursionError) as error:
-        message = f"{what} is not JSON, which a durable run or a worker process needs: {error}"
-        raise NotRecordable(message) from error
+        raise NotRecordable(_NOT_JSON.format(what, error)) from error
+    if fault:
+        raise NotRecordable(_NOT_JSON.format(what, fault))
+    return encoded
+
+
+_NOT_JSON = "{} is not JSON, which a durable run or a worker process needs: {}"
+
+
+def not_finite(value: Any, encoded: bytes) -> str:
+    """Returns where a value holds NaN or infinity, which orjson writes as null, or an empty string.
+
+    Args:
+        encoded: The value as JSON.
+    """
+    steps = _steps_to_not_finite(value) if b"null" in encoded else None
+    return "" if steps is None else f"NaN or infinity{f' at {steps[1:]}' if steps else ''}"
+
+
+def _steps_to_not_finite(value: Any) -> str | None:
+    if isinstance(value, float):
+        return None if isfinite(value) else ""
+    if value is None or isinstance(value, str | int):
+        return None
+    inner: Iterable[tuple[Any, Any]]
+    if isinstance(value, list | tuple):
+        inner = enumerate(value)
+    elif is_dataclass(value):
+        inner = ((one.name, getattr(value, one.name)) for one in fields(value))
+    elif isinstance(value, Mapping | Struct) or hasattr(value, "model_dump"):
+        inner = _json_of(value).items()
+    else:
+        return None
+    found = ((key, _steps_to_not_finite(one)) for key, one in inner)
+    return next((f".{key}{steps}" for key, steps in found if steps is not None), None)
 
 
 def _json_of(value: Any) -> Any:

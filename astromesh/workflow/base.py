@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
-import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, Protocol, TypeAlias
 
 import orjson
 from msgspec import Struct, structs
 
+from astromesh.graph.node_json import not_finite
 from astromesh.graph.scope import Journal
 from astromesh.types import JsonObject
 
@@ -35,26 +34,9 @@ def canonical(value: Any) -> Any:
         encoded = orjson.dumps(value)
     except (orjson.JSONEncodeError, TypeError) as error:
         raise NotJson(f"is not a JSON value: {error}") from error
-    if b"null" in encoded and (steps := _not_finite(value)) is not None:  # orjson writes NaN as null
-        raise NotJson(f"is not a JSON value: NaN or infinity{f' at {steps[1:]}' if steps else ''}")
+    if fault := not_finite(value, encoded):
+        raise NotJson(f"is not a JSON value: {fault}")
     return orjson.loads(encoded)
-
-
-def _not_finite(value: Any) -> str | None:
-    """Returns where a value holds NaN or infinity, as a dotted path, or None."""
-    if isinstance(value, float):
-        return None if math.isfinite(value) else ""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
-    inner: Iterable[tuple[Any, Any]]
-    if isinstance(value, dict):
-        inner = value.items()
-    elif isinstance(value, (list, tuple)):
-        inner = enumerate(value)
-    else:
-        return None
-    found = ((key, _not_finite(one)) for key, one in inner)
-    return next((f".{key}{steps}" for key, steps in found if steps is not None), None)
 
 
 def private_copy(value: Any) -> Any:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import operator
 import signal
 import subprocess
 import sys
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -333,6 +335,31 @@ async def test_values_without_json_are_refused_at_the_start(store: str) -> None:
     engine = PromptGraphEngine(chain(HumanNode("h")), store=store)
     with pytest.raises(InvalidInput, match="'thing' in the context is not JSON"):
         await engine.ainvoke("q", context={"thing": object()})
+
+
+@dataclass
+class Measured:
+    value: float
+    earlier: list[float] = field(default_factory=list)
+
+
+@pytest.mark.parametrize(
+    ("value", "where"),
+    [(math.nan, ""), ({"a": [1.5, -math.inf]}, " at a.1"), (Measured(1.0, [math.inf]), " at earlier.0")],
+)
+async def test_nan_and_infinity_are_errors_of_their_node(value: Any, where: str) -> None:
+    """JSON would keep null in their place, so that another value stood there after a resume than before."""
+    write = FunctionNode("write", lambda state: state.context.update(w=value), inline=True)
+    read = Counted().node("give", value, output_key="v")
+    engine = PromptGraphEngine(chain(write, read, HumanNode("ask")), store="memory")
+    waiting = await engine.ainvoke("q")
+    assert [(one.node, "NaN or infinity" + where in one.message) for one in waiting.report.errors] == [
+        ("write", True),
+        ("give", True),
+    ]
+    assert not {"v", "w"} & waiting.context.keys()
+    fine = chain(Counted().node("give", {"a": None, "b": 1.5}, output_key="v"), HumanNode("ask"))
+    assert (await PromptGraphEngine(fine, store="memory").ainvoke("q")).report.errors == []
 
 
 async def test_a_cancelled_run_has_ended(store: str) -> None:
