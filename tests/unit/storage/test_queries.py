@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sqlite3
 
 import pytest
@@ -33,7 +34,7 @@ def test_a_fragment_stands_in_every_query_that_names_it():
     queries = store_queries("astromesh.durable", "runs", "postgres", fragments)
     found = [name for name, text in queries.items() if "o.id < runs.id" in text]
     assert found == ["next_of_agent", "redispatch", "claim"]
-    assert all("{" not in text for text in queries.values())
+    assert not [name for name, text in queries.items() if re.search(r"\{\w", text)]
 
 
 COMMIT = {"assignments": "", "change_parameters": "", "change_columns": ""}
