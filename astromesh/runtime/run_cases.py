@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec import convert
+from msgspec.structs import replace
 
 from astromesh import errors
 from astromesh.access.scopes import Viewer
@@ -45,7 +46,7 @@ async def propose_case(runtime: AgentRuntime, run_id: str, viewer: Viewer, case_
     if row.status not in ENDED_STATUSES:
         raise Conflict(f"The run {run_id!r} has not ended; it can be a case when it has.")
     own = [step for step in listed(steps) if _NESTED not in step.path]
-    requests = _requests(steps, own)
+    requests = _requests(steps, own, _output_schema(runtime, row.agent))
     case = {"id": case_id or run_id, **_input(row, own), "assertions": _checks(row, own, requests)}
     folder = runtime.config_dir / FOLDER
     if row.status != "completed":
@@ -59,10 +60,26 @@ _NESTED = "/run:"
 Requests = Mapping[tuple[str, int], CompletionRequest]
 
 
-def _requests(steps: Sequence[JournalStep], own: Iterable[JournalStep]) -> Requests:
+def _requests(
+    steps: Sequence[JournalStep], own: Iterable[JournalStep], schema: JsonObject | None
+) -> Requests:
+    """Returns the requests as a model receives them. Args: schema: of the answer of the agent."""
     found = requests_of(steps)
     keys = [(step.path, step.n) for step in own if step.kind == "model"]
-    return {key: convert(found[key], CompletionRequest) for key in keys if key in found}
+    read = {key: convert(found[key], CompletionRequest) for key in keys if key in found}
+    return {key: _with_schema(request, schema) for key, request in read.items()}
+
+
+def _with_schema(request: CompletionRequest, schema: JsonObject | None) -> CompletionRequest:
+    may_answer = request.answers and not request.role
+    if schema is None or not may_answer or request.output_schema is not None:
+        return request
+    return replace(request, output_schema=schema)
+
+
+def _output_schema(runtime: AgentRuntime, agent: str) -> JsonObject | None:
+    found = runtime.agent(agent).output_schema if agent in runtime.agents else None
+    return None if found is None else found.json_schema
 
 
 def _input(row: RunRow, steps: Iterable[JournalStep]) -> JsonObject:

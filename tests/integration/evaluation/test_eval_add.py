@@ -147,6 +147,36 @@ def test_cases_are_added_to_yaml_and_to_lines_and_none_twice(
         assert ended.value.exit_code == 2 and says in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("spec", "script", "answer"),
+    [
+        ("output_schema: {type: object, required: [eur]}", (CALL, '{"eur": 5}', '{"eur": 5}'), {"eur": 5}),
+        ("orchestration: {pattern: plan_and_execute}", ('["find it"]', CALL, "It is 5."), "It is 5."),
+    ],
+    ids=["schema", "plan"],
+)
+def test_answers_of_schemas_and_runs_of_patterns_are_reproduced(
+    config: Path, spec: str, script: tuple[Any, ...], answer: Any
+) -> None:
+    file = config / "agents" / "shop.agent.yaml"
+    file.write_text(f"{file.read_text()}  {spec}\n")
+    add(config, recorded(config, *script), yes=True)
+    (case,) = yaml.safe_load((config / "evals" / "shop.yaml").read_text())["cases"]
+    assert case["assertions"][-1] == {"type": "equals", "expected": answer} and "replay" in case
+
+
+def test_a_tool_that_failed_fails_in_the_recording_too(
+    config: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    call = ToolCall("call-1", "price", '{"item": "nothing"}')
+    (config / "eval_failing_tools.py").write_text("def price(item):\n    raise ValueError(item)\n")
+    file = config / "agents" / "shop.agent.yaml"
+    file.write_text(file.read_text().replace("eval_shop_tools", "eval_failing_tools"))
+    add(config, recorded(config, call, "I do not know."), yes=True)
+    (case,) = yaml.safe_load((config / "evals" / "shop.yaml").read_text())["cases"]
+    assert "replay" in case, capsys.readouterr().err
+
+
 def test_a_run_that_failed_is_expected_to_complete_and_runs_live(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
