@@ -827,6 +827,22 @@ def is_failure(error: BaseException) -> bool:
     return not isinstance(error, GeneratorExit) or _is_raised(error)
 
 
+def text_of(error: BaseException) -> str:
+    """Returns the text of an exception, or an empty string if its `__str__` fails."""
+    try:
+        return str(error)
+    except BaseException as broken:
+        if not is_failure(broken):
+            raise
+        return ""
+
+
+def described(error: BaseException) -> str:
+    """Returns class and text of an exception, or the class alone if it has no text."""
+    text = text_of(error)
+    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+
+
 def _is_raised(error: GeneratorExit) -> bool:
     """Whether code raises this by itself. Closing a coroutine or generator throws it in where that waits."""
     innermost = _innermost(error)

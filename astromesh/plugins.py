@@ -20,7 +20,14 @@ from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
-from astromesh.errors import AstromeshError, ConfigError, MissingExtra, UnknownPlugin, is_failure
+from astromesh.errors import (
+    AstromeshError,
+    ConfigError,
+    MissingExtra,
+    UnknownPlugin,
+    described,
+    is_failure,
+)
 from astromesh.knowledge.base import Embedder, KnowledgePipeline
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -277,9 +284,7 @@ def _contained_exit(group: str, name: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, Exception | asyncio.CancelledError) or not is_failure(error):
             raise
-        raise ConfigError(
-            f"The {group} plugin `{name}` ended with {type(error).__name__}: {error}."
-        ) from error
+        raise ConfigError(f"The {group} plugin `{name}` ended with {described(error)}.") from error
 
 
 @cache

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, cast
 from uuid import uuid4
 
-from astromesh.errors import ApprovalRequired, AstromeshError
+from astromesh.errors import ApprovalRequired, AstromeshError, described
 from astromesh.graph.records import ExecutionReport, GraphResult, Interrupt
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.run import Run
@@ -43,7 +43,7 @@ def explained(error: AstromeshError) -> AstromeshError:
     cause = error.__cause__
     if type(error) is not AstromeshError or cause is None:
         return error
-    explained = AstromeshError(f"The run failed: {type(cause).__name__}: {cause}")
+    explained = AstromeshError(f"The run failed: {described(cause)}")
     explained.run_id, explained.trace_id = error.run_id, error.trace_id
     explained.__cause__ = cause
     return explained

@@ -19,7 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, TypeAlias
 
 from astromesh.errors import (
+    described,
     is_failure,
+    text_of,
 )
 from astromesh.graph.base import BaseNode
 from astromesh.graph.flags import BIT, NodeFlag
@@ -180,7 +182,7 @@ def _cached_results(state: GraphState) -> dict[bytes, CachedResult]:
 
 
 def _log_not_cached(visit: Visit, what: str, error: BaseException) -> None:
-    log.info("%s is not cached: %s: %s", visit.config.path, what, error)
+    log.info("%s is not cached: %s: %s", visit.config.path, what, text_of(error))
 
 
 def declared_names(node: BaseNode) -> tuple[str, ...]:
@@ -321,7 +323,7 @@ async def _summarize(result: NodeResult, config: NodeConfig) -> None:
     except BaseException as error:  # a foreign model may raise anything
         if not is_failure(error):
             raise
-        log.warning("the output of %s could not be summarised: %s", config.path, error)
+        log.warning("the output of %s could not be summarised: %s", config.path, described(error))
         return
     result.usage = config.usage
     if answer.content:
@@ -336,8 +338,8 @@ def validate_output(visit: Visit) -> None:
     try:
         output_schema(schema).validate(result.output)
     except ValueError as error:
-        result.guards_failed = (*result.guards_failed, f"output_schema: {error}")
-        result.error = f"The output of {visit.node.name!r} does not fit its schema: {error}"
+        result.guards_failed = (*result.guards_failed, f"output_schema: {text_of(error)}")
+        result.error = f"The output of {visit.node.name!r} does not fit its schema: {text_of(error)}"
         if result.raw_output is None:
             result.raw_output = result.output
         result.output, result.messages_added = None, ()
@@ -426,5 +428,5 @@ async def _apply(visit: Visit, effect: Effect) -> None:
         if not is_failure(error):
             raise
         result = visit.result = visit.outcome
-        result.error = result.error or f"{type(error).__name__}: {error}"
+        result.error = result.error or described(error)
         result.exception, result.output, result.messages_added = error, None, ()

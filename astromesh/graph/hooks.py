@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from time import perf_counter
 from typing import Any, Protocol, TypeAlias
 
-from astromesh.errors import BudgetExhausted, ToolFailed, is_failure
+from astromesh.errors import BudgetExhausted, ToolFailed, described, is_failure, text_of
 from astromesh.graph.base import BaseNode
 from astromesh.graph.inline_calls import HELD_SECONDS, call_inline, warn_of_hold
 from astromesh.graph.node_config import NodeConfig
@@ -190,8 +190,8 @@ class HookSet:
             except BaseException as error:  # the boundary of a hook
                 if not is_failure(error):
                     raise
-                log.warning("pre_tool blocked %s: %r", call.name, error)
-                reason = str(error) or type(error).__name__
+                log.warning("pre_tool blocked %s: %s", call.name, described(error))
+                reason = text_of(error) or type(error).__name__
                 raise ToolFailed(f"The call of {call.name!r} was blocked: {reason}") from error
             if isinstance(other, ToolCall):
                 call = other
@@ -395,7 +395,9 @@ class LoggingHook:
         self._log.log(self._level, "tool %s %s", call.name, end)
 
     def on_error(self, node: BaseNode, error: BaseException | str, state: GraphState) -> None:
-        self._log.warning("node %s failed: %s", node.name, error)
+        self._log.warning(
+            "node %s failed: %s", node.name, error if isinstance(error, str) else text_of(error)
+        )
 
     def on_human_required(self, node: BaseNode, state: GraphState) -> None:
         self._log.log(self._level, "node %s needs a person", node.name)

@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from astromesh.errors import ConflictingWrites, GraphError, is_failure
+from astromesh.errors import ConflictingWrites, GraphError, described, is_failure
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.node_config import Child
 from astromesh.graph.records import OUTPUT_SUFFIX
@@ -168,7 +168,7 @@ def _merged(state: GraphState, key: str, writes: Sequence[Write]) -> Sequence[An
             except BaseException as error:  # a reducer is foreign code
                 if not is_failure(error):
                     raise
-                raise GraphError(f"The reducer of {key!r} failed: {error!r}") from error
+                raise GraphError(f"The reducer of {key!r} failed: {described(error)}") from error
         return (merged,)
     if key in _UNITED_KEYS:
         return ({name: value for mapping in values for name, value in mapping.items()},)

@@ -14,7 +14,7 @@ from typing import Any, get_type_hints
 import orjson
 from msgspec import Struct, convert, json, structs, to_builtins
 
-from astromesh.errors import AstromeshError, GraphError, GraphStopped, NodeFailed, OutputRefused
+from astromesh.errors import AstromeshError, GraphError, GraphStopped, NodeFailed, OutputRefused, described
 from astromesh.graph.call_record import error_of, error_to_json
 from astromesh.graph.records import NO_USAGE, TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import (
@@ -302,7 +302,7 @@ def exception_to_json(error: BaseException) -> JsonObject:
         return {"type": "OutputRefused", "about": [error.guard, str(error)]}
     if isinstance(error, AstromeshError):
         return error_to_json(error)
-    return {"type": "", "message": f"{type(error).__name__}: {error}"}
+    return {"type": "", "message": described(error)}
 
 
 def exception_of(data: JsonObject, known: dict[bytes, BaseException]) -> BaseException:

@@ -15,6 +15,8 @@ from astromesh.errors import (
     InvalidGraph,
     IterationsExhausted,
     NodeFailed,
+    described,
+    text_of,
 )
 from astromesh.graph.audibility import (
     Audibility,
@@ -269,7 +271,7 @@ class Step(RoutedNode):
             state.stop("budget", str(error))
         elif isinstance(error, IterationsExhausted):
             state.stop("max_iterations", str(error))
-        text = str(error) if isinstance(error, AstromeshError) else f"{type(error).__name__}: {error}"
+        text = text_of(error) if isinstance(error, AstromeshError) else described(error)
         result = NodeResult(
             self.name, error=text, usage=config.usage, duration_ms=duration_ms, exception=error
         )

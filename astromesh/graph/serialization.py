@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from pkgutil import resolve_name
 from typing import Any, NamedTuple, TypeVar
 
-from astromesh.errors import InvalidGraph, is_failure
+from astromesh.errors import InvalidGraph, described, is_failure
 from astromesh.graph.base import DEFAULTS, BaseNode
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import MAX_CONCURRENCY
@@ -210,7 +210,7 @@ def object_of(name: str, objects: Mapping[str, Any]) -> Any:
     except BaseException as error:  # loading a module runs foreign code
         if not is_failure(error):
             raise
-        raise ValueError(f"{name!r} cannot be loaded: {type(error).__name__}: {error}.") from error
+        raise ValueError(f"{name!r} cannot be loaded: {described(error)}.") from error
 
 
 G = TypeVar("G")

@@ -25,7 +25,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from astromesh.errors import is_failure
+from astromesh.errors import described, is_failure
 from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.records import ACTION_KEY, END, ERROR_NODE, TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import GraphState
@@ -454,8 +454,10 @@ def condition_holds(test: Test, transition: Transition, result: NodeResult, stat
     except BaseException as error:  # boundary of a node: a condition is foreign code
         if not is_failure(error):
             raise
-        log.warning("the condition of the %s to %s raised %r", transition.reason, transition.target, error)
+        log.warning(
+            "the condition of the %s to %s raised %s", transition.reason, transition.target, described(error)
+        )
         if not result.error:
             where = f"the {transition.reason} to {transition.target!r}"
-            result.error, result.exception = f"The condition of {where} failed: {error!r}", error
+            result.error, result.exception = f"The condition of {where} failed: {described(error)}", error
         return False

@@ -16,7 +16,7 @@ from functools import partial
 from types import NoneType, UnionType
 from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey, is_failure
+from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey, is_failure, text_of
 from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.state import GraphState, Reducer, engine_write
 from astromesh.graph.structured_output import type_adapter
@@ -136,7 +136,7 @@ class StateSchema:
             except BaseException as error:  # a reducer and a validator are foreign code
                 if not is_failure(error):
                     raise
-                raise InvalidStateUpdate(f"The update of {name!r} is not valid: {error}") from error
+                raise InvalidStateUpdate(f"The update of {name!r} is not valid: {text_of(error)}") from error
         for name, value in made.items():
             engine_write(context, name, value)
         if state.updates is not None:

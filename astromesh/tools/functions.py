@@ -33,10 +33,9 @@ from pydantic.json_schema import GenerateJsonSchema
 from pydantic_core import PydanticSerializationError, SchemaError
 from typing_extensions import ParamSpec, TypeVar
 
-from astromesh.errors import ConfigError, InvalidToolCall, is_failure
+from astromesh.errors import ConfigError, InvalidToolCall, is_failure, text_of
 from astromesh.tools.base import ToolContext
 from astromesh.tools.executor import TOOL_CALLS, FunctionExecutor
-from astromesh.tools.results import text_of
 from astromesh.types import Effect, JsonObject, ToolSpec
 
 

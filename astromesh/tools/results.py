@@ -25,6 +25,7 @@ from astromesh.errors import (
     ToolFailed,
     ToolTimeout,
     is_failure,
+    text_of,
 )  # fmt: skip
 from astromesh.telemetry.events import ms_since
 from astromesh.types import Command, ToolCall, ToolResult
@@ -125,14 +126,6 @@ def describe(error: BaseException) -> str:
     """Returns type and message of a foreign exception, without stack and secrets."""
     message = _SECRETS.sub(r"\1***", text_of(error)[: 2 * _MAX_ERROR])[:_MAX_ERROR]
     return f"{type(error).__name__}: {message}" if message else type(error).__name__
-
-
-def text_of(error: BaseException) -> str:
-    """Returns the text of an exception, or an empty string if `__str__` fails."""
-    try:
-        return str(error)
-    except Exception:  # noqa: BLE001 (a foreign `__str__` may raise anything)
-        return ""
 
 
 def unknown_tool(name: str, known: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ import orjson
 
 from astromesh.config.workflow.folder import WorkflowFolder
 from astromesh.config.workflow.operations import ObserverSpec
-from astromesh.errors import is_failure
+from astromesh.errors import described, is_failure
 from astromesh.graph.state import FrozenDict, FrozenList
 from astromesh.logs import get_logger
 from astromesh.types import JsonObject
@@ -127,7 +127,7 @@ class _ObserverQueue:
         except BaseException as error:  # foreign code: a plugin observer
             if not is_failure(error):
                 raise
-            log.warning("observer_failed", plugin=self._id, error=f"{type(error).__name__}: {error}")
+            log.warning("observer_failed", plugin=self._id, error=described(error))
 
 
 def freeze(value: Any) -> Any:

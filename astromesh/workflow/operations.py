@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from astromesh.errors import is_failure
+from astromesh.errors import described, is_failure
 from astromesh.tools.executor import DetachedTasks, FunctionExecutor, ThreadPool
 
 
@@ -30,9 +30,7 @@ def load_operation(folder: Path, name: str) -> Callable[..., Any]:
     except BaseException as error:  # foreign code: a module runs when it is imported
         if not is_failure(error):
             raise
-        raise LookupError(
-            f"the module {module_name!r} cannot be imported: {type(error).__name__}: {error}"
-        ) from error
+        raise LookupError(f"the module {module_name!r} cannot be imported: {described(error)}") from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise LookupError(f"{module_name!r} has no function {attribute!r}")

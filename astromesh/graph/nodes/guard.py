@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Unpack
 
-from astromesh.errors import OutputRefused, is_failure
+from astromesh.errors import OutputRefused, is_failure, text_of
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
 from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.node_config import NodeConfig
@@ -73,7 +73,7 @@ class Guard:
             if not is_failure(error):
                 raise
             log.warning("the guard %s raised an exception", self.name, exc_info=True)
-            return GuardVerdict(False, str(error) or type(error).__name__)
+            return GuardVerdict(False, text_of(error) or type(error).__name__)
         if isinstance(answer, GuardVerdict):
             return answer
         if answer is None or answer is True:

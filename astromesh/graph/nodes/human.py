@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Hashable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, Unpack
 
-from astromesh.errors import is_failure
+from astromesh.errors import is_failure, text_of
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import NodeConfig
@@ -108,7 +108,8 @@ class HumanNode(BaseNode):
         except BaseException as error:  # boundary of a node: after any failure nobody has approved
             if not is_failure(error):
                 raise
-            denied = self._denied(state, "human_denied", f"The handler of {self.name!r} failed: {error}")
+            why = text_of(error) or type(error).__name__
+            denied = self._denied(state, "human_denied", f"The handler of {self.name!r} failed: {why}")
             return replace(denied, exception=error)
         return self._result_of(_decision(answer), value, state)
 

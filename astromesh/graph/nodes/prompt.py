@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Unpack
 
 from msgspec import structs
 
-from astromesh.errors import InvalidOutput
+from astromesh.errors import InvalidOutput, text_of
 from astromesh.graph.base import BaseNode, NodeKeywords
 from astromesh.graph.calls import ASSISTANT, goto_of, tool_message
 from astromesh.graph.flags import NodeFlag
@@ -230,7 +230,7 @@ class PromptNode(BaseNode):
             parsed = self._parse(answer.content)
         except ValueError as error:
             guard = self._schema_guard
-            return None, GuardResults((), (guard.name,), (guard,), str(error))
+            return None, GuardResults((), (guard.name,), (guard,), text_of(error))
         checked = await run_guards(self._guards, parsed, state)
         if checked.refused:
             return None, checked

@@ -11,7 +11,7 @@ import jsonschema_rs
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
-from astromesh.errors import ConfigError, ForeignError, ToolFailed, is_failure
+from astromesh.errors import ConfigError, ForeignError, ToolFailed, described, is_failure
 from astromesh.plugins import Deps
 from astromesh.text import did_you_mean
 from astromesh.tools.base import ToolContext
@@ -134,7 +134,7 @@ def load_function(reference: str) -> Callable[..., Any]:
     except BaseException as error:  # modules, their `__getattr__` and properties are foreign code
         if not is_failure(error):
             raise
-        raise ConfigError(f"Loading `{reference}` failed: {type(error).__name__}: {error}") from error
+        raise ConfigError(f"Loading `{reference}` failed: {described(error)}") from error
     if not callable(found):
         raise ConfigError(f"`{reference}` is not a function but {type(found).__name__}.")
     function: Callable[..., Any] = found

@@ -79,6 +79,17 @@ class Panic(BaseException):
     """As extensions in Rust raise it."""
 
 
+class Mute(Exception):
+    """One that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+def mutes(*arguments: Any) -> Any:
+    raise Mute
+
+
 def panics(*arguments: Any) -> Any:
     raise Panic("out of bounds")
 
@@ -91,8 +102,8 @@ async def exits_async(*arguments: Any) -> Any:
     argparse.ArgumentParser().parse_args(["--unknown"])
 
 
-EXITS = pytest.mark.parametrize("leave", [exits, interrupts, exits_async, panics, closes])
-NAMES = ("SystemExit", "KeyboardInterrupt", "Panic", "GeneratorExit")
+EXITS = pytest.mark.parametrize("leave", [exits, interrupts, exits_async, panics, closes, mutes])
+NAMES = ("SystemExit", "KeyboardInterrupt", "Panic", "GeneratorExit", "Mute")
 
 
 @EXITS

@@ -655,7 +655,7 @@ def _stops(state: GraphState) -> str:
         (FunctionNode("f", lambda state: NodeResult(output=[1]), inline=True), [1], ""),
         (FunctionNode("f", lambda state, config: config.path, inline=True), "f", ""),
         (FunctionNode("f", lambda state: "in time", timeout=60, inline=True), "in time", ""),
-        (FunctionNode("f", _stops, inline=True), None, "StopIteration: "),
+        (FunctionNode("f", _stops, inline=True), None, "StopIteration"),
         (FunctionNode("f", lambda state: "now"), "now", ""),
         (FunctionNode("f", lambda state: _late()), "late", ""),
         (FunctionNode("f", lambda state: NodeResult(output=[1])), [1], ""),

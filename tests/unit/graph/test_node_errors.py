@@ -13,6 +13,7 @@ from astromesh.graph import (
     Guard,
     GuardVerdict,
     HumanNode,
+    LoggingHook,
     LoopNode,
     NodeFlag,
     NodeResult,
@@ -70,6 +71,61 @@ async def test_a_run_whose_last_error_nothing_took_up_has_failed() -> None:
     with pytest.raises(NodeFailed, match="b: broken") as raised:
         result.raise_for_error()
     assert raised.value.__cause__ is original
+
+
+class Mute(Exception):
+    """One that cannot even say what it is."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+    __repr__ = __str__
+
+
+def mute(*arguments: Any) -> Any:
+    raise Mute
+
+
+class MuteHook:
+    def pre_node(self, node: Any, state: Any) -> None:
+        raise Mute
+
+
+async def write_one(state: Any) -> None:
+    state.context["k"] = 1
+
+
+@pytest.mark.parametrize(
+    ("graph", "says_what"),
+    [
+        (lambda: chain(FunctionNode("a", mute)), "Mute"),
+        (lambda: chain(FunctionNode("a", mute, output_key="k")), "Mute"),
+        (lambda: chain(says("a", 1, guards=[Guard(mute)])), "Mute"),
+        (lambda: chain(HumanNode("a")), "The handler of 'a' failed: Mute"),
+        (lambda: PromptGraph(nodes=[says("a", 1), says("b")]).when("a", "b", mute), "failed: Mute"),
+        (
+            lambda: chain(
+                ParallelNode("a", [FunctionNode("b", write_one), FunctionNode("c", write_one)]),
+                reducers={"k": lambda value, written: mute()},
+            ),
+            "The reducer of 'k' failed: Mute",
+        ),
+    ],
+    ids=["node", "output key", "guard", "handler", "condition", "reducer"],
+)
+async def test_an_exception_without_a_text_is_named_by_its_class(graph: Any, says_what: str) -> None:
+    result = await run(graph(), human_handler=mute)
+    assert not result.ok
+    assert says_what in result.error
+    assert all(error.message for error in result.report.errors)
+    with pytest.raises(GraphError):
+        result.raise_for_error()
+
+
+async def test_a_hook_whose_exception_has_no_text_harms_nobody() -> None:
+    assert (await run(chain(says("a", "fine")), hooks=[MuteHook()])).output == "fine"
+    result = await run(chain(FunctionNode("a", mute), says("b", "fine")), hooks=[LoggingHook()])
+    assert (result.output, found(result)) == ("fine", [("a", "Mute", "Mute")])
 
 
 async def test_a_stop_without_a_node_error_is_raised_too() -> None:
