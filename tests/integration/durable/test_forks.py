@@ -14,10 +14,13 @@ import httpx
 import pytest
 import yaml
 
+from astromesh.access.scopes import Viewer
+from astromesh.errors import Forbidden, RunNotFound
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.forks import ForkRequest
 from astromesh.testing import ManualClock, RecordingTool, ScriptedProvider, plugin_of
-from astromesh.types import CompletionRequest, ToolCall
+from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, manifest, write
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
@@ -405,3 +408,20 @@ async def test_the_effects_of_a_nested_agent_do_not_happen_again(tmp_path: Path)
         again = await server.fork(run["run_id"], first)
         assert again["result"]["response"] == "done"
         assert (len(server.tool.calls), len(server.model.requests)) == (0, 3)
+
+
+async def test_who_may_not_see_a_run_or_run_its_agent_cannot_fork_it(tmp_path: Path) -> None:
+    """A fork that another principal of the tenant starts belongs to the owner of the run."""
+    async with Server(write(tmp_path, manifest()), "one", "two") as server:
+        run_id, travel = (await server.run())["run_id"], server.runtime.time_travel
+        me, wanted = Viewer("default", "anonymous"), ForkRequest(3)
+        for stranger in (Viewer("default", "somebody"), Viewer("elsewhere", None)):
+            with pytest.raises(RunNotFound):
+                await travel.fork(run_id, stranger, wanted, CallerContext(scopes=frozenset({"admin"})))
+        with pytest.raises(Forbidden, match="agents:run:helper"):
+            await travel.fork(run_id, me, wanted, CallerContext(scopes=frozenset({"agents:run:other"})))
+        admin = CallerContext("root", scopes=frozenset({"admin"}))
+        fork = await travel.fork(run_id, Viewer("default", None), wanted, admin)
+        await server.rests(fork.run_id)
+    assert (fork.tenant, fork.owner) == ("default", "anonymous")
+    assert fork.caller["user_id"] != "root"
