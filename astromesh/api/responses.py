@@ -16,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from astromesh.api.errors import error_response, public_failure
+from astromesh.api.freed_memory import freed_memory
 from astromesh.errors import AstromeshError
 from astromesh.telemetry.events import MODEL_DELTA, PRIVATE_EVENTS, TERMINAL_EVENTS
 from astromesh.telemetry.run_log import EVENT_OVERHEAD, text_length
@@ -185,6 +186,8 @@ class EventStreamResponse(Response):
         except OSError:
             pass  # the socket closed: the same as a disconnect
         finally:
+            if watch.done() and not watch.cancelled():  # the client left before the end
+                freed_memory.return_soon()
             watch.cancel()
             self._buffer.discard()
             if self._on_close is not None:
