@@ -21,7 +21,7 @@ from astromesh.tools.functions import FunctionTool
 from astromesh.tools.toolbox import ToolBox
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
-from tests.integration.workflow.folders import runtime_with, small
+from tests.integration.workflow.folders import runtime_with, small, until
 
 OPS = """
 import argparse, asyncio, sys
@@ -65,6 +65,16 @@ async def test_an_operation_that_exits_is_a_failed_stage(tmp_path: Path, op: str
     assert task["status"] == "failure"
     assert (task["error"]["code"], task["error"]["message"]) == ("operation_error", message)
     assert again.status_code == 200
+
+
+@pytest.mark.parametrize("op", ["panic", "close"])
+async def test_an_operation_of_a_durable_task_that_panics_is_not_repeated(tmp_path: Path, op: str) -> None:
+    config = small(tmp_path / "config", op=op)
+    (config / "workflows" / "small" / "ops.py").write_text(OPS)
+    async with client_of(runtime_with(config)) as client:
+        accepted = (await client.post("/v1/workflows/small/runs", json={"input": 1})).json()
+        task = await until(client, accepted["task_id"], "failure", "success")
+    assert task["error"]["code"] == "operation_error"
 
 
 def exits(*arguments: Any) -> Any:
