@@ -139,8 +139,9 @@ class Branching:
             missing = f"There is no node {name!r} in {self._plan.name!r}."
             raise BranchFailed(NodeResult(self._step.name, error=missing))
         state = self._state.fork({})
-        state.context, state.current_node = {**self._before, **(values or {})}, ""
-        return Branch(Child(self._plan.steps[name].node, label, values or {}), label, state, self._before)
+        state.current_node = ""
+        child = Child(self._plan.steps[name].node, label, values or {})
+        return Branch(child, label, state, self._before).begin()
 
     def _go_on(self, token: Token, *, has_met: bool = False) -> None:
         """Starts a token, unless it is at a node that waits for others."""
@@ -213,17 +214,7 @@ class Branching:
 
     def _joined(self, name: str, met: Sequence[Token]) -> Token:
         """Returns the one token as which several go on."""
-        branch = self._branch(name, met[0].branch.name)
-        branches = [token.branch for token in met]
-        merge(branch.state, branches)
-        whole = Branch(
-            branch.child,
-            branch.name,
-            branch.state,
-            self._before,
-            parts=branches,
-            joined=dict(branch.state.context),
-        )
+        whole = self._branch(name, met[0].branch.name).met([token.branch for token in met])
         last = next((token.last for token in reversed(met) if token.last is not None), None)
         return Token(met[0].place, name, whole, self._prefix, last)
 

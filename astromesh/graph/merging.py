@@ -2,6 +2,7 @@
 
 what the nodes write            what remains
 lists (messages, plan, …)       what each has added, in the order of the nodes
+a key that one has deleted      is deleted, unless another has written it
 a key with a reducer            the reducer's value, one node after another
 other keys of the context       the value, if all have written the same. Else it is an error
 under PARALLEL_SAFE             the context is shared and not copied: the last write remains
@@ -12,10 +13,11 @@ items of a FanOutNode           keep every output of their nodes to themselves
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from typing import Any, Final, NamedTuple
 
 from astromesh.errors import ConflictingWrites, GraphError, described, is_failure
+from astromesh.graph.copies import Copies, is_same
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.node_config import Child
 from astromesh.graph.records import OUTPUT_SUFFIX
@@ -24,6 +26,7 @@ from astromesh.graph.state import (
     NODE_CACHE,
     RESERVED_KEYS,
     GraphState,
+    engine_forget,
     engine_write,
     retries_key,
 )
@@ -34,8 +37,12 @@ _READONLY, _SAFE = BIT[NodeFlag.READONLY], BIT[NodeFlag.PARALLEL_SAFE]
 _UNITED_KEYS = frozenset({NODE_CACHE, HUMAN_DECISIONS})
 
 
+#: The value of a key that was deleted.
+DELETED: Final = object()
+
+
 class Write(NamedTuple):
-    """A value that a branch has written under a key."""
+    """A value that a branch has written under a key, or DELETED."""
 
     branch: Branch
     value: Any
@@ -52,6 +59,7 @@ class Branch:
         is_safe: Whether it has the flag PARALLEL_SAFE.
         parts: The branches that met before this one, which it continues.
         joined: The context as it was when they had met.
+        copies: The copies of containers on which it works.
     """
 
     child: Child
@@ -61,20 +69,40 @@ class Branch:
     is_safe: bool = False
     parts: Sequence[Branch] = ()
     joined: Mapping[str, Any] = field(default_factory=dict)
+    copies: Copies = field(default_factory=Copies)
+
+    def begin(self) -> Branch:
+        """Gives the child its own context. Returns the branch."""
+        copy = self.copies.copy
+        copied = {key: value if key in RESERVED_KEYS else copy(value) for key, value in self.before.items()}
+        self.state.context = {**copied, **self.child.context}
+        return self
+
+    def met(self, parts: Sequence[Branch]) -> Branch:
+        """Returns the branch as which others go on that have met, with their writes.
+
+        Raises:
+            ConflictingWrites, GraphError: See `merge`.
+        """
+        merge(self.state, parts)
+        return replace(self, parts=parts, joined=dict(self.state.context))
 
     def writes(self) -> dict[str, list[Write]]:
-        """Returns what the child has written to its context, without what it keeps to itself.
+        """Returns what the child has written to its context or deleted, without what it keeps to itself.
 
         A reducer gets each write of the parts, not the value that it has made of them.
         """
         own, private = self.child.context, self.output_names(keys=True) if self.child.is_item else ()
+        context, restored = self.state.context, self.copies.restored
         found = {
             key: [Write(self, value)]
-            for key, value in self.state.context.items()
+            for key, value in ((key, restored(value)) for key, value in context.items())
             if not (key in self.before and self.before[key] is value)
             and not (key in own and own[key] is value)
             and key not in private
         }
+        for key in self.before.keys() - context.keys() - own.keys() - RESERVED_KEYS - set(private):
+            found[key] = [Write(self, DELETED)]
         for key, values in (self.state.updates or {}).items():
             if key in found and key in self.state.reducers:
                 found[key] = [Write(self, value) for value in values]
@@ -114,10 +142,13 @@ def merge(state: GraphState, branches: Sequence[Branch]) -> None:
     merged = {key: value for key, writes in written.items() for value in _merged(state, key, writes)}
     if state.updates is not None:
         for key in state.reducers.keys() & written.keys():
-            state.updates.setdefault(key, []).extend(write.value for write in written[key])
+            state.updates.setdefault(key, []).extend(_values(written[key]))
     state.extend_lists([branch.state for branch in branches])
     for key, value in merged.items():
-        engine_write(state.context, key, value)
+        if value is DELETED:
+            engine_forget(state.context, key)
+        else:
+            engine_write(state.context, key, value)
 
 
 class Branches:
@@ -142,8 +173,8 @@ class Branches:
             fork.context = state.context
         else:
             fork.context = {**self._before, **child.context}
-        name = child.name or child.node.name
-        branch = self._branches[index] = Branch(child, name, fork, self._before, is_safe)
+        branch = Branch(child, child.name or child.node.name, fork, self._before, is_safe)
+        self._branches[index] = branch if mask & (_SAFE | _READONLY) else branch.begin()
         return branch
 
     def merge(self) -> None:
@@ -157,8 +188,8 @@ class Branches:
 
 def _merged(state: GraphState, key: str, writes: Sequence[Write]) -> Sequence[Any]:
     """Returns the merged value of a key, or nothing if it stays inside the branches."""
-    values = [write.value for write in writes]
-    if (reducer := state.reducers.get(key)) is not None:
+    values = _values(writes)
+    if values and (reducer := state.reducers.get(key)) is not None:
         if key in (before := writes[0].branch.before):
             values.insert(0, before[key])
         merged, *others = values
@@ -176,7 +207,11 @@ def _merged(state: GraphState, key: str, writes: Sequence[Write]) -> Sequence[An
         if all(key in branch.output_names() for branch in conflict):
             return ()
         raise ConflictingWrites(key, (conflict[0].name, conflict[1].name))
-    return values[-1:]
+    return [writes[-1].value]
+
+
+def _values(writes: Sequence[Write]) -> list[Any]:
+    return [write.value for write in writes if write.value is not DELETED]
 
 
 def _conflict(writes: Sequence[Write]) -> tuple[Branch, Branch] | None:
@@ -186,13 +221,3 @@ def _conflict(writes: Sequence[Write]) -> tuple[Branch, Branch] | None:
         if not is_same(counted[0].value, write.value):
             return counted[0].branch, write.branch
     return None
-
-
-def is_same(one: Any, other: Any) -> bool:
-    """Whether two values are equal. Values that cannot be compared are not."""
-    if one is other:
-        return True
-    try:
-        return type(one) is type(other) and bool(one == other)
-    except Exception:  # noqa: BLE001 (comparing runs foreign code: arrays have no truth value)
-        return False

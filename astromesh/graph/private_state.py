@@ -2,8 +2,6 @@
 
 Other nodes work at the same time, and a thread cannot be stopped: after a timeout it may still write. So a
 function gets a copy, and its writes come back when it has ended in time.
-
-Containers (dict, list, set) are copied at every depth, other values are not: copying runs foreign code.
 """
 
 from __future__ import annotations
@@ -13,7 +11,7 @@ import inspect
 from collections.abc import Callable
 from typing import Any
 
-from astromesh.graph.merging import is_same
+from astromesh.graph.copies import Copies
 from astromesh.graph.state import ALL_LISTS, GraphState, ReadOnlyState, SharedState, read_only_view
 from astromesh.tools.executor import TOOL_CALLS
 
@@ -29,12 +27,10 @@ class PrivateState:
 
     def __init__(self, original: GraphState) -> None:
         self._original = original
-        #: copies by identity of the original, for aliases and cycles, and originals by that of the copy
-        self._copies: dict[int, Any] = {}
-        self._origins: dict[int, Any] = {}
-        copy = original.view([], {key: self._copy(value) for key, value in original.context.items()})
+        self._copies = copies = Copies()
+        copy = original.view([], {key: copies.copy(value) for key, value in original.context.items()})
         for name in _LISTS:
-            setattr(copy, name, [self._copy(item) for item in getattr(original, name)])
+            setattr(copy, name, [copies.copy(item) for item in getattr(original, name)])
         self._keys = frozenset(copy.context)
         if isinstance(original, ReadOnlyState):
             copy = read_only_view(copy)
@@ -66,7 +62,7 @@ class PrivateState:
                 if type(before) is list and not isinstance(now, list):
                     setattr(original, name, now)
                 continue
-            items = [self._restored(item) for item in now]
+            items = [self._copies.restored(item) for item in now]
             if len(items) != len(before) or any(a is not b for a, b in zip(items, before, strict=True)):
                 before[:] = items
 
@@ -79,31 +75,9 @@ class PrivateState:
         for key in self._keys - now.keys():
             context.pop(key, None)
         for key, value in now.items():
-            restored = self._restored(value)
+            restored = self._copies.restored(value)
             if key not in context or context[key] is not restored:
                 context[key] = restored
-
-    def _copy(self, value: Any) -> Any:
-        return value if type(value) not in _CONTAINERS else self._copy_container(value)
-
-    def _copy_container(self, value: Any) -> Any:
-        found = self._copies.get(id(value))
-        if found is None:  # noted before its items, which may contain it
-            found = self._copies[id(value)] = value.copy()
-            self._origins[id(found)] = value
-            if type(value) is not set:
-                for key, item in value.items() if type(value) is dict else enumerate(value):
-                    if type(item) in _CONTAINERS:
-                        found[key] = self._copy_container(item)
-        return found
-
-    def _restored(self, value: Any) -> Any:
-        """Returns the original of a copy that has not changed, any other value itself."""
-        origin = self._origins.get(id(value), value)
-        return origin if origin is value or is_same(origin, value) else value
-
-
-_CONTAINERS = frozenset({dict, list, set})
 
 
 async def call_in_thread(

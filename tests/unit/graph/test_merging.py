@@ -191,3 +191,67 @@ def test_reducers_are_written_and_read_by_name() -> None:
     data = graph.to_config(objects=objects)
     assert data["reducers"] == {"log": f"{__name__}:join_texts", "n": "builtins:max"}
     assert PromptGraph.from_config(data, objects=objects).reducers == {"log": join_texts, "n": max}
+
+
+def counts(name: str, *, waits: bool) -> FunctionNode:
+    """A node that adds one to a number inside a value, with a pause between reading and writing."""
+
+    async def slowly(state):
+        n = state.context["d"]["n"]
+        await asyncio.sleep(0)
+        state.context["d"]["n"] = n + 1
+
+    def at_once(state):
+        state.context["d"]["n"] += 1
+
+    return FunctionNode(name, slowly if waits else at_once)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+@pytest.mark.parametrize("forks", [True, False])
+async def test_values_inside_values_are_private_until_the_merge(waits: bool, forks: bool) -> None:
+    """A change inside of a dict is a write of its key, of `async` children as of plain ones."""
+    nodes = [counts("a", waits=waits), counts("b", waits=waits), writes("c", other=1)]
+    before = {"d": {"n": 0, "deep": [{"x": 1}]}}
+
+    def made(reducers: Any, children: Any) -> PromptGraph:
+        if not forks:
+            return PromptGraph("g", nodes=[ParallelNode("p", children)], reducers=reducers)
+        graph = PromptGraph("g", nodes=[FunctionNode("p", lambda s: None), *children], reducers=reducers)
+        return graph.fork("p", *(one.name for one in children))
+
+    def added(one: Any, other: Any) -> Any:
+        return {**one, "n": one["n"] + other["n"]}
+
+    summed = await PromptGraphEngine(made({"d": added}, nodes)).ainvoke("q", context=before)
+    assert (summed.context["d"]["n"], summed.context["other"]) == (2, 1)
+    alone = await PromptGraphEngine(made({}, nodes[1:])).ainvoke("q", context=before)
+    assert alone.context["d"] == {"n": 1, "deep": [{"x": 1}]}
+
+    async def other_value(state):
+        await asyncio.sleep(0)
+        state.context["d"]["deep"][0]["x"] = 2
+
+    clash = await PromptGraphEngine(made({}, [nodes[0], FunctionNode("x", other_value)])).ainvoke(
+        "q", context=before
+    )
+    assert "'a' and 'x' ran at once and wrote different values under 'd'" in clash.error
+
+
+async def test_a_deleted_key_is_deleted_unless_another_node_has_written_it() -> None:
+    async def deletes(state):
+        del state.context["k"]
+
+    def deleting(name: str) -> FunctionNode:
+        return FunctionNode(name, deletes)
+
+    both = await run(ParallelNode("p", [deleting("a"), deleting("b"), writes("c", x=1)]), None, {"k": 0})
+    assert both.ok
+    assert ("k" in both.context, both.context["x"]) == (False, 1)
+    clash = await run(ParallelNode("p", [deleting("a"), writes("b", k=1)]), None, {"k": 0})
+    assert "'a' and 'b'" in clash.error
+    work = ParallelNode("p", [deleting("a"), writes("b", k=1)])
+    assert (await run(work, {"k": operator.add}, {"k": 5})).context["k"] == 6
+    graph = PromptGraph("g", nodes=[writes("begin", k=0), deleting("a"), writes("b", x=1), writes("end")])
+    graph.fork("begin", "a", "b").add_edge("a", "end").add_edge("b", "end")
+    assert "k" not in (await PromptGraphEngine(graph).ainvoke("q")).context
