@@ -70,10 +70,12 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """
     NETWORK.take()
     environment = dict(os.environ)
-    with logs.kept():
-        yield
-    for name in os.environ.keys() - environment.keys() - {"PYTEST_CURRENT_TEST"}:
-        del os.environ[name]
+    try:
+        with logs.kept():
+            yield
+    finally:
+        for name in os.environ.keys() - environment.keys() - {"PYTEST_CURRENT_TEST"}:
+            del os.environ[name]
     if tried := NETWORK.take():
         pytest.fail(f"tests stay on this machine, but this one tried to {', '.join(tried)}", pytrace=False)
 

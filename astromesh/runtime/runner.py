@@ -232,7 +232,8 @@ class AgentRunner:
         """
         sinks = tuple(sinks)
         if parent is None:
-            require_valid(request)
+            if request.metadata or request.tags:
+                require_valid(request)
             if self.active.draining:
                 raise ShuttingDown("The server is shutting down; send the request again.")
             if agent.name in self._durable_agents:
@@ -270,9 +271,8 @@ class AgentRunner:
                 if recorded is not None:
                     log.recording = self._recorder.end(agent, request, run, recorded)
                 runs.logs.close(log, self.clock.monotonic())
-                run.scope.events = (
-                    NO_EVENTS  # breaks the circle of events, model and scope, which keeps texts
-                )
+                # breaks the circle of events, model and scope, which keeps texts
+                run.scope.events = NO_EVENTS
                 if self.keeps_runs and not log.durable and not run.is_suspended:
                     runs.archive.add(log)
                 if run.is_in_durable_run:
@@ -622,7 +622,8 @@ def for_writers(wrapper: Wrapper) -> Wrapper:
         wrapped = wrapper(handler)
 
         def run_wrapped(agent: Agent, request: RunRequest, run: Run) -> Awaitable[RunAnswer]:
-            return handler(agent, request, run) if run.leaves_session else wrapped(agent, request, run)
+            only_reads = run.journal is not None and run.leaves_session
+            return handler(agent, request, run) if only_reads else wrapped(agent, request, run)
 
         return run_wrapped
 

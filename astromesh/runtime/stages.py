@@ -210,7 +210,7 @@ def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     try:
         if screening is not None and screening.guardrail:
             raise GuardrailBlocked(screening.guardrail, screening.message, screening.actions)
-        if screening is None or screening.again:
+        if agent.guardrails.input_rules and (screening is None or screening.again):
             checked = check_request(agent.guardrails, request)
     except GuardrailBlocked as blocked:
         for action in blocked.actions:
