@@ -27,16 +27,18 @@ def _mark(opening: str, closing: str, *, nests: bool = False) -> ThinkingMark:
 
 
 _TAG = r"(?:\w{1,20}:)?think(?:ing)?"
+#: Another token follows a channel's name, unless the text was cut there.
+_CHANNEL = r"<\|channel\|>\s*(?:\w+\s*)?(?:to=[^<\n]*)?(?:<\||\Z)"
 _FINAL = r"<\|channel\|>\s*final\b[^<\n]*(?:<\|constrain\|>[^<\n]*)?<\|message\|>"
 _ANSWER = r"^[*_# ]{0,4}Final Answer[*_]{0,3} ?:[*_]{0,3}"
 _THOUGHT = r"[*_# ]{0,4}Thought(?: \d{1,3})?[*_]{0,3} ?:"
 
 MARKS = (
     # <think>, <thinking depth="2">, <seed:think>
-    _mark(rf"<{_TAG}(?:\s[^<>]*)?>", rf"</{_TAG}\s*>", nests=True),
+    _mark(rf"<{_TAG}(?:\s+[\w:-]+=[^<>]*)?\s*>", rf"</{_TAG}\s*>", nests=True),
     _mark(r"```think(?:ing)?[ \t]*\n", r"^[ \t]*```[ \t]*$"),
     # the special tokens of Magistral, Kimi, Cohere, Apertus, Gemma and gpt-oss (harmony, also without tokens)
-    _mark(r"(?-i:\[THINK\])", r"(?-i:\[/THINK\])"),
+    _mark(r"(?-i:\[THINK\](?=\S|\s*$|[\s\S]*?\[/THINK\]))", r"(?-i:\[/THINK\])"),
     _mark("◁think▷", "◁/think▷"),
     _mark(
         r"<\|(?:start|begin)_(?:of_)?(?:think\w*|thought\w*|reasoning)\|>",
@@ -44,7 +46,7 @@ MARKS = (
     ),
     _mark(r"<\|inner_prefix\|>", r"<\|inner_suffix\|>"),
     _mark(r"<\|channel>\s*thought", r"<channel\|>"),
-    _mark(r"(?=(?:<\|start\|>assistant)?<\|channel\|>)", _FINAL),
+    _mark(rf"(?=(?:<\|start\|>assistant)?{_CHANNEL})", _FINAL),
     _mark(r"analysis(?=\S[\s\S]*assistantfinal)", "assistantfinal"),
     # ReAct in words
     _mark(rf"{_THOUGHT}(?=[\s\S]*{_ANSWER})", _ANSWER),
@@ -54,7 +56,7 @@ _THOUGHT_LINES = re.compile(rf"(?:{_THOUGHT}[^\n]*(?:\n\s*|\Z))+", re.I)
 #: The ends of thinking whose beginning was part of the prompt.
 _ENDS_ALONE = re.compile(rf"</{_TAG}>[ \t]*(?=\n|\Z)|<\|end\|><\|start\|>assistant{_FINAL}", re.I)
 _HARMONY_END = re.compile(r"<\|(?:end|return|call)\|>\s*\Z")
-_SPACE, _GAP = re.compile(r"\s*"), re.compile(r"(?:\s*\n|[ \t]+)?")
+_SPACE, _GAP = re.compile(r"[\s\ufeff\u200b]*"), re.compile(r"(?:\s*\n|[ \t]+)?")
 
 
 def without_thinking(text: str) -> str:

@@ -49,6 +49,12 @@ HIDDEN = [
     ('{"chain_of_thought": "a", "answer": "b"}', "b"),
     ('{"Thoughts": "a", "answer": "b 1.50", "confidence": 0.9}', "b 1.50"),
     ('```json\n{"scratchpad": ["a"], "answer": "{\\"raw\\": 1.50}"}\n```', '{"raw": 1.50}'),
+    ('\ufeff{"scratchpad": ["a"], "answer": "{\\"raw\\": 1.50}"}', '{"raw": 1.50}'),
+    ("\ufeff<think>a</think>b", "b"),
+    ("\u200b\n<think>a</think>b", "b"),
+    ("[THINK] a [/THINK]b", "b"),
+    ("<think >a</think >b", "b"),
+    ("<|channel|>commentary to=functions.x <|constrain|>json<|message|>{}<|call|>" + HARMONY + "b", "b"),
     ('<think>a</think>{"raw": {"x": 1}, "answer": "b"}', "b"),
 ]
 
@@ -66,6 +72,11 @@ KEPT = [
     'Sure:\n```json\n{"thoughts": "a", "answer": "b"}\n```\nBye.',
     '```json\n{"price": 1.50, "raw": 1e3}\n```',
     '```json\n{"reasoning": "a"}\n```\n',
+    "<think about it>\nParis is the capital.",
+    "<|channel|> is a token of harmony.",
+    "<|channel|>final is where harmony puts the answer.",
+    "[THINK] about it",
+    "[THINK] is a token of Magistral.\n\nIt opens thinking.",
     '```python\nprint({"scratchpad": 1})\n```',
     "b {'thoughts': 'a', 'x': None} c",
     'b {"x": 1} {"thoughts": "a',
@@ -121,10 +132,11 @@ async def test_49_the_text_of_an_answer_is_unchanged(text: str) -> None:
     assert revised.final["answer"] == text
 
 
+CUT = ("[THINK]a", "[THINK]\na", "<|channel|>", "<|channel|>analysis", "\ufeff<think>\na")
 HALF = "<|channel|>analysis<|message|>a<|end|>"
 
 
-@pytest.mark.parametrize("text", ["<think>a", "<think>a<think>b", HALF, "```thinking\na", "Thought: a"])
+@pytest.mark.parametrize("text", ["<think>a", "<think>a<think>b", HALF, "```thinking\na", "Thought: a", *CUT])
 async def test_49_reasoning_that_does_not_end_is_hidden_as_a_whole(text: str) -> None:
     done = await reason(draft_answer=text)
     assert done.final["answer"].startswith("I could not finish this")
@@ -165,6 +177,9 @@ def test_49_taking_it_out_is_linear_in_the_length_of_the_text() -> None:
     assert without_thinking("<think></think>" * 50_000) == ""
     assert without_thinking("</think>" * 50_000) == ""
     assert without_thinking("<think " * 50_000) == "<think " * 50_000
+    assert without_thinking("[THINK] a" * 50_000) == "[THINK] a" * 50_000
+    assert without_thinking("[THINK] a[/THINK]" * 50_000) == ""
+    assert without_thinking("<think>" + "<think a" * 50_000) == ""
     assert without_thinking("<|channel|>" * 50_000) == ""
     assert without_thinking("Thought: \n" * 50_000) == ""
     assert without_thinking("analysis" * 50_000) == "analysis" * 50_000
