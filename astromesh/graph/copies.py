@@ -20,6 +20,10 @@ class Copies:
         self._copies: dict[int, Any] = {}
         self._origins: dict[int, Any] = {}
 
+    def keep(self, value: Any) -> None:
+        """Makes no copy of a value, wherever it stands."""
+        self._copies[id(value)] = value
+
     def copy(self, value: Any) -> Any:
         """Returns a copy of a container, any other value itself."""
         return value if type(value) not in _CONTAINERS else self._made(value)

@@ -74,6 +74,7 @@ class Branch:
     def begin(self) -> Branch:
         """Gives the child its own context. Returns the branch."""
         copy = self.copies.copy
+        self.copies.keep(self.child.source)
         copied = {key: value if key in RESERVED_KEYS else copy(value) for key, value in self.before.items()}
         self.state.context = {**copied, **self.child.context}
         return self

@@ -62,12 +62,14 @@ class Child:
         context: Values that only this child sees in its context, e.g. its item of a fan-out.
         is_item: Whether it is one of many equal works. It has the limits of the run for itself, and its
             `output_key` and `NAME_output` do not leave it.
+        source: The list that its item is from. Of it no copies are made: each item would copy all.
     """
 
     node: Node
     name: str = ""
     context: Mapping[str, Any] = field(default_factory=dict)
     is_item: bool = False
+    source: Sequence[Any] = ()
 
 
 class NodeRuntime(Protocol):

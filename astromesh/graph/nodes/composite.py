@@ -133,9 +133,7 @@ class FanOutNode(BaseNode):
             error = f"{self.name!r} takes at most {self.max_items} items, not {len(items)}."
             return NodeResult(self.name, error=error)
         children = [
-            Child(
-                self.node, f"{self.node.name}[{index}]", {self.item_key: item, "index": index}, is_item=True
-            )
+            Child(self.node, f"{self.node.name}[{index}]", {self.item_key: item, "index": index}, True, items)
             for index, item in enumerate(items)
         ]
         results = await config.together(

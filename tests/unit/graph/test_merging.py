@@ -255,3 +255,20 @@ async def test_a_deleted_key_is_deleted_unless_another_node_has_written_it() -> 
     graph = PromptGraph("g", nodes=[writes("begin", k=0), deleting("a"), writes("b", x=1), writes("end")])
     graph.fork("begin", "a", "b").add_edge("a", "end").add_edge("b", "end")
     assert "k" not in (await PromptGraphEngine(graph).ainvoke("q")).context
+
+
+@pytest.mark.parametrize("items", [None, lambda state: state.context["d"]["items"]])
+async def test_items_share_the_list_that_they_are_from(items: Any) -> None:
+    """A copy of it for each item would make a fan-out over twice as many take four times as long."""
+    lists, others = [], []
+
+    async def work(state):
+        lists.append(state.context["d"]["items"])
+        others.append(state.context["d"]["other"])
+
+    node = FanOutNode("f", FunctionNode("w", work), items, input_keys=[] if items else ["xs"])
+    values = [{"n": n} for n in range(3)]
+    context = {"xs": values, "d": {"items": values, "other": []}}
+    assert (await run(node, None, context)).ok
+    assert len({id(one) for one in lists}) == 1
+    assert len({id(one) for one in others}) == 3
