@@ -8,9 +8,11 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from astromesh.errors import AnswerTooLarge
+from astromesh.net.http import MAX_BODY
 
 _BOM = b"\xef\xbb\xbf"
-MAX_EVENT = 4 * 1024 * 1024
+#: some services send a whole answer as one event
+MAX_EVENT = MAX_BODY
 
 
 class ServerEvent(NamedTuple):

@@ -32,7 +32,15 @@ class SystemClock:
 
     now = staticmethod(time.time)
     monotonic = staticmethod(time.monotonic)
-    sleep = staticmethod(asyncio.sleep)
+
+    @staticmethod
+    async def sleep(seconds: float) -> None:
+        """Sleeps for so many seconds or more. A loop may wake early, by its own rounded time (uvloop)."""
+        ends, left = time.monotonic() + seconds, seconds
+        while True:
+            await asyncio.sleep(left)
+            if (left := ends - time.monotonic()) <= 0:
+                return
 
 
 class TimeLimit:

@@ -15,11 +15,11 @@ from websockets.asyncio.client import connect
 
 from astromesh.api.app import create_app
 from astromesh.api.middleware.response import CHUNK_BYTES
-from astromesh.errors import AnswerTooLarge, ProviderError
+from astromesh.errors import AnswerTooLarge, AnswerTooLong, ProviderError
 from astromesh.net.http import MAX_BODY, Http, StreamingResponse
 from astromesh.plugins import Deps, Plugins
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.testing import Reply, ScriptedProvider
+from astromesh.testing import RecordingSink, Reply, ScriptedProvider
 from astromesh.types import CompletionRequest, Delta, Message
 from tests.integration.agents_folder import manifest, runtime_of, served, write
 from tests.platform.model_server import ModelServer, Scenario
@@ -228,3 +228,14 @@ async def test_a_long_frame_goes_out_in_fragments(tmp_path: Path) -> None:
         while frame["type"] != "done" or frame["response"] == text:
             frame = json.loads(await asyncio.wait_for(socket.recv(), 30))
     assert frame["response"] == "next"
+
+
+async def test_an_answer_in_one_event_is_too_long_as_any_other_and_is_asked_for_once(tmp_path: Path) -> None:
+    async with ModelServer() as model:
+        model.script = [Scenario(pieces=(MIB * 5,))]
+        block = {"provider": "openai", "model": "m", "endpoint": f"{model.url}/v1", "api_key": "k"}
+        folder = write(tmp_path, manifest(model={"primary": block}))
+        async with AgentRuntime(folder, data_dir=tmp_path / "data", env={}) as runtime:
+            with pytest.raises(AnswerTooLong, match="max_answer_bytes"):
+                await runtime.run("helper", "go", "s", sinks=[RecordingSink()])
+        assert len(model.seen) == 1
