@@ -206,6 +206,8 @@ class EventStreamResponse(Response):
 
     async def _send_body(self, body: bytes, send: Send) -> None:
         for start in range(0, len(body), _PIECE):
+            if start:
+                await asyncio.sleep(0)  # other runs have their turn between two pieces
             piece = body[start : start + _PIECE] if len(body) > _PIECE else body
             await send({"type": "http.response.body", "body": piece, "more_body": True})
 

@@ -207,7 +207,7 @@ async def test_long_answers_go_out_in_pieces_between_which_others_have_their_tur
         other.cancel()
     assert text.encode() in b"".join(sent)
     assert max(map(len, sent)) <= CHUNK_BYTES
-    full = [at for at, body in zip(turns, sent, strict=True) if len(body) == CHUNK_BYTES]
+    full = [at for at, body in zip(turns, sent, strict=True) if len(body) >= CHUNK_BYTES // 4]
     assert len(full) >= 8
     assert full == sorted(set(full)), "nobody had a turn between two pieces"
 
