@@ -494,8 +494,12 @@ class Execution:
 
     def _begin_commit(self) -> None:
         if self._uncommitted and not self._committing and self._group is not None:
-            self._committing = True
-            self._group.create_task(self._commit_all())
+            self._committing, commit = True, self._commit_all()
+            try:
+                self._group.create_task(commit)
+            except RuntimeError:  # the group ends, and so does this process's part of the Task
+                commit.close()
+                raise
 
     async def _commit_all(self) -> None:
         """Commits all records that were made meanwhile at once, then applies them in this order."""

@@ -226,8 +226,10 @@ def test_an_admin_comes_in_everywhere(keys: Keys, route: Guarded) -> None:
     assert status(keys.client, route, keys.headers(ADMIN)) not in REFUSED
 
 
-#: /mcp lets in whoever may run some agent, and shows only those (test_mcp_publish.py)
-RUNS = [route for route in GUARDED if route.scope == "agents:run" and route.path != "/mcp"]
+#: these let in whoever may run some agent: /mcp shows only those (test_mcp_publish.py), a fork looks at its
+#: run first (test_forks.py)
+OF_SOME_AGENT = {"/mcp", "/v1/runs/{run_id}/fork"}
+RUNS = [route for route in GUARDED if route.scope == "agents:run" and route.path not in OF_SOME_AGENT]
 
 
 @pytest.mark.parametrize("route", RUNS, ids=str)
