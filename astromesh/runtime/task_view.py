@@ -259,8 +259,20 @@ class TaskView:
                     await asyncio.sleep(_POLL_SECONDS)
 
     async def pause(self, task_id: str, viewer: Viewer, before: Iterable[str] = ()) -> JsonObject:
-        """Pauses a Task before its next stages, wherever it runs: on disk when this returns."""
+        """Pauses a Task before its next stages, wherever it runs: on disk when this returns.
+
+        Raises:
+            InvalidInput: its workflow has no such stage.
+        """
         stages = tuple(before)
+        if stages:
+            row = await self.task(task_id, viewer)
+            plan = self._workflows.plan_of(row, await self.snapshot(row))
+            if plan is not None and (unknown := [stage for stage in stages if stage not in plan.stages]):
+                known = ", ".join(plan.stages)
+                raise InvalidInput(
+                    f"before: {row.workflow!r} has no stage {unknown[0]!r}. Its stages: {known}."
+                )
         if (inspector := await self._inspector(task_id, viewer)) is not None:
             inspector.pause(task_id, stages)
         elif not await self._waits.act(task_id, lambda store: store.pause(task_id, stages)):

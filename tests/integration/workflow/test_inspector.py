@@ -54,6 +54,8 @@ async def test_every_action_reaches_a_task_of_another_process(config: Path, tmp_
     async with one as here, two as there:
         task_id = await accepted(here, {"go": str(go)})
         await until(there, task_id, "running")
+        unknown = await act(there, task_id, "pause", before=["e", "nope"])
+        assert unknown.status_code == 422 and "no stage 'nope'" in unknown.json()["detail"]
         assert (await act(there, task_id, "pause", before=["e"])).status_code == 200
         go.touch()
         task = await paused(there, task_id, "e")
