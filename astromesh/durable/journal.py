@@ -518,6 +518,7 @@ class RunJournal:
         make: Callable[[], Awaitable[JsonObject]],
         *,
         once: bool,
+        arguments: Any = None,
     ) -> JsonObject:
         path, log = self.at(path), self.step_log
         n = log.number(path)
@@ -530,7 +531,7 @@ class RunJournal:
             asked = (found.output or {}).get("asked", 0) if found is not None else 0
             if found is not None:
                 asked += 1
-                if not await self._may_repeat(path, name, asked):
+                if not await self._may_repeat(path, name, asked, arguments):
                     raise OutcomeUnknown(_unknown_outcome(f"tool {name!r} was called"))
             await log.write(step._replace(output={"asked": asked} if asked else None))
             failpoints.reach(failpoints.TOOL_INTENT)
@@ -544,10 +545,10 @@ class RunJournal:
         if not await self._may_repeat(self.at(path), name, number):
             raise OutcomeUnknown(_unknown_outcome(f"stage {name!r} ran"))
 
-    async def _may_repeat(self, path: str, name: str, number: int) -> bool:
+    async def _may_repeat(self, path: str, name: str, number: int, arguments: Any = None) -> bool:
         """Asks a person: the process died during this work, and its outcome is unknown."""
         step = JournalStep(f"{path}/unknown_outcome", number, "wait", "", "intent")
-        question = HumanQuestion("unknown_outcome", name, agent=self.step_log.agent)
+        question = HumanQuestion("unknown_outcome", name, arguments, agent=self.step_log.agent)
         with self.step_log.waiting.calling():
             found = self.step_log.peek(*step[:2])
             answer = await self.step_log.decision(step, question, found, path)

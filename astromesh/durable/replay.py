@@ -57,10 +57,11 @@ class ReplayJournal(RunJournal):
         make: Callable[[], Awaitable[JsonObject]],
         *,
         once: bool,
+        arguments: Any = None,
     ) -> JsonObject:
         if not self.step_log.has_next(self.at(path)):
             await self._stop(path)
-        return await super().call(path, request_hash, name, make, once=once)
+        return await super().call(path, request_hash, name, make, once=once, arguments=arguments)
 
     async def model(
         self, scope: Any, step: int, request: CompletionRequest, role: str, ask: AskModel

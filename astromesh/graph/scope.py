@@ -110,12 +110,14 @@ class Journal(Protocol):
         make: Callable[[], Awaitable[JsonObject]],
         *,
         once: bool,
+        arguments: Any = None,
     ) -> JsonObject:
         """Returns the recorded answer of any call, else makes it and records its answer.
 
         Args:
             path: The place of the call.
             name: The name of what is called, for a person who decides.
+            arguments: Those of the call, for a person who decides.
             once: Whether the call must not be repeated. If the process died during it, a person decides.
 
         Raises:

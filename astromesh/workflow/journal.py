@@ -283,7 +283,7 @@ async def _journaled(
         return await make()
     digest, name = call["request_hash"], call["name"]
     place = f"{calls.place}/{call['kind']}:{name}:{digest[:16]}"
-    return await calls.journal.call(place, digest, name, make, once=once)
+    return await calls.journal.call(place, digest, name, make, once=once, arguments=call["request"])
 
 
 def comparable_fields(entry: Mapping[str, Any]) -> JsonObject:

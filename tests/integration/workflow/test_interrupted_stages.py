@@ -166,6 +166,7 @@ async def test_an_interrupted_call_with_effects_is_put_to_a_person(
     (tmp_path / "effects.go").touch()
     task = await taken_up(config, Payer(file, tool_waits_at=2), decision=Decision(decision))
     assert (task["asked"]["kind"], task["asked"]["name"]) == ("unknown_outcome", "charge")
+    assert task["asked"]["arguments"]["n"] == 1
     assert (task["status"], file.read_text().split()) == ("success", effects)
     [entry] = [one for one in task["entries"] if one["stage_id"] == "x"]
     assert [call["error"] for call in entry["tool_calls"]] == errors
