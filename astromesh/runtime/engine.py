@@ -40,7 +40,7 @@ log = get_logger("astromesh.runtime")
 
 #: what is loaded with the first workflow
 _TASKS_MODULE = "astromesh.runtime.tasks"
-#: seconds between two checks whether Tasks with a waiting caller have ended
+#: seconds between two checks whether Tasks with a waiting caller, and stages, have ended
 _POLL_SECONDS = 0.05
 
 
@@ -184,18 +184,18 @@ class AgentRuntime:
                 self._workflows.resume_left()
 
     async def drain(self, grace: float) -> None:
-        """Refuses new runs, and waits at most `grace` seconds for active ones.
+        """Refuses new runs, and waits at most `grace` seconds for active runs and stages.
 
         `close` waits no longer than what is left of that time.
         """
         self.runner.active.draining, self._deadline = True, self.clock.monotonic() + grace
         if self._workflows is not None:
-            self._workflows.drain()
+            await self._workflows.drain()
         await self.durable.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self.runner.active.wait()
-                while self._workflows is not None and self._workflows.has_callers:  # noqa: ASYNC110 (at the end alone)
+                while self._workflows is not None and self._workflows.is_busy:  # noqa: ASYNC110 (at the end alone)
                     await asyncio.sleep(_POLL_SECONDS)
 
     async def close(self, grace: float = 30.0) -> None:
@@ -261,7 +261,7 @@ class AgentRuntime:
                 self.runner, WorkerHeartbeat(self.data_dir / "tasks")
             )
             if self.runner.active.draining:
-                workflows.drain()
+                workflows.refuse()
             self._workflows = workflows
         return self._workflows
 

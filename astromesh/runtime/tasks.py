@@ -129,18 +129,32 @@ class WorkflowTasks:
         if self.loaded:
             self._worker.start()
 
-    def drain(self) -> None:
+    def refuse(self) -> None:
         """Accepts no new Tasks."""
         self._draining = True
 
+    async def drain(self) -> None:
+        """Accepts no new Tasks, and begins no further stage of durable ones."""
+        self.refuse()
+        await self._worker.drain()
+        for live in self.records.live.values():
+            if not live.row.durable or live.work is None:
+                continue
+            if live.engine is None or not live.engine.stop_starting(live.id):
+                live.work.cancel()  # it waits for its turn
+
     @property
-    def has_callers(self) -> bool:
-        """Whether a Task with a waiting caller is active, which no other process can take over."""
-        return any(one.work is not None and not one.row.durable for one in self.records.live.values())
+    def is_busy(self) -> bool:
+        """Whether a Task has a waiting caller, which no other process can take over, or runs a stage."""
+        return any(
+            one.work is not None
+            and not (one.row.durable and one.engine is not None and one.engine.is_resting(one.id))
+            for one in self.records.live.values()
+        )
 
     async def close(self) -> None:
         """Accepts no new Tasks and leaves durable ones to other processes."""
-        self._draining = True
+        self.refuse()
         await self._worker.drain()
         if self._expiry is not None:
             await self._expiry.close()

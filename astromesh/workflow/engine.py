@@ -272,6 +272,17 @@ class Engine:
         execution.cancel()
         return True
 
+    def stop_starting(self, task_id: str) -> bool:
+        """Begins no further stage of a Task, because this process ends. Returns False where none runs."""
+        if (execution := self._active.get(task_id)) is None:
+            return False
+        execution.stop_starting()
+        return True
+
+    def is_resting(self, task_id: str) -> bool:
+        """Returns whether a Task goes on, and could stop here without the loss of a stage that runs."""
+        return task_id in self._active and self._active[task_id].is_resting
+
     def suspend(self, task_id: str) -> None:
         """Prepares the end of this process: another one continues a Task that is cancelled next."""
         if (execution := self._active.get(task_id)) is not None:

@@ -170,7 +170,8 @@ class Execution:
         self._ended = asyncio.Event()
         self._events: Emitter = scope.events
         self._group: asyncio.TaskGroup | None = None
-        self._done = False
+        #: whether it ended; whether no further stage begins, because this process ends
+        self._done, self._stopping = False, False
         self._slot, self._stopwatch = slot, Stopwatch(setup.clock)
         #: workers of stages; how often each of them waits now; those that have given their slot back
         self._stage_workers: set[asyncio.Task[None]] = set()
@@ -214,6 +215,18 @@ class Execution:
         """Prepares the end of this process: what is cancelled next is not the end of the Task."""
         if self._journal is not None:
             self._journal.suspend()
+
+    def stop_starting(self) -> None:
+        """Begins no further stage, because this process ends; those that run go on."""
+        self._stopping = True
+        self._ready.clear()
+        self._setup.slots.withdraw(self)
+
+    @property
+    def is_resting(self) -> bool:
+        """Whether it goes on, every record is on disk, and no stage runs but those that wait for somebody."""
+        due = self._done or self._uncommitted or self._committing
+        return not due and len(self._suspended) == len(self._stage_workers)
 
     async def flush(self) -> None:
         """See `RecordWriter`."""
@@ -285,6 +298,8 @@ class Execution:
     def _dispatch(self, commands: Sequence[Command]) -> None:
         for command in commands:
             match command:
+                case StartStage() if self._stopping:
+                    pass  # the records lead the next process to it
                 case StartStage():
                     self._ready.append(command)
                     self._setup.slots.request(self, self.begin_stage)
@@ -388,7 +403,7 @@ class Execution:
     def _continue_with(self, commands: Sequence[Command]) -> StartStage | None:
         """Carries out the commands after a stage. Returns a single further stage, which the worker runs."""
         runs = [command for command in commands if isinstance(command, StartStage)]
-        if len(runs) != 1 or self._setup.slots.has_waiters:
+        if len(runs) != 1 or self._setup.slots.has_waiters or self._stopping:
             self._dispatch(commands)
             return None
         self._dispatch([command for command in commands if command is not runs[0]])

@@ -125,14 +125,23 @@ async def until_go(input, context, tools):
     while not pathlib.Path(input["go"]).exists():
         await asyncio.sleep(0.01)
     return os.getpid()
+
+async def hold(input, context, tools):
+    await until_go(input, context, tools)
+    return input
 """
 
 
 class Fatal:
     """A server with the workflow `s → x → e`, whose stage x may end its process; the log has its attempts."""
 
-    def __init__(self, tmp_path: Path, forked_server: ServerFactory, op: str) -> None:
+    def __init__(self, tmp_path: Path, forked_server: ServerFactory, op: str, then: str = "") -> None:
         config = small(tmp_path / "config", op=op)
+        if then:  # a stage y behind x
+            file = config / "workflows" / "small" / "workflow.yaml"
+            y = f"  - {{id: y, kind: deterministic, role: linear, context: none, op: 'ops:{then}'}}\nedges:"
+            text = file.read_text().replace("edges:", y).replace("to: e}", "to: y}\n  - {from: y, to: e}")
+            file.write_text(text)
         (config / "workflows" / "small" / "ops.py").write_text(FATAL)
         self._log, self.go = tmp_path / "attempts", tmp_path / "go"
         self.server = forked_server(config)
@@ -151,6 +160,14 @@ class Fatal:
     def wait_for_attempts(self, count: int) -> None:
         end = time.monotonic() + 60
         while len(self.attempts()) < count:
+            assert time.monotonic() < end, self.server.log()[-4000:]
+            time.sleep(0.01)
+
+    def drain(self) -> None:
+        """SIGTERM; returns when the server refuses runs, and waits."""
+        self.server.signal(signal.SIGTERM)
+        end = time.monotonic() + 60
+        while httpx.get(f"{self.server.url}/health/ready", timeout=30).status_code != 503:
             assert time.monotonic() < end, self.server.log()[-4000:]
             time.sleep(0.01)
 
@@ -304,11 +321,52 @@ def test_a_server_that_ends_in_order_suspects_no_stage(tmp_path: Path, forked_se
     fatal = Fatal(tmp_path, forked_server, "until_go")
     task_id = fatal.accept()
     fatal.wait_for_attempts(1)
-    assert fatal.server.terminate() == 0
+    fatal.drain()
+    assert fatal.server.terminate() == 0, "a second SIGTERM ends the wait for the stage"
     fatal.server.start()
     fatal.wait_for_attempts(2)
     fatal.go.touch()
     assert fatal.ended(task_id)["output"] == fatal.server.pid, "it runs in the server"
+
+
+def test_sigterm_waits_for_the_stage_that_runs_and_begins_no_further_one(
+    tmp_path: Path, forked_server: ServerFactory
+) -> None:
+    """The stage ends once, here; the stage behind it runs once, after the restart."""
+    fatal = Fatal(tmp_path, forked_server, "hold", then="hold")
+    task_id = fatal.accept()
+    fatal.wait_for_attempts(1)
+    fatal.drain()
+    assert len(fatal.attempts()) == 1 and fatal.server.running
+    fatal.go.touch()
+    assert fatal.server.wait() == 0
+    [(first, *_)] = fatal.attempts()
+    fatal.server.start()
+    task = fatal.ended(task_id)
+    assert (task["status"], task["metadata"]["path"]) == ("success", ["s", "x", "y", "e"])
+    assert [(pid, n) for pid, n, _ in fatal.attempts()] == [(first, 1), (fatal.server.pid, 1)]
+
+
+def test_sigterm_lets_a_worker_end_the_stage_that_runs(tmp_path: Path, forked_server: ServerFactory) -> None:
+    fatal = Fatal(tmp_path, forked_server, "hold", then="hold")
+    task_id = fatal.accept()
+    fatal.wait_for_attempts(1)
+    fatal.drain()
+    assert fatal.server.terminate() == 0
+    config = tmp_path / "config"
+    command = [PROGRAM, "worker", "--config", str(config), "--data", str(fatal.server.data)]
+    worker = subprocess.Popen(command, env=plain_environment(tmp_path / "home", {}), cwd=ROOT)
+    try:
+        fatal.wait_for_attempts(2)
+        worker.send_signal(signal.SIGTERM)
+        time.sleep(0.5)
+        fatal.go.touch()
+        assert worker.wait(60) == 0
+    finally:
+        worker.kill()
+    fatal.server.start()
+    assert fatal.ended(task_id)["status"] == "success"
+    assert [(pid, n) for pid, n, _ in fatal.attempts()[1:]] == [(worker.pid, 2), (fatal.server.pid, 1)]
 
 
 def test_argparse_in_an_operation_and_a_stray_task_that_exits_leave_the_server_alone(

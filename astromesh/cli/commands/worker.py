@@ -42,6 +42,7 @@ async def _run_worker(folders: tuple[Path, Path], configuration: Configuration) 
             runtime.workflows.resume_left()
         note(f"astromesh executes durable runs as {runtime.durable.worker}  (Ctrl-C stops it)")
         await ended.wait()
+        await runtime.drain(GRACE)
     finally:
         await runtime.close(GRACE)
         exit_within()
