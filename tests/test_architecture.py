@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "astromesh"
 
-GROUND = ("errors", "logs", "text", "types")
+GROUND = ("errors", "logs", "model_names", "text", "types")
 #: what stands at the head of a package for the packages below and beside it: protocols and records, no I/O
 HEADS = (
     "channels.base", "durable.base", "guardrails.base", "knowledge.base", "memory.base", "orchestration.base",
@@ -30,13 +30,14 @@ SEAMS = ("plugins", *HEADS)
 SEARCH = ("knowledge.ranking", "knowledge.snippets", "knowledge.words")
 GRAPHS = ("graph", "telemetry", "tools", *SEAMS)
 PARTS = ("workflow", "evaluation", "orchestration", "durable", "core", "access", *GRAPHS)
-HOUSE = ("runtime", "config", "net", "storage", *PARTS)
+HOUSE = ("event_loops", "runtime", "config", "net", "storage", *PARTS)
 ADAPTER = ("access", "net", "storage", "telemetry", *SEAMS)
 
 #: a row holds for what begins with its name, the longest row that fits
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # the ground
     "errors": (),
+    "model_names": ("errors", "text"),
     "logs": (),
     "text": (),
     "types": (),
@@ -55,6 +56,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "memory.base": ("durable.base", "providers.base", *GROUND),
     "orchestration.base": ("providers.base", "tools.base", *GROUND),
     "plugins": HEADS,
+    # connections of agents and engines, which belong to an event loop
+    "event_loops": SEAMS,
     # what everything stands on
     "telemetry": SEAMS,
     "config": GROUND,
@@ -68,6 +71,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # the engines
     "tools": ("telemetry", *SEAMS),
     "graph": ("telemetry", "tools", *SEAMS),
+    # it opens models by name, for engines that no agent surrounds
+    "graph.engine_models": ("event_loops", "graph", "net", *SEAMS),
     "core": ("config", *GRAPHS),
     "orchestration": GRAPHS,
     "durable": ("graph", "tools", *ADAPTER),

@@ -33,7 +33,6 @@ from astromesh.agents.declared import KeptStores, Source, source_of_file
 from astromesh.agents.keys import AllKeys, DecisionKeys, OnError, RunKeys, Word, check_names, check_on_error
 from astromesh.agents.manifest import AgentKeys, Live, plain
 from astromesh.agents.models import ModelLike, model_block
-from astromesh.agents.opening import OpenRuntimes
 from astromesh.agents.requests import (
     explained,
     failed_graph_result,
@@ -59,6 +58,7 @@ from astromesh.errors import (
     InvalidInput,
     InvalidOutput,
 )
+from astromesh.event_loops import OpenPerLoop
 from astromesh.graph import prebuilt
 from astromesh.graph.base import BaseNode
 from astromesh.graph.engine import Input, as_messages
@@ -225,7 +225,7 @@ class Agent(Generic[DepsT, OutputT]):
         if faults := (*configuration.faults, *configuration.broken.get(source.name, ())):
             raise InvalidConfiguration(faults)
         self._manifest = configuration.agents[source.name]
-        self._runtimes = OpenRuntimes(make, self)
+        self._runtimes = OpenPerLoop(make, self)
 
     @property
     def name(self) -> str:
@@ -519,7 +519,7 @@ class Agent(Generic[DepsT, OutputT]):
         if wrap_model is not UNSET:
             source = replace(source, live=replace(source.live, wrap_model=wrap_model))
         self._source, self._runner = source, None
-        self._runtimes = OpenRuntimes(partial(_runtime, source, self._plugins, self._place), self)
+        self._runtimes = OpenPerLoop(partial(_runtime, source, self._plugins, self._place), self)
 
     def _current(self) -> Agent[DepsT, OutputT]:
         """Returns the agent that stands in for this one in this context, or this one."""

@@ -49,7 +49,8 @@ class Source:
 
     def with_model(self, block: JsonObject) -> Source:
         """Returns the agent with one model in place of all."""
-        return self._with_spec("model", {"primary": block})
+        changed = self._with_spec("model", {"primary": block})
+        return replace(changed, live=replace(self.live, is_one_model=True))
 
     def with_tools(self, blocks: list[JsonObject], called: Iterable[AgentTool]) -> Source:
         """Returns the agent with other tools."""

@@ -2,31 +2,20 @@
 
 from __future__ import annotations
 
-import inspect
-import re
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import aclosing
 from typing import Any, TypeAlias
 
 from astromesh.agents.manifest import Live
-from astromesh.errors import ConfigError, ProviderRejected, UnknownPlugin
+from astromesh.errors import ConfigError
+from astromesh.graph.models import FunctionModel, ModelFunction
+from astromesh.model_names import split_model_name
 from astromesh.plugins import Plugins
 from astromesh.providers.base import Capabilities, ModelPort, Provider
-from astromesh.text import did_you_mean
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, StreamBroken
 
-#: takes a CompletionRequest, returns a text or a CompletionResult
-ModelFunction: TypeAlias = Callable[[CompletionRequest], Awaitable["CompletionResult | str"]]
 #: a Provider, `provider:name`, a YAML block, or an async function
 ModelLike: TypeAlias = "Provider | ModelPort | str | Mapping[str, Any] | ModelFunction"
-
-#: what names of models begin with -> their provider
-_PROVIDERS = (
-    (re.compile(r"gpt-|chatgpt|o[1-9]\b|text-embedding"), "openai"),
-    (re.compile(r"claude"), "anthropic"),
-    (re.compile(r"gemini|gemma-"), "gemini"),
-    (re.compile(r"llama|mistral|qwen|phi|deepseek|gemma"), "ollama"),
-)
 
 
 def model_block(model: ModelLike, plugins: Plugins) -> JsonObject:
@@ -53,51 +42,13 @@ def model_block(model: ModelLike, plugins: Plugins) -> JsonObject:
 
 
 def _named_block(text: str, plugins: Plugins) -> JsonObject:
-    provider, colon, name = text.partition(":")
-    known = plugins.names("providers")
-    if provider in known:
-        return {"provider": provider, **({"model": name} if name else {})}
-    guess = next((owner for pattern, owner in _PROVIDERS if pattern.match(text)), "")
-    if guess and not colon:
-        raise UnknownPlugin(f"{text!r} does not say whose model it is. Write {f'{guess}:{text}'!r}.")
-    hint = did_you_mean(provider, known) or f"Known: {', '.join(known)}."
-    raise UnknownPlugin(f"There is no provider {provider!r}. {hint} A model is written 'provider:name'.")
+    provider, name = split_model_name(text, plugins.names("providers"))
+    return {"provider": provider, **({"model": name} if name else {})}
 
 
 def _live_block(model: _BorrowedModel) -> JsonObject:
     about = f"the Python object {model.name}"
     return {"provider": Live("providers", model, "model", about), "model": model.model}
-
-
-class FunctionModel:
-    """A model that calls a function.
-
-    Args:
-        function: Takes a CompletionRequest; returns a text or a CompletionResult, or a coroutine of one.
-    """
-
-    def __init__(self, function: Callable[[CompletionRequest], Any]) -> None:
-        self._function = function
-        self.model = getattr(function, "__name__", type(function).__name__)
-        self.name = f"function/{self.model}"
-
-    async def complete(self, request: CompletionRequest) -> CompletionResult:
-        result = self._function(request)
-        if inspect.isawaitable(result):
-            result = await result
-        if isinstance(result, str):
-            return CompletionResult(result, provider="function", model=self.model)
-        if isinstance(result, CompletionResult):
-            return result
-        raise ProviderRejected(
-            f"The model function returned {result!r}, neither a text nor a CompletionResult."
-        )
-
-    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
-        result = await self.complete(request)
-        if result.content:
-            yield Delta(result.content)
-        yield result
 
 
 class _BorrowedModel:

@@ -16,6 +16,7 @@ from astromesh.config.environment import displayable_name
 from astromesh.config.keys import suggest_name
 from astromesh.config.records import Block, IsJsonSchema, IsTemplate, JsonMap, marked_fields
 from astromesh.config.runtime import Auth, RuntimeSpec
+from astromesh.model_names import missing_provider
 from astromesh.types import STANDARD_ROLES
 
 #: patterns whose `max_iterations` is not that of the tool loop: the engine's cap, or none
@@ -193,7 +194,8 @@ def check_graph_requirements(
     for mention, where in mentions:
         names, place = known[mention.what]
         if names is not None and mention.name not in names:
-            hint = suggest_name(mention.name, names)
+            model = missing_provider(mention.name) if mention.what == "role" else ""
+            hint = model or suggest_name(mention.name, names)
             message = f"the graph `{graph}` uses the {mention.what} `{mention.name}` ({where})"
             yield Finding(("spec", "orchestration", "graph"), f"{message}, which is not in {place}", hint)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from pydantic import SecretStr
@@ -33,6 +34,7 @@ from astromesh.config.providers import ProviderManifest
 from astromesh.config.rag import RAGManifest
 from astromesh.config.runtime import OrchestrationDefaults, RuntimeManifest
 from astromesh.errors import InvalidConfiguration, InvalidManifest
+from astromesh.model_names import is_model_name
 from astromesh.text import did_you_mean
 
 Faults = tuple[InvalidManifest, ...]
@@ -131,11 +133,13 @@ class PythonManifests(NamedTuple):
             replace files of the same name.
         servers: blocks of mcp.yaml by name, in addition to those of the file.
         only: whether there is no folder; relative paths start in the working directory.
+        one_model: agents whose main model answers for every other one.
     """
 
     agents: Mapping[str, tuple[Path, Node]] = {}
     servers: Mapping[str, Node] = {}
     only: bool = False
+    one_model: Collection[str] = ()
 
 
 _NONE_IN_PYTHON = PythonManifests()
@@ -148,7 +152,7 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
     resolver: OptionsResolver | None = None,
     check_template: TemplateCheck | None = None,
     replacements: Mapping[tuple[str, str], Path] | None = None,
-    graphs: Iterable[str] = (),
+    graphs: Mapping[str, Collection[str]] = MappingProxyType({}),
     check_graph: GraphCheck | None = None,
     check_prompt: PromptCheck | None = None,
     python: PythonManifests = _NONE_IN_PYTHON,
@@ -161,7 +165,8 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
         resolver: the plugins, e.g. `astromesh.plugins.Plugins()`; absent: plugin blocks are not looked into.
         check_template: says what is wrong with a Jinja template; absent: templates are not looked into.
         replacements: by kind and name, e.g. `("Agent", "support")`, a file that replaces the folder's.
-        graphs: names of graphs that were made in Python, in addition to those of the folder.
+        graphs: graphs that were made in Python, in addition to those of the folder: by name, the models and
+            roles that their nodes name.
         check_graph: says what is wrong with a graph; absent: graphs are not looked into.
         check_prompt: names variables of a system prompt that nothing provides; absent: no such warnings.
         python: manifests that were made in Python.
@@ -173,7 +178,7 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
     variables = os.environ if env is None else env
     context = BindingContext(folder, variables, resolver)
     checkers = Checkers(check_template, check_graph, check_prompt)
-    return _FolderLoader(folder, context, checkers, replacements or {}, frozenset(graphs), python).run()
+    return _FolderLoader(folder, context, checkers, replacements or {}, graphs, python).run()
 
 
 class Checkers(NamedTuple):
@@ -193,7 +198,7 @@ class _FolderLoader:
         context: BindingContext,
         checkers: Checkers,
         replacements: Mapping[tuple[str, str], Path],
-        python_graphs: frozenset[str],
+        python_graphs: Mapping[str, Collection[str]],
         python: PythonManifests,
     ) -> None:
         self._replacements, self._python = replacements, python
@@ -206,6 +211,8 @@ class _FolderLoader:
         self._mentions: dict[str, list[tuple[GraphMention, str]]] = {}
         #: graph → node executions that it needs
         self._least_iterations: dict[str, int] = {}
+        #: graph → models and roles that its nodes name
+        self._roles: dict[str, Collection[str]] = dict(python_graphs)
 
     def run(self) -> Configuration:
         runtime, providers, mcp, channels = (self._single(name) for name in SINGLE_FILES)
@@ -322,6 +329,7 @@ class _FolderLoader:
     def _graphs(self, files: Iterable[ConfigFile]) -> None:
         for file in files:
             file.validate()
+            self._roles[file.name] = frozenset(_named_roles(file.root.value))
             if self._checkers.graph is not None and file.manifest is not None:
                 found = self._checkers.graph(file.manifest.spec)
                 file.add_findings(Finding(("spec", *steps), message) for steps, message in found.faults)
@@ -331,13 +339,32 @@ class _FolderLoader:
                 self._least_iterations[file.name] = found.least_iterations
 
     def _agent(self, file: ConfigFile, defaults: OrchestrationDefaults, known: KnownNames) -> None:
-        file.validate(lambda root: _with_orchestration(root, defaults))
+        file.validate(lambda root: self._with_node_models(_with_orchestration(root, defaults), file.name))
         file.bind(self._context)
         file.check(lambda m, root: checks.check_agent(m, root, file.root, known, self._checkers.template))
         file.check(lambda m, _: self._graph_requirements(m))
         file.warn(lambda m, _: self._backends(*_memory_blocks(m)))
         if (check := self._checkers.prompt) is not None and not file.faults:
             file.warn(lambda m, root: checks.unprovided_variables(m, root, check))
+
+    def _with_node_models(self, root: Node, agent: str) -> Node:
+        """Makes a role of each model that a node of the agent names as `provider:name`."""
+        block = root.get("spec", "orchestration")
+        if block is None:
+            return root
+        plugins = () if self._context.resolver is None else self._context.resolver.names("providers")
+        named = {*self._roles.get(block.text("graph"), ()), *_named_roles(block.value)}
+        at: Steps = ("spec", "model", "roles")
+        if agent in self._python.one_model:
+            primary = root.get("spec", "model", "primary")
+            models = dict.fromkeys(sorted(named), {} if primary is None else primary.value)
+        else:
+            models = {
+                name: dict(zip(("provider", "model"), name.split(":", 1), strict=True))
+                for name in sorted(named)
+                if is_model_name(name, {*plugins, *self._context.entries})
+            }
+        return with_defaults(root, at, {name: {"primary": one} for name, one in models.items()})
 
     def _backends(self, *blocks: tuple[Steps, Any]) -> Iterator[Finding]:
         return checks.backends_without_url(blocks, self._runtime_spec)
@@ -348,6 +375,18 @@ class _FolderLoader:
         if isinstance(graph, str) and graph not in self._python_graphs:
             yield from checks.check_graph_requirements(manifest, graph, self._mentions.get(graph, ()))
             yield from checks.check_graph_length(manifest, graph, self._least_iterations.get(graph, 0))
+
+
+def _named_roles(value: Any) -> Iterator[str]:
+    """Yields the texts at the key `model_override` of nodes, nested ones too."""
+    if isinstance(value, dict):
+        if isinstance(role := value.get("model_override"), str):
+            yield role
+        value = value.values()
+    elif not isinstance(value, list):
+        return
+    for below in value:
+        yield from _named_roles(below)
 
 
 # -- details of a kind ---------------------------------------------------------------------------------------

@@ -37,7 +37,8 @@ class NodeKeywords(TypedDict, total=False):
         output_key: The name in the context to which the engine writes the output, unless that is None.
         inherit_context_from: The name of a node whose output becomes part of the prompt.
         output_schema: A pydantic model, dataclass, TypedDict or JSON Schema of the output.
-        model_override: The node's own model: a ModelPort, or the name of one of the agent's roles.
+        model_override: The node's own model: `provider:name`, a ModelPort, an async function of the
+            CompletionRequest, or the name of one of the agent's roles.
         parameters: Of its model calls: `{"temperature": 0}`. They come before those of the model.
         transitions: Targets by key: an output text, a true field of an output, or `error`.
         default_next: The target if nothing else matches.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import urandom
 from typing import Any, Generic, TypeAlias, cast
@@ -14,11 +14,12 @@ from astromesh.errors import InvalidGraph, InvalidInput
 from astromesh.graph.checkpoints import Checkpoint, GraphSnapshot
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
+from astromesh.graph.models import ModelFunction, as_model
 from astromesh.graph.node_cache import NodeCache
 from astromesh.graph.node_config import NO_MODEL
 from astromesh.graph.nodes.human import human_handler
 from astromesh.graph.plan import CompileOptions, Plan, compile_graph
-from astromesh.graph.problems import known_roles, unknown_role, unknown_roles
+from astromesh.graph.problems import known_roles, named_roles, unknown_role, unknown_roles
 from astromesh.graph.records import GraphResult, Interrupt, S
 from astromesh.graph.run import UNLIMITED_RETRIES, Run, RunSettings
 from astromesh.graph.scope import Scope
@@ -111,6 +112,13 @@ def _call(value: Any) -> ToolCall:
 _CLOCK: Clock = SystemClock()
 
 
+def _named_models(main: ModelPort | str, names: Iterable[str], clock: Clock) -> ModelPort:
+    # imported on first use, as the store is
+    module = importlib.import_module("astromesh.graph.engine_models")
+    model: ModelPort = module.NamedModels(main, names, clock)
+    return model
+
+
 def _store_of(url: str, clock: Clock) -> RunsStore:
     # imported on first use: it imports plugins, which an engine without a store does not need
     module = importlib.import_module("astromesh.graph.engine_store")
@@ -123,12 +131,12 @@ class PromptGraphEngine(Generic[S]):
 
     Args:
         graph: Changes apply from the next run on. A run never changes it.
-        model: A Provider, the model router, or any object that completes and streams. None if no node needs
-            one.
+        model: `provider:name`, a Provider, an async function of the CompletionRequest, or any object that
+            completes and streams. None if no node needs one.
         tools: A ToolPort, or tools and Python functions.
         hooks: In the order in which they are called. See `Hook`.
-        lightweight_model: For nodes with the flag LIGHTWEIGHT: a model, or a role. Roles are those of every
-            agent (`STANDARD_ROLES`) and those in `roles` of the model.
+        lightweight_model: For nodes with the flag LIGHTWEIGHT: as `model`, or a role. Roles are those of
+            every agent (`STANDARD_ROLES`) and those in `roles` of the model.
         max_iterations: Node executions of one run, nested ones included. Each item of a FanOutNode and each
             round of a LoopNode may have as many.
         max_node_iterations: Visits of one node. After them the node is stuck.
@@ -142,17 +150,18 @@ class PromptGraphEngine(Generic[S]):
             `sqlite:PATH`, or `postgres://…`. Nodes may then wait by `interrupt`.
 
     Raises:
-        ConfigError: Two tools have one name, an entry is not a tool, or `store` names no store.
+        ConfigError: Two tools have one name, an entry is not a tool, `store` names no store, or `model` no
+            provider.
     """
 
     def __init__(  # noqa: PLR0913 (the keywords of graph.md section 1)
         self,
         graph: PromptGraph[S],
-        model: ModelPort | None = None,
+        model: ModelPort | ModelFunction | str | None = None,
         *,
         tools: ToolPort | Sequence[ToolLike] | None = None,
         hooks: Sequence[Any] = (),
-        lightweight_model: ModelPort | str | None = None,
+        lightweight_model: ModelPort | ModelFunction | str | None = None,
         max_iterations: int = MAX_ITERATIONS,
         max_node_iterations: int = 25,
         max_mutations_per_run: int = 10,
@@ -171,9 +180,14 @@ class PromptGraphEngine(Generic[S]):
         self.hooks = tuple(hooks)
         clock = clock or _CLOCK
         self._store = None if store is None else _store_of(store, clock)
+        if model is None:
+            model = NO_MODEL
+        model = _named_models(model, (), clock) if isinstance(model, str) else as_model(model)
+        if not (lightweight_model is None or isinstance(lightweight_model, str)):
+            lightweight_model = as_model(lightweight_model)
         self._setup = RunSettings(
             CompileOptions(HookSet(self.hooks), max_node_iterations),
-            model or NO_MODEL,
+            model,
             tool_port(tools),
             lightweight_model,
             human_handler,
@@ -186,32 +200,40 @@ class PromptGraphEngine(Generic[S]):
             NodeCache(clock, None if self._store is None else self._store.opened),
         )
         self._plan: Plan | None = None
+        #: The version of the graph whose nodes have their models.
+        self._version_with_models: int | None = None
 
     @property
     def plan(self) -> Plan:
         """The compiled graph.
 
         Raises:
-            InvalidGraph: The graph has no nodes, its entry is not one of them, or it names an unknown role.
+            InvalidGraph: The graph has no nodes, or its entry is not one of them.
         """
         plan = self._plan
         if plan is None or plan.version != self.graph.version:
-            self._check_roles()
             plan = self._plan = compile_graph(self.graph, self._setup.options)
         return plan
 
-    def _check_roles(self) -> None:
-        """Raises InvalidGraph if a node or the engine names a role that its model does not have."""
-        setup = self._setup
-        if setup.model is NO_MODEL:  # the model of a run comes with its roles
-            return
-        known = known_roles(setup.model)
-        found = unknown_roles(self.graph, known)
-        light = setup.lightweight_model
-        if isinstance(light, str) and light not in known:
-            found.append(f"lightweight_model: {unknown_role(light, known)}")
-        if found:
-            raise InvalidGraph(found)
+    def _open_models(self) -> None:
+        """Makes the models that nodes name by `provider:name` available to runs of this engine.
+
+        Raises:
+            InvalidGraph: A node or the engine names a model or a role that does not exist.
+        """
+        version = self.graph.version
+        setup, light = self._setup, self._setup.lightweight_model
+        named = named_roles(self.graph) | ({light} if isinstance(light, str) else frozenset())
+        if any(":" in name for name in named):
+            setup = self._setup = replace(setup, model=_named_models(setup.model, named, setup.clock))
+        if setup.model is not NO_MODEL:
+            known = known_roles(setup.model)
+            found = unknown_roles(self.graph, known)
+            if isinstance(light, str) and light not in known:
+                found.append(f"lightweight_model: {unknown_role(light, known)}")
+            if found:
+                raise InvalidGraph(found)
+        self._version_with_models = version
 
     async def ainvoke(
         self,
@@ -249,10 +271,21 @@ class PromptGraphEngine(Generic[S]):
                 "run_id: this engine has no `store`, which would keep the run under this name."
             )
         if caller is None:
-            return await Run(self._setup, self.plan, messages, context, config).execute()
+            return await self._made(messages, context, config).execute()
         scope = Scope(caller=caller, clock=self._setup.clock, retries=UNLIMITED_RETRIES)
         with calling_as(caller):
-            return await Run(self._setup, self.plan, messages, context, config, scope).execute()
+            return await self._made(messages, context, config, scope).execute()
+
+    def _made(
+        self,
+        messages: Sequence[Message],
+        context: Mapping[str, Any] | None,
+        config: Mapping[str, Any] | None,
+        scope: Scope | None = None,
+    ) -> Run:
+        if self._version_with_models != self.graph.version:
+            self._open_models()
+        return Run(self._setup, self.plan, messages, context, config, scope)
 
     def _initial_state(self, state: Any) -> dict[str, Any]:
         schema = self.graph.schema
@@ -286,10 +319,7 @@ class PromptGraphEngine(Generic[S]):
         Raises:
             InvalidGraph: The graph cannot run at all.
         """
-        plan = self._plan
-        if plan is None or plan.version != self.graph.version:
-            plan = self.plan
-        run = Run(self._setup, plan, messages, context, config, scope)
+        run = Run(self._setup, self.plan, messages, context, config, scope)
         run.model = model or run.model
         run.tools = tools or run.tools
         return run
@@ -378,7 +408,7 @@ class PromptGraphEngine(Generic[S]):
             clock=self._setup.clock,
             retries=UNLIMITED_RETRIES,
         )
-        run = Run(self._setup, self.plan, messages, context, call.config, scope)
+        run = self._made(messages, context, call.config, scope)
         run.tells_state, run.is_local = call.listener.wants_state, True
         with calling_as(call.caller):
             return await run_with_events(run, events, scope, call.listener)
@@ -504,7 +534,7 @@ class PromptGraphEngine(Generic[S]):
     def _new_run(self, request: JsonObject, config: Mapping[str, Any] | None, scope: Scope) -> Run:
         """Returns a run of what a stored run begins with."""
         messages, context = start_of(request, self.graph.schema)
-        run = Run(self._setup, self.plan, messages, context, config, scope)
+        run = self._made(messages, context, config, scope)
         if run.settings.human_handler is None:
             run.settings = replace(run.settings, human_handler=human_handler(scope))
         return run

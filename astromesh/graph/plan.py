@@ -30,6 +30,7 @@ from astromesh.graph.effects import NodeCall, NodeWrapper, with_flags
 from astromesh.graph.flags import BIT, NodeFlag, mask
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
+from astromesh.graph.models import as_model
 from astromesh.graph.node_cache import with_cache
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import AutonomousNode, is_built_in
@@ -197,7 +198,8 @@ class Step(RoutedNode):
             if isinstance(node, FunctionNode):
                 node = schema.adapted(node)
         override = node.model_override
-        self.model: ModelPort | None = None if isinstance(override, str) else override
+        is_named = override is None or isinstance(override, str)
+        self.model: ModelPort | None = None if is_named else as_model(override)
         self.role: str = override if isinstance(override, str) else ""
         own, limit = node.max_iterations, options.max_node_iterations
         counts_attempts = self._has(NodeFlag.RETRYABLE) and not node.retry

@@ -15,6 +15,7 @@ from astromesh.graph.nodes.composite import FanOutNode, LoopNode, ParallelNode, 
 from astromesh.graph.nodes.guard import GuardNode
 from astromesh.graph.records import END, ERROR_NODE, OUTPUT_SUFFIX
 from astromesh.graph.topology import GraphView, declared_targets, is_graph, nested_nodes, reachable, targets
+from astromesh.model_names import missing_provider
 from astromesh.text import did_you_mean
 from astromesh.types import STANDARD_ROLES
 
@@ -44,6 +45,11 @@ def known_roles(model: Any) -> frozenset[str]:
     return frozenset((*STANDARD_ROLES, *getattr(model, "roles", ())))
 
 
+def named_roles(graph: GraphView) -> frozenset[str]:
+    """Returns the texts that nodes, nested ones too, have as `model_override`: roles and names of models."""
+    return frozenset(role for node in nested_nodes(graph) if isinstance(role := node.model_override, str))
+
+
 def unknown_roles(graph: GraphView, known: Collection[str]) -> list[str]:
     """Returns a problem for each node, nested ones too, whose `model_override` names no known role."""
     return [
@@ -56,8 +62,9 @@ def unknown_roles(graph: GraphView, known: Collection[str]) -> list[str]:
 def unknown_role(role: str, known: Collection[str]) -> str:
     """Returns the sentence about a role that does not exist."""
     names = sorted(known)
-    hint = did_you_mean(role, names) or f"Known: {', '.join(names)}."
-    return f"there is no role {role!r}. {hint}"
+    hint = missing_provider(role) or did_you_mean(role, names) or f"Known: {', '.join(names)}."
+    provider, is_model, _ = role.partition(":")
+    return f"there is no role {role!r}{f', and no provider {provider!r}' if is_model else ''}. {hint}"
 
 
 def within(problem: str, prefix: str, *at: str | int) -> Problem:

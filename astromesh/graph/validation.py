@@ -150,7 +150,11 @@ KEYWORD_RULES: Mapping[str, tuple[Callable[[Any], bool], str, type[Exception]]] 
     "description": (_is_text, "must be a text", TypeError),
     "strategy": (_is_none_or_has("wrap", "parse"), "must be a strategy, or the name of one", TypeError),
     "perspective": (_is_none_or_has("apply"), "must be a perspective, or the name of one", TypeError),
-    "model_override": (_is_none_or_has("complete"), "must be a model, or the name of a role", TypeError),
+    "model_override": (
+        lambda value: callable(value) or _is_none_or_has("complete")(value),
+        "must be a model, 'provider:name', an async function, or the name of a role",
+        TypeError,
+    ),
     **dict.fromkeys(
         ("inject_tools", "tool_loop", "is_entry", "is_terminal", "pure"),
         (_is_bool, "must be true or false", TypeError),

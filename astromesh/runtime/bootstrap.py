@@ -335,7 +335,8 @@ class _Bootstrap:
         )
         roles = {}
         for name, other in getattr(models, "roles", {}).items():
-            if not other.usable():  # a role without a key is skipped; the main models answer instead
+            is_named_by_node = name == f"{other.primary.provider}:{other.primary.model}"
+            if not (other.usable() or is_named_by_node):  # without a key; the main models answer instead
                 continue
             roles[name] = await self._router(agent, other, rules)
         return ModelRouter(providers, strategy=strategy, roles=roles, health=self._health, rules=rules)

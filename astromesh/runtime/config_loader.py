@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from astromesh.config.agent import AgentManifest
@@ -19,7 +20,7 @@ from astromesh.errors import CircularAgentReference, WorkflowNotFound
 from astromesh.graph.base import BaseNode
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
-from astromesh.graph.problems import least_iterations
+from astromesh.graph.problems import least_iterations, named_roles
 from astromesh.graph.serialization import find_problems, references
 from astromesh.plugins import Plugins
 
@@ -34,11 +35,19 @@ def check_graph(spec: Mapping[str, Any]) -> GraphFindings:
     )
 
 
+def roles_of_graphs(graphs: Mapping[str, Any]) -> dict[str, frozenset[str]]:
+    """Returns the models and roles that the nodes of graphs from Python name."""
+    return {
+        name: named_roles(graph) if isinstance(graph, PromptGraph) else frozenset()
+        for name, graph in graphs.items()
+    }
+
+
 def load_configuration(
     folder: Path,
     plugins: Plugins,
     env: Mapping[str, str] | None = None,
-    graphs: Iterable[str] = (),
+    graphs: Mapping[str, Any] = MappingProxyType({}),
     *,
     lint: bool = False,
     python: PythonManifests | None = None,
@@ -46,7 +55,7 @@ def load_configuration(
     """Reads a folder and checks it against the installed plugins.
 
     Args:
-        graphs: Names of graphs that were made in Python.
+        graphs: Graphs that were made in Python, by name.
         lint: Warns of what may be intended, too: variables of prompts that only requests provide.
         python: Manifests that were made in Python.
     """
@@ -58,7 +67,7 @@ def load_configuration(
         env=os.environ if env is None else env,
         resolver=plugins,
         check_template=check_template,
-        graphs=graphs,
+        graphs=roles_of_graphs(graphs),
         check_graph=check_graph,
         check_prompt=unprovided_names if lint else None,
         python=python,

@@ -27,12 +27,14 @@ class LiveParts:
         output_type: The type of the answer, whose JSON Schema is `output_schema`; None: the schema itself.
         deps: `ToolContext.deps` of runs that bring none of their own.
         wrap_model: Wraps each of its providers, e.g. to record their calls.
+        is_one_model: Whether its main model answers for every role and node, e.g. in a test.
     """
 
     system: SystemPrompt | None = None
     output_type: Any = None
     deps: Any = None
     wrap_model: Callable[[Any], Any] | None = None
+    is_one_model: bool = False
 
 
 NO_LIVE_PARTS = LiveParts()
@@ -112,7 +114,8 @@ class Declarations:
     def manifests(self, *, only: bool) -> PythonManifests:
         """Args: only: whether the runtime has no configuration folder."""
         agents = {n: (a.file or Path(f"Agent({n!r})"), a.manifest) for n, a in self._agents.items()}
-        return PythonManifests(agents, self._servers, only)
+        one_model = frozenset(name for name, one in self._agents.items() if one.live.is_one_model)
+        return PythonManifests(agents, self._servers, only, one_model)
 
     def extend(self, plugins: Plugins) -> Plugins:
         """Returns the plugins of a runtime with the live objects of its agents."""

@@ -6,15 +6,18 @@ run may start, and the graphs of all of them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import MappingProxyType
+from typing import Any
 
 from astromesh.config.environment import hide_api_keys, restore_api_keys
 from astromesh.config.folder import Configuration, load
 from astromesh.core.templates import check_template
 from astromesh.errors import InvalidManifest
 from astromesh.plugins import Plugins
+from astromesh.runtime.config_loader import roles_of_graphs
 from astromesh.types import JsonObject
 
 
@@ -57,13 +60,13 @@ def load_snapshot(
     snapshot: JsonObject,
     env: Mapping[str, str],
     plugins: Plugins,
-    graphs: Iterable[str] = (),
+    graphs: Mapping[str, Any] = MappingProxyType({}),
 ) -> Configuration:
     """Returns the configuration of a snapshot, with the other files of the folder as they are now.
 
     Args:
         name: The agent of the snapshot.
-        graphs: Names of all present graphs, those made in Python included.
+        graphs: All present graphs, those made in Python included.
 
     Raises:
         InvalidManifest: the snapshot does not fit the other files.
@@ -82,7 +85,7 @@ def load_snapshot(
             resolver=plugins,
             check_template=check_template,
             replacements=instead,
-            graphs=graphs,
+            graphs=roles_of_graphs(graphs),
         )
     if faults := found.broken.get(name):
         raise InvalidManifest(

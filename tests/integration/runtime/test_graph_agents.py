@@ -431,3 +431,24 @@ async def test_a_limit_that_the_agents_graph_can_never_keep_is_a_fault_of_the_ag
             faults = " ".join(map(str, runtime.broken.values()))
         expected = "max_iterations: is 3, but the graph `steps` needs at least 4 node executions"
         assert (expected in faults) == broken, faults
+
+
+async def test_a_yaml_node_names_its_model_as_provider_and_name(tmp_path: Path) -> None:
+    nodes: list[dict[str, Any]] = [
+        {"name": "look", "kind": "prompt", "model_override": "careful:large"},
+        {"name": "answer", "kind": "prompt"},
+    ]
+    careful = ScriptedProvider("seen", name="careful/large")
+    plain = ScriptedProvider("answered", name="scripted/m")
+    plugins = {"providers": {"scripted": plugin_of(plain), "careful": plugin_of(careful)}}
+    async with runtime_of(with_graph(tmp_path, nodes), plain, plugins=plugins) as runtime:
+        assert runtime.broken == {}
+        assert (await runtime.run("helper", "Why?", "s")).response == "answered"
+    assert (len(careful.requests), len(plain.requests)) == (1, 1)
+
+
+async def test_a_yaml_node_with_a_model_without_provider_is_told_how_to_write_it(tmp_path: Path) -> None:
+    folder = with_graph(tmp_path, [{"name": "look", "kind": "prompt", "model_override": "gpt-4o"}])
+    async with runtime_of(folder, ScriptedProvider("a")) as runtime:
+        (fault,) = runtime.broken["helper"]
+    assert "Write 'openai:gpt-4o'" in str(fault)
