@@ -323,10 +323,8 @@ def manifest_of(name: str, spec: JsonObject, keys: AgentKeys) -> JsonObject:
             "permissions": plain(permissions)
             if isinstance(permissions, Mapping)
             else {"tools": plain(list(permissions))},
-            **{
-                key: plain(keys.get(key))
-                for key in ("sessions", "queue", "stream", "on_disconnect", "recording")
-            },
+            "skills": [str(Path(one).absolute()) for one in keys.get("skills", ())],
+            **{key: plain(keys.get(key)) for key in _PLAIN_KEYS},
         },
     }
     cleaned: JsonObject = without_empty(whole)

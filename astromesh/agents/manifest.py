@@ -36,6 +36,8 @@ class AgentKeys(TypedDict, total=False):
     #: spec.orchestration
     max_iterations: int | None
     timeout_seconds: float | timedelta | None
+    #: spec
+    skills: Sequence[str | Path]
     permissions: Mapping[str, Any] | Sequence[str]
     sessions: Mapping[str, Any]
     queue: Mapping[str, Any]

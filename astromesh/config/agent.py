@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag
@@ -26,6 +26,7 @@ from astromesh.config.records import (
     ToolName,
     one_or_list,
 )
+from astromesh.config.skills import Skill
 from astromesh.types import Effect
 
 Stream = Literal["token", "sentence", "final"]
@@ -295,6 +296,10 @@ class AgentSpec(Record):
     prompts: Prompts = Field(default_factory=Prompts)
     orchestration: Orchestration = Field(default_factory=Orchestration)
     tools: tuple[ToolBlock, ...] = ()
+    skills: tuple[Annotated[str, Field(min_length=1)], ...] = Field(
+        (),
+        description="Folders of Agent Skills, or of several, relative to the configuration.",
+    )
     memory: Memory = Memory.empty()
     guardrails: Guardrails = Guardrails.empty()
     permissions: Permissions = Permissions.empty()
@@ -334,9 +339,20 @@ class AgentManifest(Manifest):
     metadata: NamedMetadata
     spec: AgentSpec
 
+    _skills: Mapping[str, Skill] = PrivateAttr(default_factory=dict)
+
     @property
     def name(self) -> str:
         return self.metadata.name
+
+    @property
+    def skills(self) -> Mapping[str, Skill]:
+        """The skills in its folders, by name."""
+        return self._skills
+
+    def bind_skills(self, skills: Mapping[str, Skill]) -> None:
+        """Stores the skills; called once, at load."""
+        self._skills = skills
 
     @property
     def stream(self) -> Stream:

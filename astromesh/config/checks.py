@@ -16,6 +16,7 @@ from astromesh.config.environment import displayable_name
 from astromesh.config.keys import suggest_name
 from astromesh.config.records import Block, IsJsonSchema, IsTemplate, JsonMap, marked_fields
 from astromesh.config.runtime import Auth, RuntimeSpec
+from astromesh.config.skills import READ_SKILL, FoundSkills
 from astromesh.model_names import missing_provider
 from astromesh.types import STANDARD_ROLES
 
@@ -93,6 +94,16 @@ def _tools(manifest: AgentManifest, known: KnownNames) -> Iterator[Finding]:
         yield from _references(tool, at, known)
 
 
+def check_skills(manifest: AgentManifest, found: FoundSkills) -> Iterator[Finding]:
+    """Checks the skills of an agent, and that no tool of its own has the name of the tool that reads them."""
+    for fault in found.faults:
+        yield Finding(("spec", "skills"), str(fault))
+    for i, tool in enumerate(manifest.spec.tools if manifest.spec.skills else ()):
+        if tool.name == READ_SKILL:
+            message = f"the name `{READ_SKILL}` is that of the tool that reads skills"
+            yield Finding(("spec", "tools", i, "name"), message, "Rename it.")
+
+
 def _references(tool: ToolBlock, at: Steps, known: KnownNames) -> Iterator[Finding]:
     match tool.type:
         case "rag":
@@ -130,6 +141,8 @@ def _permissions(manifest: AgentManifest, written: Node) -> Iterator[Finding]:
     """Checks lists of tools, unless the agent has MCP tools, whose names only their servers know."""
     tools = [tool for _, tool in written.children("spec", "tools")]
     declared = {tool.text("name") for tool in tools}
+    if manifest.spec.skills:
+        declared.add(READ_SKILL)
     if any(tool.text("type") == "mcp" for tool in tools):
         return
     at, pattern = ("spec", "orchestration"), manifest.spec.orchestration.pattern

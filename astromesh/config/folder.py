@@ -33,6 +33,7 @@ from astromesh.config.parser import manifest_fault
 from astromesh.config.providers import ProviderManifest
 from astromesh.config.rag import RAGManifest
 from astromesh.config.runtime import OrchestrationDefaults, RuntimeManifest
+from astromesh.config.skills import read_skills
 from astromesh.errors import InvalidConfiguration, InvalidManifest
 from astromesh.model_names import is_model_name
 from astromesh.text import did_you_mean
@@ -342,6 +343,7 @@ class _FolderLoader:
         file.validate(lambda root: self._with_node_models(_with_orchestration(root, defaults), file.name))
         file.bind(self._context)
         file.check(lambda m, root: checks.check_agent(m, root, file.root, known, self._checkers.template))
+        self._skills(file)
         file.check(lambda m, _: self._graph_requirements(m))
         file.warn(lambda m, _: self._backends(*_memory_blocks(m)))
         if (check := self._checkers.prompt) is not None and not file.faults:
@@ -365,6 +367,14 @@ class _FolderLoader:
                 if is_model_name(name, {*plugins, *self._context.entries})
             }
         return with_defaults(root, at, {name: {"primary": one} for name, one in models.items()})
+
+    def _skills(self, file: ConfigFile) -> None:
+        if file.manifest is None:
+            return
+        found = read_skills(self._folder / path for path in file.manifest.spec.skills)
+        file.add_findings(checks.check_skills(file.manifest, found))
+        file.warnings += found.warnings
+        file.manifest.bind_skills(found.skills)
 
     def _backends(self, *blocks: tuple[Steps, Any]) -> Iterator[Finding]:
         return checks.backends_without_url(blocks, self._runtime_spec)

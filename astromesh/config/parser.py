@@ -161,7 +161,13 @@ def manifest_fault(
 
 
 def read_file(file: Path, env: Mapping[str, str]) -> Document:
-    """Reads one file. Everything wrong with it is a fault of the document, never an exception."""
+    """Reads one file of YAML. Everything wrong with it is a fault of the document, never an exception."""
+    document = read_text(file)
+    return document if document.faults else parse_text(document.text, document, env)
+
+
+def read_text(file: Path) -> Document:
+    """Reads one file as text. Everything wrong with it is a fault of the document, never an exception."""
     document = Document(file)
     try:
         with open(file, "rb", opener=_open_nonblocking) as stream:
@@ -179,8 +185,7 @@ def read_file(file: Path, env: Mapping[str, str]) -> Document:
         document.text = raw.decode("utf-8-sig")
     except UnicodeDecodeError as error:
         document.fault("is not UTF-8 text", _place_after(raw[: error.start].decode(errors="replace")))
-        return document
-    return parse_text(document.text, document, env)
+    return document
 
 
 def _open_nonblocking(path: str, flags: int) -> int:
@@ -188,8 +193,12 @@ def _open_nonblocking(path: str, flags: int) -> int:
     return os.open(path, flags | os.O_NONBLOCK)
 
 
-def parse_text(text: str, document: Document, env: Mapping[str, str]) -> Document:
-    """Reads YAML text into the document."""
+def parse_text(text: str, document: Document, env: Mapping[str, str] | None) -> Document:
+    """Reads YAML text into the document.
+
+    Args:
+        env: Environment variables for `${NAME}`; None: such text stays as it is.
+    """
     if directive := _TAG_DIRECTIVE.search(text):
         place = _place_after(text[: directive.start()])
         document.fault("%TAG directives are not supported", place, hint="Remove them.")
@@ -226,7 +235,7 @@ def _yaml_fault(error: yaml.YAMLError, text: str) -> tuple[str, Place, Steps, st
 class _Composer:
     """Builds the nodes of one document from events, with a stack of the open ones."""
 
-    def __init__(self, document: Document, env: Mapping[str, str]) -> None:
+    def __init__(self, document: Document, env: Mapping[str, str] | None) -> None:
         self._document = document
         self._env = env
         self._open: list[Node] = []
@@ -347,8 +356,8 @@ class _Composer:
         text: str = event.value
         if event.tag is not None and event.tag not in _TEXT_TAGS:
             self._refuse_tag(event, place)
-        if "${" in text:
-            return self._substituted(event, place)
+        if "${" in text and self._env is not None:
+            return self._substituted(event, place, self._env)
         node = Node(text, place, 1 + len(text) // _CHARACTERS_PER_WEIGHT)
         self._count(node.weight, place)
         node.literal = event.style == "|"
@@ -359,9 +368,9 @@ class _Composer:
                 self._document.fault(NUMBER_FAULTS[type(error)], place, self.path(), "Put text in quotes.")
         return node
 
-    def _substituted(self, event: yaml.ScalarEvent, place: Place) -> Node:
+    def _substituted(self, event: yaml.ScalarEvent, place: Place, env: Mapping[str, str]) -> Node:
         """Substitutes variables. The result stays text until a field asks for a number or a boolean."""
-        result = substitute(event.value, self._env)
+        result = substitute(event.value, env)
         node = Node(result.text, place, 1 + len(result.text) // _CHARACTERS_PER_WEIGHT)
         self._count(node.weight, place)
         node.literal = event.style == "|"

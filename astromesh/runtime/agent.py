@@ -44,6 +44,7 @@ class Agent:
         merges_messages: Whether messages that arrive close together become one run.
         continues_on_disconnect: Whether a synchronous run continues when its client disconnects.
         can_call_tools: Whether one of its models can, those of its roles included.
+        skills: The part of its system prompt that names its skills.
         live: What it has beside its manifest if it is declared in Python.
         stream: How text may leave while the model writes it: `token`, `sentence` or `final`.
         loaded_at: Seconds since the epoch.
@@ -64,6 +65,7 @@ class Agent:
     stream: StreamMode
     budget: dict[str, float]
     output_schema: AnswerSchema | None = None
+    skills: str = ""
     live: LiveParts = NO_LIVE_PARTS
     snapshot: JsonObject = field(default_factory=dict)
     limits: tuple[BudgetLimit, ...] = ()

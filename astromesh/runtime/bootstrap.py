@@ -16,6 +16,7 @@ from astromesh.config.folder import Configuration
 from astromesh.config.keys import suggest_name
 from astromesh.config.providers import ModelBlock
 from astromesh.config.rag import RAGManifest
+from astromesh.config.skills import READ_SKILL
 from astromesh.core.answer_schema import AnswerSchema
 from astromesh.core.circuit_breaker import BreakerRules
 from astromesh.core.context_transform import compile_transform
@@ -23,6 +24,7 @@ from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.core.memory import ConversationalMemory, EpisodicMemory, MemoryManager, SemanticMemory
 from astromesh.core.model_router import Health, ModelRouter
 from astromesh.core.prompt_engine import PromptEngine
+from astromesh.core.skills import read_skill_tool, skills_prompt
 from astromesh.core.tools import ToolRegistry, declare_source, declare_tool
 from astromesh.errors import (
     AstromeshError,
@@ -46,7 +48,7 @@ from astromesh.runtime.declarations import NO_LIVE_PARTS, LiveParts
 from astromesh.runtime.knowledge import open_embedder, open_rag_pipeline, refresh_pipeline
 from astromesh.runtime.snapshots import load_snapshot, snapshot_of
 from astromesh.telemetry.clock import Clock, SystemClock
-from astromesh.tools.base import DeclaredSource, DeclaredTool, RunAgent, ToolSource
+from astromesh.tools.base import DeclaredSource, DeclaredTool, RunAgent, Tool, ToolSource
 from astromesh.tools.long_results import LongResults
 from astromesh.types import JsonObject
 
@@ -263,11 +265,15 @@ class _Bootstrap:
             [await self._open("guardrails", r.type, r.options) for r in spec.guardrails.output],
         )
         router = await self._router(manifest.name, spec.model, rules)
-        tools = [await self._tool(block) for block in spec.tools]
+        tools: list[Tool | DeclaredTool | DeclaredSource] = [await self._tool(block) for block in spec.tools]
+        permitted = spec.permissions.tools
+        if manifest.skills:
+            tools.append(read_skill_tool(manifest.skills))
+            permitted = None if permitted is None else (*permitted, READ_SKILL)
         bound = self._registry.bind(
             manifest.name,
             tools,
-            spec.permissions.tools,
+            permitted,
             approve_if_tainted=spec.permissions.tainted == "approval",
         )
         defaults = self._opened.configuration.runtime.spec.defaults.orchestration
@@ -282,7 +288,7 @@ class _Bootstrap:
                 "tools_left_out",
                 agent=manifest.name,
                 models=router.limits.names,
-                tools=[b.name for b in spec.tools],
+                tools=[*(b.name for b in spec.tools), *([READ_SKILL] if manifest.skills else ())],
             )
         return Agent(
             name=manifest.name,
@@ -293,6 +299,7 @@ class _Bootstrap:
                 manifest.name, spec.prompts.system, description=spec.identity.description,
                 variables=spec.prompts.variables,
             ),
+            skills=skills_prompt(manifest.skills) if can_call_tools else "",
             tools=bound,
             router=router,
             pattern=pattern,

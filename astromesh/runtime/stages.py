@@ -275,6 +275,8 @@ async def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQue
         system = agent.prompt.render(memory, request.context, run.prompt_time, request.metadata)
     else:
         system = await _made_prompt(agent.live.system, run)
+    if agent.skills:
+        system = f"{system}\n\n{agent.skills}".strip()
     if request.terms.instructions:
         system = f"{system}\n\n{request.terms.instructions}".strip()
     history = memory.conversation_history if admitted.history is None else admitted.history

@@ -30,7 +30,7 @@ ARGUMENTS = {
     "spec.prompts.system": "system", "spec.prompts.variables": "variables",
     "spec.orchestration.pattern": "pattern", "spec.orchestration.max_iterations": "max_iterations",
     "spec.orchestration.timeout_seconds": "timeout_seconds",
-    "spec.tools": "tools", "spec.memory": "memory", "spec.guardrails": "guardrails",
+    "spec.tools": "tools", "spec.skills": "skills", "spec.memory": "memory", "spec.guardrails": "guardrails",
     "spec.permissions": "permissions", "spec.budgets": "budgets", "spec.sessions": "sessions",
     "spec.queue": "queue", "spec.stream": "stream", "spec.on_disconnect": "on_disconnect",
     "spec.recording": "recording", "spec.output_schema": "output_type",
