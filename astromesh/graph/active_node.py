@@ -9,6 +9,7 @@ import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
 from typing import Any, Protocol
+from weakref import ref
 
 from astromesh.errors import NotDurable
 from astromesh.graph.call_record import to_lenient_json
@@ -34,16 +35,25 @@ class ActiveRun(Protocol):
 class ActiveNode:
     """One visit of a node.
 
+    Timers and connections that begin in a node keep its context, and so this object, after the run has ended.
+    That must not keep the run and its texts.
+
     Args:
         visit: The number of the visit, from 1.
     """
 
-    __slots__ = ("asked", "loop", "name", "path", "run", "visit")
+    __slots__ = ("_run", "asked", "loop", "name", "path", "visit")
 
     def __init__(self, run: ActiveRun, path: str, name: str, visit: int) -> None:
-        self.run, self.path, self.name, self.visit = run, path, name, visit
+        self._run = ref(run)
+        self.path, self.name, self.visit = path, name, visit
         self.asked = 0
         self.loop = asyncio.get_running_loop()
+
+    @property
+    def run(self) -> ActiveRun | None:
+        """The run, or None when it has ended."""
+        return self._run()
 
 
 _ACTIVE: ContextVar[ActiveNode | None] = ContextVar("astromesh_active_node", default=None)
@@ -77,8 +87,10 @@ async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
         TimeoutError: There was no answer in time.
     """
     active = _ACTIVE.get()
-    journal = None if active is None else active.run.scope_at(active.path).journal
-    if active is None or journal is None or not journal.is_durable:
+    run = None if active is None else active.run
+    scope = None if active is None or run is None else run.scope_at(active.path)
+    journal = None if scope is None else scope.journal
+    if active is None or scope is None or journal is None or not journal.is_durable:
         raise NotDurable(
             "interrupt() needs a run that can wait. Call it in a node, and give the engine a `store`, or "
             "start the agent with POST /v1/agents/NAME/runs."
@@ -87,7 +99,7 @@ async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
     active.asked += 1
     text = value.get("question", "") if isinstance(value, Mapping) else ""
     question = HumanQuestion("interrupt", active.name, value, text if isinstance(text, str) else "", seconds)
-    decision = await journal.person(active.run.scope_at(active.path), ticket, question)
+    decision = await journal.person(scope, ticket, question)
     if decision["decision"] == "expired":
         raise TimeoutError(f"{active.name!r} got no answer within {seconds:g} s.")
     return decision.get("answer") if decision["decision"] == "answer" else decision["decision"] == "approve"
@@ -99,7 +111,7 @@ def emit(value: Any) -> None:
     Without a listener it does nothing. Functions that run in a thread may call it, too.
     """
     active = _ACTIVE.get()
-    if active is None or active.run.emit is None:
+    if active is None:
         return
     try:
         asyncio.get_running_loop()
@@ -111,5 +123,5 @@ def emit(value: Any) -> None:
 
 def _emit(active: ActiveNode, value: Any) -> None:
     run = active.run
-    if run.emit is not None:
+    if run is not None and run.emit is not None:
         run.emit(CUSTOM_EVENT, node=active.path, data=value if run.is_local else to_lenient_json(value))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import operator
+import weakref
 from typing import Annotated, Any
 
 import pytest
@@ -139,3 +141,26 @@ async def test_stored_runs_stream_too() -> None:
     assert [part async for part in stream] == [("custom", "up", "going up"), ("updates", "up", {"n": 1})]
     assert stream.result.run_id == "r"
     assert [e.type async for e in engine.astream_events("q")][-1] == "run.completed"
+
+
+async def test_a_timer_that_begins_in_a_node_does_not_keep_the_run() -> None:
+    """Nor does a connection of a pool: both have the context of the node for as long as they live."""
+
+    class Large:
+        pass
+
+    kept: list[weakref.ref[Large]] = []
+    timers: list[asyncio.TimerHandle] = []
+
+    @node("work")
+    async def work(state: Any) -> dict[str, Any]:
+        large = Large()
+        kept.append(weakref.ref(large))
+        timers.append(asyncio.get_running_loop().call_later(3600, emit, "late"))
+        return {"large": large}
+
+    graph = PromptGraph("g", nodes=[work]).set_entry("work")
+    assert await parts(PromptGraphEngine(graph, ScriptedProvider()), "updates")
+    gc.collect()
+    assert [ref() for ref in kept] == [None]
+    timers[0].cancel()
