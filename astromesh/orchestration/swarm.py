@@ -251,11 +251,12 @@ class AgentNode(BaseNode):
     async def _answer(
         self, notes: SwarmNotes, instructions: Sequence[str], handoff_tools: HandoffTools, config: NodeConfig
     ) -> tuple[str, JsonObject]:
-        system, *history, question = notes.task.messages
+        *before, question = notes.task.messages
+        prompt = [m.content for m in before if m.role == "system"]
         terms = NestedRunOptions(
-            history=tuple(history),
+            history=tuple(m for m in before if m.role != "system"),
             images=question.images,
-            instructions="\n\n".join(filter(None, (system.content, *instructions))),
+            instructions="\n\n".join(filter(None, (*prompt, *instructions))),
             tools=handoff_tools,
             max_iterations=self._rounds,
             streams_to_caller=True,
