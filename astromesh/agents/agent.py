@@ -30,7 +30,17 @@ from astromesh.agents import arguments
 from astromesh.agents.arguments import AgentTool, GuardrailLike, MemoryLike, PatternLike
 from astromesh.agents.attachments import with_attachments
 from astromesh.agents.declared import KeptStores, Source, source_of_file
-from astromesh.agents.keys import AllKeys, DecisionKeys, OnError, RunKeys, Word, check_names, check_on_error
+from astromesh.agents.keys import (
+    AllKeys,
+    DecisionKeys,
+    OnError,
+    RunKeys,
+    Word,
+    check_agent,
+    check_names,
+    check_on_error,
+    check_run,
+)
 from astromesh.agents.manifest import AgentKeys, Live, plain
 from astromesh.agents.models import ModelLike, model_block
 from astromesh.agents.requests import (
@@ -180,6 +190,12 @@ class Agent(Generic[DepsT, OutputT]):
         **keys: Unpack[AgentKeys],
     ) -> None:
         check_names(keys, AllKeys.__annotations__, "Agent")
+        named = {
+            "system": system, "tools": tools, "servers": servers, "pattern": pattern, "node_pool": node_pool,
+            "memory": memory, "guardrails": guardrails, "budgets": budgets, "plugins": plugins,
+            "data_dir": data_dir, "store": store,
+        }  # fmt: skip
+        check_agent(name, {**named, **keys})
         plugins = plugins or Plugins()
         blocks = plain(servers or {})
         given = arguments.listed(tools)
@@ -532,6 +548,7 @@ class Agent(Generic[DepsT, OutputT]):
         self, query: str, deps: DepsT | None, keys: RunKeys, sinks: Iterable[EventSink]
     ) -> Result[OutputT]:
         check_names(keys, RunKeys.__annotations__, "A run")
+        check_run(keys)
         check_on_error(keys.get("on_error"))
         if not isinstance(query, str):
             raise InvalidInput(f"The query of a run is a text, not {query!r}.")

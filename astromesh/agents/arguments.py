@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
 import orjson
+from pydantic.errors import PydanticUserError
 
-from astromesh.agents.manifest import AgentKeys, Live, plain, without_empty
+from astromesh.agents.manifest import AgentKeys, Live, check_finite, plain, without_empty
 from astromesh.agents.models import ModelLike, model_block
 from astromesh.config.agent import Budgets, Guardrails, Memory
 from astromesh.errors import ConfigError, ToolFailed
@@ -196,6 +198,8 @@ def memory(given: MemoryLike, kept: Callable[[str], Live]) -> JsonObject:
     kind, _, rest = given.partition(":")
     if given in ("memory", "in_memory"):
         return {"conversational": {"backend": kept("conversation_stores")}}
+    if rest == ":memory:":
+        raise ConfigError(f"memory={given!r} is no file. Pass memory='memory'.")
     if kind == "sqlite" and rest:
         path = rest.removeprefix("//")
         return {"conversational": {"backend": "sqlite", "path": str(Path(path).absolute())}}
@@ -223,6 +227,9 @@ class FunctionRule:
     Args:
         function: Takes the text. A text that it returns replaces the checked one; False blocks it; None and
             True let it pass.
+
+    Raises:
+        ConfigError: The function is async.
     """
 
     needs_whole_text = True
@@ -230,6 +237,8 @@ class FunctionRule:
     def __init__(self, function: Callable[[str], str | bool | None]) -> None:
         self._function = function
         self.type: str = getattr(function, "__name__", "function")
+        if inspect.iscoroutinefunction(function) or inspect.iscoroutinefunction(type(function).__call__):
+            raise ConfigError(f"The function {self.type!r} in guardrails is async. Pass a plain function.")
 
     def check(self, text: str, context: CheckContext) -> Verdict | None:
         found = self._function(text)
@@ -237,7 +246,12 @@ class FunctionRule:
             return None
         if isinstance(found, str):
             return Verdict("redact", found)
-        return Verdict("block", f"The text was refused by {self.type}.")
+        if found is False:
+            return Verdict("block", f"The text was refused by {self.type}.")
+        raise ConfigError(
+            f"The guardrail {self.type!r} returned {found!r}. Return a text that replaces the checked one, "
+            "False to block it, or None."
+        )
 
     def stream(self, context: CheckContext) -> RuleStream:
         """Raises: NotImplementedError: such a rule needs the whole text."""
@@ -300,7 +314,7 @@ def output_schema(output_type: Any) -> JsonObject | None:
         return None
     try:
         return OutputSchema(output_type).json_schema
-    except TypeError as error:
+    except (TypeError, NameError, PydanticUserError) as error:
         raise ConfigError(f"output_type cannot be used: {error}") from error
 
 
@@ -310,6 +324,9 @@ def manifest_of(name: str, spec: JsonObject, keys: AgentKeys) -> JsonObject:
     Args:
         spec: What the named arguments of `Agent` make of `spec`.
         keys: Its further arguments.
+
+    Raises:
+        ConfigError: A number is not finite.
     """
     metadata = {"name": name, **{key: keys.get(key) for key in ("version", "namespace", "labels")}}
     permissions = keys.get("permissions", {})
@@ -328,6 +345,7 @@ def manifest_of(name: str, spec: JsonObject, keys: AgentKeys) -> JsonObject:
         },
     }
     cleaned: JsonObject = without_empty(whole)
+    check_finite(cleaned)
     if not isinstance(permissions, Mapping) and not permissions:
         cleaned["spec"]["permissions"] = {"tools": []}
     return cleaned

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypedDict
+from typing import Any, Literal, TypedDict, cast
+
+import orjson
 
 from astromesh.agents.arguments import GuardrailLike, MemoryLike, PatternLike
-from astromesh.agents.attachments import Attachment
-from astromesh.agents.manifest import AgentKeys
-from astromesh.errors import ConfigError
+from astromesh.agents.attachments import Attachment, File
+from astromesh.agents.manifest import AgentKeys, plain
+from astromesh.errors import AstromeshError, ConfigError, InvalidInput
 from astromesh.graph.base import BaseNode
+from astromesh.graph.graph import PromptGraph
 from astromesh.plugins import Plugins
 from astromesh.runtime.declarations import SystemPrompt
 from astromesh.tools.base import ToolPort
-from astromesh.types import CallerContext, Message
+from astromesh.types import CallerContext, Image, Message
 
 OnError = Literal["raise", "return"]
 Word = Literal["approve", "deny", "answer"]
@@ -71,6 +74,114 @@ class AllKeys(AgentKeys, total=False):
     plugins: Plugins | None
     data_dir: str | Path | None
     store: str | None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str)
+
+
+def _is_list_of(*kinds: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list | tuple) and all(isinstance(one, kinds) for one in value)
+
+
+def _is_mapping(value: Any) -> bool:
+    return isinstance(value, Mapping)
+
+
+def _is_json_mapping(value: Any) -> bool:
+    try:
+        orjson.dumps(plain(value), option=orjson.OPT_NON_STR_KEYS)
+    except TypeError:
+        return False
+    return isinstance(value, Mapping)
+
+
+def _is_attachment(value: Any) -> bool:
+    if isinstance(value, File):
+        name, data, _ = cast("tuple[Any, ...]", value)
+        return isinstance(name, str) and isinstance(data, bytes)
+    return isinstance(value, str | Path | Image)
+
+
+Rules = Mapping[str, tuple[Callable[[Any], bool], str]]
+
+#: By argument of an agent: whether a value other than None may be one, and what it must be.
+AGENT_RULES: Rules = {
+    "system": (lambda value: isinstance(value, str) or callable(value), "a text or a function"),
+    "tools": (
+        lambda value: (
+            hasattr(value, "execute")
+            or (isinstance(value, Iterable) and not isinstance(value, str | Mapping))
+        ),
+        "a list of tools, or a ToolPort",
+    ),
+    "servers": (
+        lambda value: isinstance(value, Mapping) and all(map(_is_mapping, value.values())),
+        "a mapping of names to blocks as in mcp.yaml",
+    ),
+    "pattern": (
+        lambda value: isinstance(value, str | PromptGraph | Mapping),
+        "the name of a pattern, a PromptGraph, or a mapping as in YAML",
+    ),
+    "node_pool": (
+        lambda value: bool(value) and _is_list_of(BaseNode)(value),
+        "a list of at least one node",
+    ),
+    "memory": (
+        lambda value: isinstance(value, str | Mapping),
+        "'memory', 'sqlite:PATH', 'postgres://…', 'redis://…' or a mapping as in YAML",
+    ),
+    "guardrails": (
+        lambda value: isinstance(value, list | tuple | Mapping),
+        "a list of rules, or a mapping with the keys input and output",
+    ),
+    "budgets": (_is_mapping, "a mapping of limits, e.g. {'cost_usd': 0.10}"),
+    "roles": (_is_mapping, "a mapping of roles to models"),
+    "variables": (_is_json_mapping, "a mapping of names to JSON values"),
+    "permissions": (
+        lambda value: isinstance(value, list | tuple | set | frozenset | Mapping),
+        "a list of tools, or a mapping as in YAML",
+    ),
+    "plugins": (lambda value: isinstance(value, Plugins), "Plugins"),
+    "data_dir": (lambda value: isinstance(value, str | Path), "a path"),
+    "store": (_is_text, "'memory', 'sqlite:PATH' or 'postgres://…'"),
+}
+
+#: The same by argument of a run.
+RUN_RULES: Rules = {
+    "session_id": (_is_text, "a text"),
+    "history": (
+        lambda value: isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping),
+        "a list of messages, e.g. `result.messages`",
+    ),
+    "attachments": (
+        lambda value: isinstance(value, list | tuple) and all(map(_is_attachment, value)),
+        "a list of paths, URLs of images, Images and Files with bytes",
+    ),
+    "context": (_is_mapping, "a mapping"),
+    "caller": (lambda value: isinstance(value, CallerContext), "a CallerContext"),
+    "metadata": (_is_json_mapping, "a mapping of names to JSON values"),
+}
+
+
+def check_agent(name: Any, arguments: Mapping[str, Any]) -> None:
+    """Raises: ConfigError: An argument of an agent is of another kind."""
+    if not (isinstance(name, str) and name):
+        raise ConfigError(f"name={name!r} is not a name: pass a text.")
+    if arguments.get("guardrails", ()) is None:
+        raise ConfigError(f"guardrails=None is not {AGENT_RULES['guardrails'][1]}.")
+    _check(AGENT_RULES, arguments, ConfigError)
+
+
+def check_run(arguments: Mapping[str, Any]) -> None:
+    """Raises: InvalidInput: An argument of a run is of another kind."""
+    _check(RUN_RULES, arguments, InvalidInput)
+
+
+def _check(rules: Rules, arguments: Mapping[str, Any], error: type[AstromeshError]) -> None:
+    for name, value in arguments.items():
+        if name in rules and value is not None and not rules[name][0](value):
+            raise error(f"{name}={value!r} is not {rules[name][1]}.")
 
 
 def check_on_error(value: OnError | None) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
@@ -113,6 +114,15 @@ def without_empty(value: Any) -> Any:
         return value
     cleaned = {key: without_empty(one) for key, one in value.items()}
     return {key: one for key, one in cleaned.items() if one is not None and one not in ("", {}, [])}
+
+
+def check_finite(value: Any, at: Steps = ()) -> None:
+    """Raises: ConfigError: a number is infinite or not a number, which JSON and YAML cannot represent."""
+    if isinstance(value, float) and not isfinite(value):
+        raise ConfigError(f"{format_path(at)}: {value} is not a finite number.")
+    if isinstance(value, dict | list):
+        for key, one in value.items() if isinstance(value, dict) else enumerate(value):
+            check_finite(one, (*at, key))
 
 
 def live_objects(value: Any, at: Steps = ()) -> Iterator[tuple[Steps, Live]]:

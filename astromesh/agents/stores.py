@@ -40,7 +40,7 @@ def place_of(store: str | None, data_dir: str | Path | None, owner: object) -> P
         folder = mkdtemp(prefix="astromesh-")
         weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
         return Place(data_dir or folder, f"sqlite:///{folder}/runs.db")
-    if kind == "sqlite" and rest:
+    if kind == "sqlite" and rest not in ("", ":memory:"):
         return Place(data_dir, f"sqlite:///{Path(rest.removeprefix('//')).absolute()}")
     if kind in ("postgres", "postgresql") and rest:
         return Place(data_dir, store)

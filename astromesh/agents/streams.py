@@ -41,7 +41,7 @@ class RunStream(Generic[OutputT]):
         self._queue = _Queue()
         self._task: asyncio.Future[Result[OutputT]] | None = None
         self._result: Result[OutputT] | None = None
-        self._is_left = False
+        self._is_left = self._is_read = False
 
     @property
     def result(self) -> Result[OutputT]:
@@ -96,6 +96,9 @@ class RunStream(Generic[OutputT]):
         return self._task
 
     async def _events(self) -> AsyncGenerator[Event, None]:
+        if self._is_read:
+            raise RuntimeError("A stream can be read once, as events or as text. Start another one.")
+        self._is_read = True
         task = self._begin()
         try:
             while (event := await self._queue.events.get()) is not None:

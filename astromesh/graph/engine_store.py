@@ -54,7 +54,7 @@ class EngineStore:
         kind, _, rest = url.partition(":")
         if url == "memory":
             self._kind, self._deps = "memory", Deps(clock=clock)
-        elif kind == "sqlite" and rest:
+        elif kind == "sqlite" and rest not in ("", ":memory:"):
             path = Path(rest.removeprefix("//")).absolute()
             self._kind = "sqlite"
             self._deps = Deps(clock=clock, data_dir=path.parent, storage_url=f"sqlite:///{path}")

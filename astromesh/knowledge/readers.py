@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import logging
 import re
 import struct
 import zlib
@@ -113,6 +114,9 @@ def _pieces(root: LexborNode) -> Iterator[tuple[str, bool]]:
 
 
 # -- PDF -----------------------------------------------------------------------------------------------------
+
+# what it says of broken files reaches programs that listen, else nobody
+logging.getLogger("pypdf").addHandler(logging.NullHandler())
 
 #: errors that pypdf raises for broken files
 _BROKEN = (

@@ -29,6 +29,7 @@ from astromesh.durable.serialization import memory_of, memory_to_json
 from astromesh.errors import (
     NOT_DONE,
     BudgetExhausted,
+    ConfigError,
     EmptyAnswer,
     GuardrailBlocked,
     InvalidOutput,
@@ -300,8 +301,13 @@ async def _made_prompt(make: SystemPrompt, run: Run) -> str:
     """Returns the prompt that a function of the program makes. A resumed run has the one that it had."""
 
     async def made() -> str:
-        prompt = make(run.scope.tool_context(""))
-        return await prompt if inspect.isawaitable(prompt) else prompt
+        prompt: Any = make(run.scope.tool_context(""))
+        if inspect.isawaitable(prompt):
+            prompt = await prompt
+        if not isinstance(prompt, str):
+            name = getattr(make, "__name__", type(make).__name__)
+            raise ConfigError(f"The function {name!r} of `system` returned {prompt!r}, not a text.")
+        return prompt
 
     if run.journal is None:
         return await made()

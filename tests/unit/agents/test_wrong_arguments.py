@@ -1,0 +1,116 @@
+"""Arguments of the wrong kind: each raises an error of astromesh that names the argument."""
+
+from __future__ import annotations
+
+import asyncio
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from astromesh import Agent, File
+from astromesh.errors import ConfigError, InvalidInput
+from astromesh.testing import ScriptedProvider
+
+
+async def later(text: str) -> None:
+    return None
+
+
+def tool() -> str:
+    return "a"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("name", ""),
+        ("name", None),
+        ("name", 7),
+        ("system", 5),
+        ("tools", tool),
+        ("tools", "search"),
+        ("servers", ["x"]),
+        ("servers", {"x": "y"}),
+        ("pattern", 5),
+        ("node_pool", []),
+        ("node_pool", ["x"]),
+        ("output_type", "City"),
+        ("memory", 5),
+        ("memory", Path("x.db")),
+        ("memory", "sqlite::memory:"),
+        ("guardrails", None),
+        ("guardrails", later),
+        ("guardrails", [later]),
+        ("budgets", "x"),
+        ("budgets", {"cost_usd": math.nan}),
+        ("budgets", {"wall_seconds": math.inf}),
+        ("roles", 5),
+        ("variables", {"x": object()}),
+        ("variables", 5),
+        ("plugins", 5),
+        ("data_dir", 5),
+        ("store", Path("x.db")),
+        ("store", "sqlite::memory:"),
+        ("on_error", "ignore"),
+        ("permissions", 5),
+    ],
+)
+def test_a_wrong_argument_of_an_agent_is_a_configuration_error(name: str, value: Any) -> None:
+    arguments: dict[str, Any] = {name: value}
+    with pytest.raises(ConfigError, match=name if name != "node_pool" else None):
+        Agent(ScriptedProvider("a"), **arguments)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("session_id", 5),
+        ("history", 5),
+        ("attachments", "photo.png"),
+        ("attachments", [5]),
+        ("attachments", [File("x.txt", "text")]),  # type: ignore[arg-type]
+        ("context", [1]),
+        ("caller", "ada"),
+        ("metadata", "x"),
+        ("metadata", {"x": object()}),
+    ],
+)
+async def test_a_wrong_argument_of_a_run_is_an_invalid_input(name: str, value: Any) -> None:
+    arguments: dict[str, Any] = {name: value}
+    model = ScriptedProvider("a")
+    with pytest.raises(InvalidInput, match=name.rstrip("s")):
+        await Agent(model, memory="memory").run("q", **arguments)
+    assert not model.requests
+
+
+async def test_a_guardrail_that_returns_something_else_fails_with_its_name() -> None:
+    def strange(text: str) -> Any:
+        return 5
+
+    with pytest.raises(ConfigError, match=r"strange.*returned 5"):
+        await Agent(ScriptedProvider("a"), guardrails=[strange]).run("q")
+
+
+async def test_a_system_function_that_returns_no_text_is_told_so() -> None:
+    def nothing(ctx: Any) -> Any:
+        return None
+
+    with pytest.raises(ConfigError, match=r"nothing.*None"):
+        await Agent(ScriptedProvider("a"), system=nothing).run("q")
+
+
+async def test_a_stream_is_read_once() -> None:
+    stream = Agent(ScriptedProvider("a b c")).stream("q")
+    assert [text async for text in stream.text()] == ["a ", "b ", "c"]
+    async with asyncio.timeout(5):
+        with pytest.raises(RuntimeError, match="read once"):
+            _ = [event async for event in stream]
+    assert stream.result.output == "a b c"
+
+
+async def test_a_broken_pdf_prints_nothing(capfd: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(InvalidInput, match="cannot be read"):
+        await Agent(ScriptedProvider("a")).run("q", attachments=[File("a.pdf", b"nope")])
+    assert "pdf" not in "".join(capfd.readouterr())
