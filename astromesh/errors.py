@@ -4,6 +4,7 @@
     ├── ConfigError            the operator must change a file
     │   ├── InvalidManifest    (file, line, column, key)
     │   ├── InvalidConfiguration     InvalidWorkflow (ManifestLoadError, SchemaValidationError, …)
+    │   ├── UnreadableModule   (also a LookupError)
     │   ├── UnknownPlugin
     │   ├── MissingExtra
     │   ├── MissingKey         a provider's key is not set: the provider is skipped
@@ -180,6 +181,10 @@ class SchemaValidationError(InvalidWorkflow, code="schema_validation_error"):
 
 class DAGValidationError(InvalidWorkflow, code="dag_validation_error"):
     """Each file is valid, but the nodes and edges do not form a workflow."""
+
+
+class UnreadableModule(ConfigError, LookupError, code="unreadable_module"):
+    """A Python module of a workflow exists and cannot be imported."""
 
 
 class UnknownPlugin(ConfigError, code="unknown_plugin"):

@@ -34,6 +34,7 @@ from astromesh.errors import (
     StoreError,
     TaskNotFound,
     UnknownPlugin,
+    UnreadableModule,
     is_failure,
 )
 from astromesh.evaluation.base import DEFAULT_OPTIONS, Judge, OnResult, Options
@@ -352,6 +353,11 @@ class WorkflowTasks:
             if _is_lost(error):
                 log.warning("task_lost", task_id=live.id, error=str(error))
                 return
+            if isinstance(error, UnreadableModule):  # until its lease expires; then the next worker tries
+                log.error(
+                    "task_waits_for_its_code", task_id=live.id, workflow=live.row.workflow, error=str(error)
+                )
+                return
             log.exception("task_crashed", task_id=live.id)
             why = {"code": "internal", "message": "The Task failed for an internal reason."}
             with suppress(AstromeshError):
@@ -375,6 +381,8 @@ class WorkflowTasks:
                 await self.records.commit(live.id, [{"type": STOP}])
 
     async def _execute_when_free(self, live: LiveTask) -> TaskResult:
+        if live.engine is None and live.row.cancelling:
+            return self._cancelled(live)
         if live.engine is None and (error := await self._take_up(live)):
             return self._failure(live, error)
         engine = live.engine
@@ -392,11 +400,16 @@ class WorkflowTasks:
 
         Returns:
             Why the Task cannot go on, or None.
+
+        Raises:
+            UnreadableModule: it can go on as soon as its code can be imported.
         """
         row = live.row
         snapshot = await (await self.store()).snapshot(row.snapshot) if row.snapshot else None
         try:
             engine = await self.loaded.engine_of(row, snapshot)
+        except UnreadableModule:
+            raise
         except AstromeshError as error:
             return {"code": error.code, "message": f"The Task cannot go on under its manifests: {error}"}
         if snapshot is None:

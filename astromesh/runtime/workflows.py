@@ -275,16 +275,20 @@ class WorkflowRegistry:
 
         Raises:
             WorkflowUnavailable, InvalidWorkflow: this process cannot read them.
+            UnreadableModule: it cannot import their code.
         """
         workflow = self.get(row.workflow)
         present = workflow.engine
         if snapshot is None:
             return self.require_engine(row.workflow)
         if present is not None and present.project.has_manifests(snapshot):
+            present.project.check_modules()
             return present
         async with self._opening:
             if row.snapshot not in workflow.earlier:
-                workflow.earlier[row.snapshot] = await self._open(workflow, snapshot=snapshot)
+                opened = await self._open(workflow, snapshot=snapshot)
+                opened.project.check_modules()
+                workflow.earlier[row.snapshot] = opened
         return workflow.earlier[row.snapshot]
 
     def may_execute(self, row: TaskRow) -> bool:

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from astromesh.errors import described, is_failure
+from astromesh.errors import UnreadableModule, described, is_failure
 from astromesh.tools.executor import DetachedTasks, FunctionExecutor, ThreadPool
 
 
@@ -22,7 +22,8 @@ def load_operation(folder: Path, name: str) -> Callable[..., Any]:
     """Returns the function that `module:function` names, in the workflow's folder or an installed module.
 
     Raises:
-        LookupError: the function does not exist, or its module cannot be imported.
+        LookupError: the function or its module does not exist.
+        UnreadableModule: the module exists and cannot be imported.
     """
     module_name, _, attribute = name.partition(":")
     try:
@@ -30,12 +31,19 @@ def load_operation(folder: Path, name: str) -> Callable[..., Any]:
     except BaseException as error:  # foreign code: a module runs when it is imported
         if not is_failure(error):
             raise
-        raise LookupError(f"the module {module_name!r} cannot be imported: {described(error)}") from error
+        message = f"the module {module_name!r} cannot be imported: {described(error)}"
+        raise (LookupError if _is_absent(error, module_name) else UnreadableModule)(message) from error
     function = getattr(module, attribute, None)
     if not callable(function):
         raise LookupError(f"{module_name!r} has no function {attribute!r}")
     found: Callable[..., Any] = function
     return found
+
+
+def _is_absent(error: BaseException, module_name: str) -> bool:
+    """Returns whether an import failed because there is no such module, or no package that has it."""
+    absent = error.name if isinstance(error, ModuleNotFoundError) else None
+    return bool(absent) and f"{module_name}.".startswith(f"{absent}.")
 
 
 def _import_module(folder: Path, name: str) -> ModuleType:

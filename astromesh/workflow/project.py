@@ -19,6 +19,7 @@ from astromesh.config.workflow.agents import (
     CredentialsFile,
     OwnAgent,
     ProvidersFile,
+    PythonTool,
     ToolsFile,
 )
 from astromesh.config.workflow.evaluations import EvaluationsFile
@@ -42,10 +43,12 @@ from astromesh.errors import (
     ManifestLoadError,
     MissingKey,
     SchemaValidationError,
+    UnreadableModule,
 )
 from astromesh.types import JsonObject, ManifestSnapshot
 from astromesh.workflow import validation
 from astromesh.workflow.credentials import read_secret
+from astromesh.workflow.operations import load_operation
 from astromesh.workflow.plan import Plan, compile_plan
 from astromesh.workflow.snapshot import Fingerprint, fingerprint_of, snapshot_of
 from astromesh.workflow.validation import KnownNames
@@ -184,6 +187,21 @@ class Project:
         stages = {stage for edge in self.workflow.edges for stage in (edge.from_, edge.to)}
         if unknown := [name for name in names if name not in stages]:
             raise InvalidInput(f"{unknown[0]!r} is not a stage of {self.name!r}.")
+
+    def check_modules(self) -> None:
+        """Checks that the code of every operation and Python tool that exists can be imported.
+
+        Raises:
+            UnreadableModule: a module exists and cannot be imported.
+        """
+        tools = (tool.entrypoint for tool in self.tools.tools if isinstance(tool, PythonTool))
+        for name in (*(node.op for node in self.workflow.nodes if node.op), *tools):
+            try:
+                load_operation(self.folder, name)
+            except UnreadableModule:
+                raise
+            except LookupError:
+                pass  # the stage that needs it fails
 
     def schema(self, reference: str | JsonObject | None) -> JsonObject | None:
         """Returns a schema by its id, or the inline schema itself."""

@@ -336,6 +336,38 @@ async def test_a_removed_operation_fails_the_task_and_is_named(
     assert [entry["stage_id"] for entry in trace["trace"]][:3] == ["s", "one", "wait"]
 
 
+async def test_a_module_that_cannot_be_imported_keeps_a_task_waiting_until_it_can(
+    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In the same process and without a restart; meanwhile it can be read."""
+    folder = config / "workflows" / "steps"
+    task_id = await interrupted(config, tmp_path / "go")
+    good = (folder / "ops.py").read_text()
+    (folder / "ops.py").write_text(f"def two(:\n{good}")
+    async with client_of(runtime_with(config)) as client:
+        async with asyncio.timeout(60):
+            while "task_waits_for_its_code" not in (log := capsys.readouterr().out):
+                await asyncio.sleep(0.05)
+        assert task_id in log and "the module 'ops' cannot be imported: SyntaxError" in log
+        assert (await client.get(f"/v1/tasks/{task_id}")).json()["status"] == "running"
+        [listed] = (await client.get("/v1/workflows")).json()["workflows"]
+        assert listed["status"] == "broken" and "ops" in listed["errors"][0]
+        refused = await client.post("/v1/workflows/steps/runs", json={"input": {}})
+        assert refused.status_code == 503 and "workflow_unavailable" in refused.text
+        (folder / "ops.py").write_text(good)
+        task = await until(client, task_id, *ENDED)
+        assert (task["status"], task["output"]["two"]) == ("success", 2)
+
+
+async def test_a_task_that_waits_for_its_code_can_be_cancelled(config: Path, tmp_path: Path) -> None:
+    task_id = await interrupted(config, tmp_path / "go")
+    edit(config / "workflows" / "steps" / "ops.py", lambda text: f"def two(:\n{text}")
+    async with client_of(runtime_with(config)) as client:
+        await client.post(f"/v1/tasks/{task_id}/cancel")
+        task = await until(client, task_id, *ENDED)
+        assert (task["status"], task["error"]["code"]) == ("failure", "cancelled")
+
+
 async def test_a_removed_agent_fails_the_task_and_is_named(config: Path, tmp_path: Path) -> None:
     folder = config / "workflows" / "steps"
     write(config, manifest("helper"))
