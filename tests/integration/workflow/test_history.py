@@ -9,13 +9,14 @@ import asyncio
 import json
 import shutil
 import sqlite3
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, MutableMapping
 from pathlib import Path
 from random import Random
 from typing import Any
 
 import httpx
 import pytest
+from structlog.testing import capture_logs
 
 from astromesh.access.scopes import Viewer
 from astromesh.cli.commands import workflow as command
@@ -336,8 +337,14 @@ async def test_a_removed_operation_fails_the_task_and_is_named(
     assert [entry["stage_id"] for entry in trace["trace"]][:3] == ["s", "one", "wait"]
 
 
+@pytest.fixture
+def log() -> Iterator[list[MutableMapping[str, Any]]]:
+    with capture_logs() as found:
+        yield found
+
+
 async def test_a_module_that_cannot_be_imported_keeps_a_task_waiting_until_it_can(
-    config: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    config: Path, tmp_path: Path, log: list[MutableMapping[str, Any]]
 ) -> None:
     """In the same process and without a restart; meanwhile it can be read."""
     folder = config / "workflows" / "steps"
@@ -346,9 +353,10 @@ async def test_a_module_that_cannot_be_imported_keeps_a_task_waiting_until_it_ca
     (folder / "ops.py").write_text(f"def two(:\n{good}")
     async with client_of(runtime_with(config)) as client:
         async with asyncio.timeout(60):
-            while "task_waits_for_its_code" not in (log := capsys.readouterr().out):
+            while not (waits := [line for line in log if line["event"] == "task_waits_for_its_code"]):
                 await asyncio.sleep(0.05)
-        assert task_id in log and "the module 'ops' cannot be imported: SyntaxError" in log
+        assert waits[0]["task_id"] == task_id
+        assert waits[0]["error"].startswith("the module 'ops' cannot be imported: SyntaxError")
         assert (await client.get(f"/v1/tasks/{task_id}")).json()["status"] == "running"
         [listed] = (await client.get("/v1/workflows")).json()["workflows"]
         assert listed["status"] == "broken" and "ops" in listed["errors"][0]
