@@ -82,13 +82,20 @@ class TaskView:
         row = await self.task(task_id, viewer)
         waits = await self._waits.of_task(task_id) if row.durable else ()
         active = row.status not in ENDED_TASK_STATUSES
-        paused = [paused_json(one) for one in waits if active and one.kind == PAUSE and one.answer is None]
+        paused = (
+            [paused_json(one) for one in waits if active and one.kind == PAUSE and one.answer is None]
+            if row.durable
+            else self._workflows.paused_stages(row)
+        )
         questions = [question_json(one) for one in waits if one.kind != PAUSE]
+        waiting_for = [one for one in questions if active and "decision" not in one]
+        states = {(one["task"], one["stage"]): "waiting" for one in waiting_for}
+        states |= {(one["task"].removeprefix(task_id), one["stage"]): "paused" for one in paused}
         return {
             **self._row_json(row),
-            **await self._progress(row),
-            "paused": paused if row.durable else self._workflows.paused_stages(row),
-            "waiting_for": [one for one in questions if active and "decision" not in one],
+            **await self._progress(row, states),
+            "paused": paused,
+            "waiting_for": waiting_for,
             "decisions": [one for one in questions if "decision" in one],
         }
 
@@ -97,14 +104,22 @@ class TaskView:
         begun = row.status == "queued" and live is not None and live.is_running
         return task_json(row) | ({"status": "running"} if begun else {})
 
-    async def _progress(self, row: TaskRow) -> JsonObject:
-        """Returns the current stages of a Task, and how many have ended and how many its start reaches."""
+    async def _progress(self, row: TaskRow, states: Mapping[tuple[str, str], str]) -> JsonObject:
+        """Returns the current stages of a Task, and how many have ended and how many its start reaches.
+
+        Args:
+            states: Of stages that wait for somebody, by path and stage.
+        """
         if row.status in ENDED_TASK_STATUSES:
             return {"stages": [], "progress": None}
         history = await self.history(row)
         history.apply(await self.records(row))
         stages = [
-            {"task": task["path"], "stage": task["stage"], "state": task["state"]}
+            {
+                "task": task["path"],
+                "stage": task["stage"],
+                "state": states.get((task["path"], task["stage"]), task["state"]),
+            }
             for task in history.tasks
             if task["state"] in ("running", "waiting")
         ]

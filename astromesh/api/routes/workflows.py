@@ -88,6 +88,24 @@ class TaskOut(BaseModel):
     metadata: dict[str, Any]
 
 
+class StageOut(BaseModel):
+    """A current stage of a Task: it runs, waits (for a person, its children, a merge), or is paused."""
+
+    task: str = Field(description="Path of the descendant that is there; empty: the Task itself.")
+    stage: str
+    state: Literal["running", "waiting", "paused"]
+
+
+class TaskStateOut(TaskOut):
+    """A Task, and while it is active what it does now."""
+
+    stages: list[StageOut] = Field(description="Its current stages; none after its end.")
+    progress: dict[str, int | None] | None
+    paused: list[dict[str, Any]] = Field(description="Stages that wait for the inspector.")
+    waiting_for: list[dict[str, Any]] = Field(description="Questions to people.")
+    decisions: list[dict[str, Any]] = Field(description="Questions that people have answered.")
+
+
 class TaskAcceptedOut(BaseModel):
     task_id: str
     status: str
@@ -175,9 +193,9 @@ async def tasks(
     return {"tasks": await _tasks(request).list(viewer_of(request), workflow, status, limit)}
 
 
-@_read_route("", "One Task", response_model=TaskOut)
+@_read_route("", "One Task", response_model=TaskStateOut)
 async def task(task_id: str, request: Request) -> JsonObject:
-    """Returns the state and outcome of a Task, and the stages that wait for the inspector."""
+    """Returns the state and outcome of a Task, its current stages, and what they wait for."""
     return await _tasks(request).state(task_id, viewer_of(request))
 
 

@@ -60,6 +60,7 @@ async def test_every_action_reaches_a_task_of_another_process(config: Path, tmp_
         go.touch()
         task = await paused(there, task_id, "e")
         assert task["paused"][0]["input"] == {"go": str(go)}
+        assert task["stages"] == [{"task": "", "stage": "e", "state": "paused"}]
         assert (await act(there, task_id, "step")).status_code == 200
         ended = await until(there, task_id, *ENDED)
         replayed = (await act(there, task_id, "replay")).json()

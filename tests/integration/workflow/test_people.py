@@ -137,6 +137,8 @@ async def test_a_person_answers_a_stage_in_any_process(stored: Path) -> None:
     )  # fmt: skip
     assert question["expires_at"] - question["asked_at"] == pytest.approx(7 * 86_400)
     assert [one["id"] for one in waiting["waiting_for"]] == [question["id"]]
+    assert waiting["stages"] == [{"task": "", "stage": "x", "state": "waiting"}]
+    assert waiting["status"] == "running"
     assert (wrong.status_code, wrong.json()["code"]) == (422, "invalid_input")
     assert unfit.status_code == 422 and "passes the input on" in unfit.json()["detail"]
     assert right.status_code == 200 and "risk" in wrong.json()["detail"]
