@@ -10,13 +10,12 @@ import sys
 import tempfile
 from pathlib import Path
 
-import httpx
 from playwright.sync_api import Page
 
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.browser.conftest import launched  # noqa: E402
+from tests.browser.conftest import fork, launched, recorded  # noqa: E402
 from tests.platform.astromesh import ServerProcess  # noqa: E402
 
 PICTURES = ROOT / "docs" / "images"
@@ -30,13 +29,16 @@ QUESTIONS = {
     "debate-agent": ("Is two-step verification worth the trouble?",),
     "plan-agent": ("Plan the move of my team to a new workspace.",),
 }
-#: name of the picture -> place, colour scheme, width
+ARTICLE = "No article about passwords was found."
+#: name of the picture -> place, colour scheme, width, and the button that is pressed first
 VIEWS = {
-    "home": ("home", "light", 1280),
-    "chat": ("chat?agent=support-agent&session=ada", "light", 1280),
-    "run": ("runs/{run}?step=6", "dark", 1280),
-    "graph": ("agents/debate-agent?tab=Graph", "light", 1280),
-    "run-narrow": ("runs/{run}?step=6", "light", 390),
+    "home": ("home", "light", 1280, ""),
+    "chat": ("chat?agent=support-agent&session=ada", "light", 1280, ""),
+    "run": ("runs/{run}?step=7", "dark", 1280, ""),
+    "fork": ("runs/{run}?step=5", "light", 1280, "Edit the result"),
+    "compare": ("compare?a={run}&b={fork}", "light", 1280, ""),
+    "graph": ("agents/debate-agent?tab=Graph", "light", 1280, ""),
+    "run-narrow": ("runs/{run}?step=7", "light", 390, ""),
 }
 
 
@@ -47,32 +49,31 @@ def main() -> None:
         server.start()
         try:
             runs = [
-                httpx.post(
-                    f"{server.url}/v1/agents/{agent}/run",
-                    json={"query": question, "session_id": "ada"},
-                    timeout=60,
-                ).json()["run_id"]
+                recorded(server, agent, question, "ada")
                 for agent, questions in QUESTIONS.items()
                 for question in questions
             ]
+            names = {"run": runs[0], "fork": fork(server, runs[0], 5, {"tool_result": ARTICLE})}
             with launched() as browser:
-                for name, (place, scheme, width) in VIEWS.items():
+                for name, (place, scheme, width, button) in VIEWS.items():
                     page = browser.new_page(
                         viewport={"width": width, "height": 800},
                         color_scheme=scheme,  # type: ignore[arg-type]
                         locale="en-GB",
                         reduced_motion="reduce",
                     )
-                    photograph(page, f"{server.url}/console/#/{place.format(run=runs[0])}", name)
+                    photograph(page, f"{server.url}/console/#/{place.format(**names)}", name, button)
         finally:
             server.close()
 
 
-def photograph(page: Page, address: str, name: str) -> None:
+def photograph(page: Page, address: str, name: str, button: str) -> None:
     page.goto(address)
     page.locator("main header h1").wait_for()
     page.wait_for_load_state("networkidle")
     page.wait_for_timeout(500)  # diagrams are laid out behind the data
+    if button:
+        page.get_by_role("button", name=button).click()
     page.screenshot(path=PICTURES / f"{name}.png")
     page.close()
 

@@ -19,6 +19,7 @@ const PAGES = {
   chat: () => import("./pages/chat.js"),
   runs: () => import("./pages/runs.js"),
   run: () => import("./pages/run.js"),
+  compare: () => import("./pages/compare.js"),
   approvals: () => import("./pages/approvals.js"),
   workflows: () => import("./pages/workflows.js"),
   task: () => import("./pages/task.js"),
@@ -31,6 +32,8 @@ const PAGES = {
 };
 /** The page behind a path of two: `runs/ID` is `run`. @type {Record<string, string>} */
 const SINGLE = { runs: "run", agents: "agent", sessions: "session", tasks: "task" };
+/** The place of a page that has none of its own. @type {Record<string, string>} */
+const WITHIN = { compare: "runs", tasks: "workflows" };
 const searchOpen = signal(false);
 
 function App() {
@@ -59,7 +62,7 @@ function App() {
   ], []);
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the page</a>
-    <${Places} current=${first} />
+    <${Places} current=${WITHIN[first] || first} />
     <main id="main" tabindex="-1">
       ${!online.value && html`<div class="banner" role="status">The server does not answer. The console tries again by itself.</div>`}
       ${page && page.name === name ? html`<${page.View} key=${path.join("/")} path=${path} />` : html`<p class="muted pad">Loading.</p>`}

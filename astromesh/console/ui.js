@@ -1,7 +1,8 @@
 // @ts-check
 // Small parts of pages: states, times, numbers, tables, JSON, dialogs, long lists.
 import { asCurl, asPython, Problem } from "./api.js";
-import { html, signal, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
+import { wordDiff } from "./diff.js";
+import { html, signal, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
 
 // -- states ------------------------------------------------------------------------------------------------
 
@@ -117,6 +118,17 @@ export function Json({ value }) {
   if (open || text.length <= LONGEST_TEXT) return html`<pre tabindex="0">${text}</pre>`;
   return html`<pre tabindex="0">${text.slice(0, LONGEST_TEXT)}…</pre>
     <button type="button" onClick=${() => setOpen(true)}>Show all ${count(text.length)} characters</button>`;
+}
+
+/** Two texts side by side, with what is gone in the one and new in the other.
+ * @param {{before: string, after: string, names: [string, string]}} props */
+export function Difference({ before, after, names }) {
+  const parts = useMemo(() => wordDiff(plain(before), plain(after)), [before, after]);
+  /** @type {["removed" | "added", string][]} */
+  const sides = [["removed", names[0]], ["added", names[1]]];
+  return html`<div class="sides">${sides.map(([kind, name]) => html`
+    <div class="msg diff"><div class="who">${plain(name)}</div><pre class="what" tabindex="0">${parts.map((part) =>
+      part.kind === "same" ? part.text : part.kind === kind ? (kind === "added" ? html`<ins>${part.text}</ins>` : html`<del>${part.text}</del>`) : "")}</pre></div>`)}</div>`;
 }
 
 // -- parts of a page ---------------------------------------------------------------------------------------

@@ -10,19 +10,24 @@ import os
 import platform
 import re
 import shutil
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
+from tests.conftest import ServerFactory
 from tests.platform.astromesh import ServerProcess
 
 ROOT = Path(__file__).parents[2]
 UNPACKED = ROOT / ".venv" / "browser" / "unpacked"
 FLAGS = ("--no-sandbox", "--headless=shell", "--no-zygote", "--disable-gpu")
 SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
+QUESTION = "How do I reset my password?"
 AXE = ROOT / ".venv" / "browser" / "node_modules" / "axe-core" / "axe.min.js"
 
 
@@ -66,7 +71,7 @@ class Console:
 
     def _note(self, text: ConsoleMessage) -> None:
         refused = re.search(
-            r"status of 40[134]", text.text
+            r"status of 4(?:0[1349]|10|22)", text.text
         )  # a browser logs what the page shows as a refusal
         if text.type == "error" and not refused:
             self.faults.append(f"console: {text.text}")
@@ -88,6 +93,47 @@ class Console:
         self.page.evaluate(AXE.read_text())
         found = self.page.evaluate("() => axe.run()")["violations"]
         return [f"{one['id']}: {node['html'][:160]}" for one in found for node in one["nodes"]]
+
+
+@pytest.fixture
+def server(server_process: ServerFactory) -> ServerProcess:
+    """The sample agents, and one question that has been answered."""
+    server = server_process(ROOT / "config")
+    ask(server, QUESTION, "first")
+    return server
+
+
+def ask(server: ServerProcess, query: str, session: str, agent: str = "support-agent") -> str:
+    """A plain run, which is not recorded."""
+    body = {"query": query, "session_id": session}
+    answer = httpx.post(f"{server.url}/v1/agents/{agent}/run", json=body, timeout=30)
+    run: str = answer.json()["run_id"]
+    return run
+
+
+def recorded(
+    server: ServerProcess, agent: str = "support-agent", query: str = QUESTION, session: str = "recorded"
+) -> str:
+    """A durable run, which has ended."""
+    body = {"query": query, "session_id": session}
+    return ended(server, httpx.post(f"{server.url}/v1/agents/{agent}/runs", json=body, timeout=30).json())
+
+
+def fork(server: ServerProcess, run: str, at: int, edit: dict[str, Any]) -> str:
+    body = {"at": at, "edit": edit}
+    return ended(server, httpx.post(f"{server.url}/v1/runs/{run}/fork", json=body, timeout=30).json())
+
+
+def ended(server: ServerProcess, accepted: dict[str, Any]) -> str:
+    run: str = accepted["run_id"]
+    while httpx.get(f"{server.url}/v1/runs/{run}").json()["finished_at"] is None:
+        time.sleep(0.02)
+    return run
+
+
+def newest_run(server: ServerProcess) -> str:
+    run: str = httpx.get(f"{server.url}/v1/runs?limit=1").json()["runs"][0]["run_id"]
+    return run
 
 
 @pytest.fixture

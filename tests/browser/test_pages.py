@@ -9,13 +9,11 @@ from pathlib import Path
 import httpx
 import pytest
 
-from tests.browser.conftest import Console
+from tests.browser.conftest import QUESTION, Console, ask, fork, newest_run, recorded
 from tests.conftest import ServerFactory
 from tests.integration.agents_folder import manifest, write
 from tests.platform.astromesh import PROGRAM, ServerProcess
 
-ROOT = Path(__file__).parents[2]
-QUESTION = "How do I reset my password?"
 PLACES = (
     "home",
     "chat?agent=support-agent",
@@ -26,6 +24,12 @@ PLACES = (
     "runs/{run}?tab=Answer",
     "runs/{run}?tab=Graph",
     "runs/{run}?tab=Events",
+    "runs/{recorded}",
+    "runs/{recorded}?step=5",
+    "runs/{recorded}?step=7",
+    "compare",
+    "compare?a={recorded}&b={fork}",
+    "compare?a={recorded}&b={fork}&c={recorded}",
     "approvals",
     "workflows",
     "agents",
@@ -42,24 +46,10 @@ PLACES = (
 )
 
 
-@pytest.fixture
-def server(server_process: ServerFactory) -> ServerProcess:
-    """The sample agents, and one question that has been answered."""
-    server = server_process(ROOT / "config")
-    ask(server, QUESTION, "first")
-    return server
-
-
-def ask(server: ServerProcess, query: str, session: str, agent: str = "support-agent") -> str:
-    body = {"query": query, "session_id": session}
-    answer = httpx.post(f"{server.url}/v1/agents/{agent}/run", json=body, timeout=30)
-    run: str = answer.json()["run_id"]
-    return run
-
-
-def newest_run(server: ServerProcess) -> str:
-    run: str = httpx.get(f"{server.url}/v1/runs?limit=1").json()["runs"][0]["run_id"]
-    return run
+def runs_of(server: ServerProcess) -> dict[str, str]:
+    """A plain run, a recorded one, and a fork of that."""
+    plain, run = newest_run(server), recorded(server)
+    return {"run": plain, "recorded": run, "fork": fork(server, run, 5, {"tool_result": "No article."})}
 
 
 @pytest.mark.timeout(300)  # a checker walks through two dozen pages
@@ -67,10 +57,10 @@ def newest_run(server: ServerProcess) -> str:
 def test_every_page_is_accessible(
     server: ServerProcess, console: Callable[..., Console], scheme: str
 ) -> None:
-    shown, run = console(server, scheme=scheme), newest_run(server)
+    shown, names = console(server, scheme=scheme), runs_of(server)
     found = []
     for place in PLACES:
-        shown.open(place.format(run=run)).wait_for_load_state("networkidle")
+        shown.open(place.format(**names)).wait_for_load_state("networkidle")
         found += [f"{place}: {violation}" for violation in shown.violations()]
     assert not found, "\n".join(found)
 
@@ -79,10 +69,10 @@ def test_every_page_is_accessible(
 def test_no_page_is_wider_than_its_window(
     server: ServerProcess, console: Callable[..., Console], width: int
 ) -> None:
-    shown, run = console(server, width=width), newest_run(server)
+    shown, names = console(server, width=width), runs_of(server)
     wide = {}
     for place in PLACES:
-        page = shown.open(place.format(run=run))
+        page = shown.open(place.format(**names))
         page.wait_for_load_state("networkidle")
         wide[place] = page.evaluate("() => document.querySelector('main').scrollWidth")
     limit = width if width < 720 else width - 200

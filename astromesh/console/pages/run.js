@@ -7,9 +7,11 @@ import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
 import { useKeys } from "../keys.js";
 import { Markdown } from "../markdown.js";
 import { refresh, useResource } from "../poll.js";
+import { rowsOfSteps, textOf } from "../recording.js";
 import { link, place, refine } from "../router.js";
+import { RecordedStep, useReplay } from "../step.js";
 import { emptyStory, isEnd, tell } from "../steps.js";
-import { Ago, Confirm, Copy, CopyRequest, cost, count, duration, Fact, Head, Id, Json, LongList, msOf, Pill, plain, Refusal, Tabs, tokens, useAction } from "../ui.js";
+import { Ago, Confirm, CopyRequest, cost, count, Difference, duration, Empty, Fact, Head, Id, Json, LongList, msOf, Pill, plain, Refusal, Tabs, tokens, useAction } from "../ui.js";
 
 const ROW = 28;
 
@@ -25,10 +27,19 @@ export default function Run({ path: [, id] }) {
   useEffect(() => {
     if (story.endType) refresh(path);
   }, [story.endType]);
-  const rows = useMemo(() => rowsOf(story, trace.value), [story.last, trace.value]);
+  const recording = useResource(ended ? `${path}/steps` : "", { live: false });
+  const steps = recording.value?.steps;
+  const isRecorded = steps?.length > 0;
+  const rows = useMemo(
+    () => (isRecorded ? rowsOfSteps(steps, run?.forked_from?.step || 0) : rowsOf(story, trace.value)),
+    [story.last, trace.value, steps, run?.forked_from?.step],
+  );
   const tab = place.value.query.tab || "Steps";
-  const at = Math.min(Number(place.value.query.step || 0), Math.max(0, rows.length - 1));
-  const choose = (/** @type {number} */ to) => refine({ step: Math.max(0, Math.min(to, rows.length - 1)) });
+  const wanted = Number(place.value.query.step || run?.forked_from?.step || 0);
+  const at = Math.max(0, rows.findIndex((row) => row.number === wanted));
+  const choose = (/** @type {number} */ to) => refine({ step: rows[Math.max(0, Math.min(to, rows.length - 1))]?.number });
+  const [draft, setDraft] = useState(/** @type {any} */ (null));
+  const replay = useReplay(id);
   useKeys([
     ["j", "Next step", () => choose(at + 1)],
     ["k", "Previous step", () => choose(at - 1)],
@@ -43,12 +54,15 @@ export default function Run({ path: [, id] }) {
       <${Pill} state=${status} /><span class="grow"></span>
       ${isGoingOn && html`<${Confirm} label="Cancel the run" question="Cancel it and its nested runs?" disabled=${action.busy}
         onYes=${() => action.run(async () => (await post(`${path}/cancel`), refresh(path, "/v1/runs")))} />`}
-      ${run && !isGoingOn && html`<${Feedback} path=${path} /><${MakeCase} id=${id} />`}
+      ${run && !isGoingOn && html`<${Feedback} path=${path} />
+        ${isRecorded && html`<button type="button" disabled=${replay.busy} onClick=${replay.start}>Replay</button>
+          <a class="button" href=${link(["compare"], { a: run.forked_from?.run_id || id, b: run.forked_from ? id : "" })}>Compare</a>`}
+        <${MakeCase} id=${id} />`}
       <${CopyRequest} path=${path} />
-      <${Copy} label="as JSON" text=${() => JSON.stringify({ run, events }, null, 2)} />
       <button type="button" class="quiet" onClick=${() => download(`${id}.json`, { run, events, trace: trace.value })}>Download</button>
     <//>
-    <${Refusal} problem=${action.problem || state.problem} />
+    <${Refusal} problem=${action.problem || state.problem || replay.problem} />
+    ${replay.found && html`<${Replayed} replay=${replay.found} onClose=${replay.close} />`}
     ${run && html`<div class="facts">
       <${Fact} name="Agent"><a class="link" href=${link(["agents", run.agent])}>${plain(run.agent)}</a><//>
       <${Fact} name="Session"><a class="link mono" href=${link(["sessions", run.agent, run.session_id])}>${plain(run.session_id)}</a><//>
@@ -58,13 +72,18 @@ export default function Run({ path: [, id] }) {
       <${Fact} name="Tokens">${count(tokens(run.usage))}${run.usage?.cached_tokens ? html` <i class="muted">(${count(run.usage.cached_tokens)} cached)</i>` : ""}<//>
       <${Fact} name="Cost">${cost(run.usage?.cost_usd)}<//>
       ${run.tags?.length > 0 && html`<${Fact} name="Tags">${run.tags.map((/** @type {string} */ tag) => html`<a class="link" href=${link(["runs"], { tag })}>${plain(tag)}</a> `)}<//>`}
+      ${run.forked_from && html`<${Fact} name=${`Fork at step ${run.forked_from.step}${run.forked_from.edit ? `, ${run.forked_from.edit} edited` : ""}`}>
+        <${Id} id=${run.forked_from.run_id} href=${link(["runs", run.forked_from.run_id], { step: run.forked_from.step })} /><//>`}
       ${result?.metadata?.stop_reason && html`<${Fact} name="Stopped by">${plain(result.metadata.stop_reason)}<//>`}
     </div>`}
     <${Tabs} tabs=${["Steps", "Answer", "Graph", "Events"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })}>
       <span class="muted">${rows.length} steps · ${events.length} events</span>
     <//>
-    <${Refusal} problem=${problem} />
-    ${tab === "Steps" && html`<${Steps} rows=${rows} at=${at} choose=${choose} waiting=${story.waiting} />`}
+    ${tab === "Events" && html`<${Refusal} problem=${problem} />`}
+    ${tab === "Steps" && html`<${Steps} rows=${rows} at=${at} choose=${choose} waiting=${story.waiting}>
+      ${recording.problem?.code === "not_recorded" && html`<${NotRecorded} problem=${recording.problem} />`}
+      ${rows[at]?.recorded && html`<${RecordedStep} run=${id} chosen=${rows[at].recorded} draft=${draft} setDraft=${setDraft} canFork=${!isGoingOn}>
+        <${StepTitle} step=${rows[at]} at=${at} of=${rows.length} /><//>`}<//>`}
     ${tab === "Answer" && html`<div class="pane narrow"><${Answer} story=${story} run=${run} /></div>`}
     ${tab === "Graph" && run && html`<${Graph} agent=${run.agent} story=${story} />`}
     ${tab === "Events" && html`<${Events} events=${events} />`}`;
@@ -104,8 +123,8 @@ function useEvents(path) {
 function rowsOf(story, trace) {
   const spans = trace?.spans || [];
   if (!spans.length) {
-    return story.steps.map((step) => ({
-      name: step.name, kind: step.kind, state: step.state, ms: step.ms, depth: 0, left: 0, width: 0, detail: step.detail, text: step.text,
+    return story.steps.map((step, n) => ({
+      number: n + 1, name: step.name, kind: step.kind, state: step.state, ms: step.ms, depth: 0, left: 0, width: 0, detail: step.detail, text: step.text,
     }));
   }
   const start = Math.min(...spans.map((/** @type {any} */ span) => span.start));
@@ -122,7 +141,7 @@ function rowsOf(story, trace) {
     for (const span of (children.get(parent) || []).sort((a, b) => a.start - b.start)) {
       const step = stepOf(story, span);
       rows.push({
-        name: step?.name || nameOf(span), kind: KINDS[span.name] || "agent", state: span.status === "ok" ? "completed" : "failed",
+        number: rows.length + 1, name: step?.name || nameOf(span), kind: KINDS[span.name] || "agent", state: span.status === "ok" ? "completed" : "failed",
         ms: span.duration_ms, depth, left: (((span.start - start) * 1000) / whole) * 100,
         width: ((span.duration_ms || 0) / whole) * 100, detail: { ...span.attributes, ...step?.detail }, text: step?.text,
       });
@@ -164,8 +183,8 @@ function stepOf(story, span) {
   return undefined;
 }
 
-/** @param {{rows: any[], at: number, choose: (at: number) => void, waiting: any}} props */
-function Steps({ rows, at, choose, waiting }) {
+/** @param {{rows: any[], at: number, choose: (at: number) => void, waiting: any, children?: any}} props the children show a recorded step */
+function Steps({ rows, at, choose, waiting, children }) {
   const step = rows[at];
   return html`<div class="split">
     <section class="fall" aria-label="Steps">
@@ -173,17 +192,37 @@ function Steps({ rows, at, choose, waiting }) {
       <div class="head"><span>Step</span><span>Time</span><span class="r">Took</span></div>
       <${LongList} label="Steps of the run" count=${rows.length} height=${ROW} chosen=${at} row=${(/** @type {number} */ n) => html`
         <button type="button" key=${n} class=${`step ${n === at ? "on" : ""}`} aria-current=${n === at ? "step" : undefined} onClick=${() => choose(n)}>
-          <span class=${`name d${Math.min(rows[n].depth, 4)}`}><i>${n + 1}</i>${plain(rows[n].name)}${rows[n].state === "failed" ? html` <b class="bad-text">failed</b>` : rows[n].state === "running" ? html` <b class="run-text">running</b>` : ""}</span>
+          <span class=${`name d${Math.min(rows[n].depth, 4)}`}><i>${rows[n].number}</i>${plain(rows[n].name)}${rows[n].state === "failed" ? html` <b class="bad-text">failed</b>` : rows[n].state === "running" ? html` <b class="run-text">running</b>` : rows[n].state === "recorded" ? html` <span class="muted">from the recording</span>` : ""}</span>
           <span class="lane">${rows[n].width > 0 && html`<span class=${`bar ${rows[n].kind}`} style=${{ left: `${rows[n].left}%`, width: `${rows[n].width}%` }}></span>`}</span>
           <span class="ms num">${duration(rows[n].ms)}</span>
         </button>`} />
     </section>
-    <section aria-label="The chosen step">${step && html`<div class="pane">
-      <div class="title-row"><h2>${plain(step.name)}</h2><${Pill} state=${step.state} /><span class="grow"></span>
-        <span class="muted">step ${at + 1} of ${rows.length} <kbd>j</kbd> <kbd>k</kbd></span></div>
+    <section aria-label="The chosen step">${children}${step && !step.recorded && html`<div class="pane">
+      <${StepTitle} step=${step} at=${at} of=${rows.length} />
       <${Detail} step=${step} />
     </div>`}</section>
   </div>`;
+}
+
+/** @param {{step: any, at: number, of: number}} props */
+const StepTitle = ({ step, at, of }) => html`<div class="title-row"><h2>${plain(step.name)}</h2>${step.state ? html`<${Pill} state=${step.state} />` : html`<span class=${`pill kind ${step.kind}`}>${step.kind}</span>`}
+  <span class="grow"></span><span class="muted">${at + 1} of ${of} <kbd>j</kbd> <kbd>k</kbd></span></div>`;
+
+/** Why this run cannot be forked, replayed or compared, and the key that changes it for the next ones. @param {{problem: Problem}} props */
+const NotRecorded = ({ problem }) => html`<div class="note"><p>${plain(problem.message)}</p>
+  ${problem.message.includes("recording: true") && html`<${Empty} command=${"spec:\n  recording: true"}>With this in the agent's YAML, its next runs can be forked, replayed and compared.<//>`}</div>`;
+
+/** @param {{replay: any, onClose: () => void}} props */
+function Replayed({ replay, onClose }) {
+  const { divergence } = replay;
+  return html`<section class="pane replayed" aria-label="Replay">
+    <div class="title-row">${divergence ? html`<${Pill} state="failed" text="differs" />` : html`<${Pill} state="ok" text="identical" />`}
+      <span>${divergence
+        ? html`First difference: ${divergence.step ? html`<a class="link" href=${link(place.value.path, { step: divergence.step })}>step ${divergence.step}</a>` : "its end"}, ${plain(divergence.name || divergence.path)}, at <span class="mono">${plain(divergence.at)}</span>`
+        : `Replayed without a call: all ${count(replay.compared)} requests, arguments and answers are the same, to the byte.`}</span>
+      <span class="grow"></span><button type="button" class="quiet" onClick=${onClose}>Close</button></div>
+    ${divergence && html`<${Difference} before=${textOf(divergence.recorded)} after=${textOf(divergence.replayed)} names=${["recorded", "replayed"]} />`}
+  </section>`;
 }
 
 /** @param {{step: any}} props */

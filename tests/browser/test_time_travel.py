@@ -1,0 +1,124 @@
+"""Going back in a run, in a real browser: edit a step in place and run on, replay, compare."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+import httpx
+from playwright.sync_api import Route
+
+from tests.browser.conftest import Console, ask, fork, recorded
+from tests.platform.astromesh import ServerProcess
+
+EDITED = "No article was found."
+LABELS = {
+    "query": "Edit the message",
+    "system": "Edit the system message",
+    "message": "Add a message",
+    "tool_result": "Edit the result",
+    "state": "Change the state",
+    "model": "Another model",
+    "manifest": "Present manifest",
+}
+
+
+def test_a_result_is_edited_in_place_and_the_run_goes_on_and_is_compared(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    run = recorded(server)
+    page = console(server).open(f"runs/{run}?step=5")
+    page.get_by_text("Steps 1 to 4 are read from the recording").wait_for()
+    page.get_by_role("button", name="Edit the result").click()
+    field = page.get_by_label("Edit the result")
+    assert "account-and-password.md" in field.input_value()
+    field.fill(EDITED)
+    page.get_by_role("button", name="Run on from here").click()
+    page.get_by_text("Fork at step 5, tool_result edited").wait_for()
+    page.locator(".msg pre", has_text=EDITED).first.wait_for()
+    fork_id = page.url.rsplit("/", 1)[-1].split("?")[0]
+    assert page.locator(".step", has_text="from the recording").count() == 4
+    page.get_by_role("link", name="Compare").click()
+    first = page.locator(".row-of-steps.first")
+    first.locator("ins", has_text="No").wait_for()
+    assert "search_knowledge_base" in first.locator("button").inner_text()
+    assert page.locator(".cmp > div").count() == 2
+    assert (
+        httpx.get(f"{server.url}/v1/runs/{fork_id}").json()["forked_from"]["run_id"] == run
+    )  # what is shown is so
+
+
+def test_each_step_offers_the_edits_that_it_names(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    run, shown = recorded(server), console(server)
+    for step in httpx.get(f"{server.url}/v1/runs/{run}/steps").json()["steps"]:
+        page = shown.open(f"runs/{run}?step={step['step']}")
+        page.get_by_role("region", name="Fork").wait_for()
+        output = "Edit the output" if step["kind"] == "node" else "Edit the answer"
+        wanted = {LABELS.get(kind, output) for kind in step["editable"]}
+        offered = set(page.locator("section[aria-label='The chosen step'] button").all_inner_texts())
+        assert {
+            text for text in offered if text in {*LABELS.values(), "Edit the output", "Edit the answer"}
+        } == wanted
+
+
+def test_a_fork_that_the_server_refuses_keeps_what_was_written(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    page = console(server).open(f"runs/{recorded(server)}?step=4")
+    page.get_by_role("region", name="Fork").wait_for()
+    page.keyboard.press("f")  # the first edit that the step names
+    page.get_by_label("Edit the answer").fill('{"tool_calls": "none"}')
+    page.get_by_role("button", name="Run on from here").click()
+    page.get_by_role("region", name="Fork").get_by_role("alert").wait_for()
+    assert page.get_by_label("Edit the answer").input_value() == '{"tool_calls": "none"}'
+
+
+def test_a_replay_is_identical(server: ServerProcess, console: Callable[..., Console]) -> None:
+    page = console(server).open(f"runs/{recorded(server)}")
+    page.get_by_role("button", name="Replay").click()
+    page.get_by_role("region", name="Replay").get_by_text("identical").wait_for()
+
+
+def test_a_replay_that_differs_shows_both_values(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    shown = console(server)
+    divergence = {
+        "step": 4, "path": "react", "kind": "model", "name": "assistant", "at": "messages[0].content",
+        "recorded": "Today is Monday.", "replayed": "Today is <b>Friday</b>.",
+    }  # fmt: skip
+    found = {"run_id": "run", "reproduced": False, "compared": 2, "divergence": divergence}
+
+    def differs(route: Route) -> None:  # what another version of astromesh might answer
+        route.fulfill(status=200, content_type="application/json", body=json.dumps(found))
+
+    shown.page.route("**/replay", differs)
+    page = shown.open(f"runs/{recorded(server)}")
+    page.get_by_role("button", name="Replay").click()
+    replay = page.get_by_role("region", name="Replay")
+    replay.locator("del", has_text="Monday").wait_for()
+    assert "messages[0].content" in replay.inner_text()
+    assert replay.locator("ins").all_inner_texts() == ["<b>Friday</b>"]
+
+
+def test_a_run_that_is_not_recorded_says_which_key_records_the_next_one(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    page = console(server).open(f"runs/{ask(server, 'Hello', 'plain')}")
+    page.get_by_text("recording: true", exact=False).first.wait_for()
+    assert page.locator("button", has_text="Replay").count() == 0
+
+
+def test_three_runs_stand_side_by_side_and_differences_are_walked_by_keyboard(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    run = recorded(server)
+    b, c = (fork(server, run, 5, {"tool_result": text}) for text in ("One.", "Two."))
+    page = console(server).open(f"compare?a={run}&b={b}&c={c}")
+    page.locator(".row-of-steps.first .diff").nth(3).wait_for()
+    assert page.locator(".cmp.three > div").count() == 3
+    assert page.locator(".row-of-steps.same").first.inner_text().startswith("4 steps · the same")
+    page.keyboard.press("n")
+    page.locator(".row-of-steps.on button[aria-expanded=true]").wait_for()
