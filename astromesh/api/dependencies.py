@@ -11,6 +11,7 @@ from astromesh.api.middleware.audit import Audited
 from astromesh.api.requests import MAX_SEQ
 
 Limit = Annotated[int, Query(ge=1, le=1000)]
+After = Annotated[str, Query(max_length=64, pattern=r"^[^\x00]*$", description="`next` of the page before.")]
 LastEventId = Annotated[int, Header(ge=0, le=MAX_SEQ, description="Resume after this event.")]
 
 

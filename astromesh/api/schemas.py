@@ -150,6 +150,7 @@ class RunStateOut(BaseModel):
 
 class RunsOut(BaseModel):
     runs: list[RunStateOut]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
     usage: UsageOut = Field(description="Of all matching runs, nested ones included.")
 
 
@@ -269,6 +270,7 @@ class TraceOut(_Described):
 
 class TracesOut(_Described):
     traces: list[TraceOut]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 class SpanOut(_Described):

@@ -326,6 +326,7 @@ class RunQuery(NamedTuple):
     Args:
         tags: the run has all of them.
         metadata: keys and values that the run's metadata has; a number or boolean as JSON writes it.
+        after: the id of the last run of the page before; ids begin with the time.
     """
 
     tenant: str
@@ -336,6 +337,7 @@ class RunQuery(NamedTuple):
     limit: int = 50
     tags: tuple[str, ...] = ()
     metadata: tuple[tuple[str, str], ...] = ()
+    after: str = ""
 
     def matches(self, metadata: Mapping[str, Any], tags: Collection[str]) -> bool:
         """Whether what a caller says about a run matches."""
@@ -893,9 +895,15 @@ class TaskStore(Protocol):
     async def get(self, task_id: str) -> TaskRow | None: ...
 
     async def list(
-        self, tenant: str, owner: str | None, workflow: str = "", status: str = "", limit: int = 50
+        self,
+        tenant: str,
+        owner: str | None,
+        workflow: str = "",
+        status: str = "",
+        limit: int = 50,
+        after: str = "",
     ) -> tuple[TaskRow, ...]:
-        """The newest first."""
+        """The newest first. Args: after: the id of the last Task of the page before."""
 
     async def records(self, task_id: str, after: int = 0) -> tuple[JsonObject, ...]:
         """Returns the records after the first `after` ones, in order."""

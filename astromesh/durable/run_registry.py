@@ -30,7 +30,7 @@ class RunRecords(Protocol):
         """Returns a run; None if the store does not have it, or this viewer may not see it."""
 
     async def list(self, query: RunQuery) -> tuple[list[RunRow], Usage]:
-        """Returns the newest runs first, and the usage of all that match.
+        """Returns the newest runs first, by id, and the usage of all that match, whatever the page.
 
         A nested run is part of the run above it.
         """
@@ -84,7 +84,9 @@ class RunRegistry:
             and query.matches(log.metadata, log.tags)
             and not (active and log.ended_at is not None)
         ]
-        return [row_of(log) for log in found[: query.limit]], _total_usage(found)
+        of_page = [log for log in found if not query.after or log.run_id < query.after]
+        of_page.sort(key=lambda log: log.run_id, reverse=True)
+        return [row_of(log) for log in of_page[: query.limit]], _total_usage(found)
 
     async def follow(self, run: RunRow, after: int, sink: EventSink) -> Callable[[], None] | None:
         log = self._logs.find(run.run_id)

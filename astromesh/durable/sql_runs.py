@@ -126,7 +126,7 @@ class SqlRuns(SqlStore):
         # a text, and a number or boolean, as JSON writes them
         values = [(key, json.dumps(value, ensure_ascii=False), value) for key, value in filter.metadata]
         where = (*filter[:5], json.dumps(filter.tags), json.dumps(values))
-        rows = await self._queries.read("list", *where, filter.limit)
+        rows = await self._queries.read("list", *where, filter.limit, filter.after)
         numbers = await self._queries.read("usage", *where)
         return tuple(map(run_of, rows)), usage_of(numbers[0])
 

@@ -166,9 +166,11 @@ class SqlTasks(SqlStore):
         return rows[0] if rows else None
 
     async def list(
-        self, tenant: str, owner: str | None, workflow: str = "", status: str = "", limit: int = 50
-    ) -> tuple[TaskRow, ...]:
-        return await self._tasks(await self._queries.read("list", tenant, owner, workflow, status, limit))
+        self, tenant: str, owner: str | None, workflow: str = "", status: str = "", limit: int = 50,
+        after: str = "",
+    ) -> tuple[TaskRow, ...]:  # fmt: skip
+        where = (tenant, owner, workflow, status, limit, after)
+        return await self._tasks(await self._queries.read("list", *where))
 
     async def records(self, task_id: str, after: int = 0) -> tuple[JsonObject, ...]:
         rows = await self._queries.read("records", task_id, after)

@@ -10,8 +10,8 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.sqlite import Database
 from astromesh.types import JsonObject
 
-#: most runs of one principal in an export
-_MOST_RUNS = 100_000
+#: runs of one page of an export
+_PAGE = 1_000
 
 
 async def principal_data(runtime: AgentRuntime, tenant: str, principal: str) -> AsyncIterator[JsonObject]:
@@ -23,9 +23,12 @@ async def principal_data(runtime: AgentRuntime, tenant: str, principal: str) -> 
     memories = [agent.memory for agent in runtime.agents.values()]
     async for record in export_records(memories, tenant, principal):
         yield record
-    runs, _ = await runtime.runs.list(RunQuery(tenant, principal, limit=_MOST_RUNS))
-    for run in runs:
-        yield {"kind": "run", **run}
+    query: RunQuery | None = RunQuery(tenant, principal, limit=_PAGE)
+    while query is not None:
+        page = await runtime.runs.list(query)
+        for run in page.runs:
+            yield {"kind": "run", **run}
+        query = query._replace(after=page.next) if page.next else None
 
 
 async def erase_principal(runtime: AgentRuntime, tenant: str, principal: str) -> int:

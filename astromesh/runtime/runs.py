@@ -65,6 +65,25 @@ class Decision(NamedTuple):
     question: str | None = None
 
 
+class RunPage(NamedTuple):
+    """A page of a list of runs, as JSON.
+
+    Args:
+        next: `after` of the next page; None: there is none.
+        usage: Of all runs that match.
+    """
+
+    runs: Sequence[JsonObject]
+    next: str | None
+    usage: Usage
+
+
+class _Rows(NamedTuple):
+    rows: Sequence[RunRow]
+    usage: Usage
+    next: str | None
+
+
 class Runs:
     """Every run of a runtime, wherever it is stored: in this process, in the database, in another process.
 
@@ -245,28 +264,33 @@ class Runs:
         which = values.pop("question", "")
         return await self._durable.decide(run, values, by, which)
 
-    async def list(self, query: RunQuery) -> tuple[list[JsonObject], Usage]:
-        """Returns the newest runs first, and the usage of all that match."""
-        rows, used = await self._rows(query)
-        return [run_json(row) for row in rows], used
+    async def list(self, query: RunQuery) -> RunPage:
+        """Returns a page of the newest runs, and the usage of all that match."""
+        rows, used, more = await self._rows(query)
+        return RunPage([run_json(row) for row in rows], more, used)
 
     async def open_of_session(self, viewer: Viewer, agent: str, session_id: str) -> Sequence[RunRow]:
         """Returns the runs of a session that have not ended, as far as this process and the store know."""
         found: list[RunRow] = []
         for status in ("queued", "running", "waiting"):
             query = RunQuery(*viewer, agent, session_id, status, _MAX_OPEN_RUNS)
-            found += (await self._rows(query))[0]
+            found += (await self._rows(query)).rows
         return found
 
-    async def _rows(self, query: RunQuery) -> tuple[Sequence[RunRow], Usage]:
+    async def _rows(self, query: RunQuery) -> _Rows:
+        """Ids order the pages: they begin with the millisecond. Times order the runs of one page."""
+        limit, query = query.limit, query._replace(limit=query.limit + 1)
         await self.archive.flush()
         await self._durable.open_if_used()  # a list may be the first that asks after a restart
         rows, used = await self._local.list(query, active=self._durable.is_open)
         stored, more = await self._stored.list(query)
         local_ids = {row.run_id for row in rows}  # a run with an idempotency key has a row from its start
         rows += [row for row in stored if row.run_id not in local_ids]
-        rows.sort(key=lambda row: row.created_at, reverse=True)
-        return rows[: query.limit], used + more
+        rows.sort(key=lambda row: row.run_id, reverse=True)
+        page = rows[:limit]
+        after = page[-1].run_id if len(rows) > limit else None
+        page.sort(key=lambda row: row.created_at, reverse=True)
+        return _Rows(page, used + more, after)
 
     async def statistics(self, viewer: Viewer, minutes: int) -> JsonObject:
         """Returns the runs of the last minutes, each minute, in sum and of today; see `run_statistics`."""
@@ -280,10 +304,11 @@ class Runs:
         today = await store.totals(*viewer, ids.first_id("run_", now // 86_400 * 86_400))
         return run_statistics(samples, today, now, minutes)
 
-    async def traces(self, query: RunQuery) -> Sequence[JsonObject]:
+    async def traces(self, query: RunQuery) -> RunPage:
         """Returns one line for each run, the newest first."""
-        rows, _ = await self._rows(query)
-        return [_trace_summary(row, row.finished_at or self._clock.now()) for row in rows]
+        rows, used, more = await self._rows(query)
+        lines = [_trace_summary(row, row.finished_at or self._clock.now()) for row in rows]
+        return RunPage(lines, more, used)
 
     async def trace(self, trace_id: str, viewer: Viewer) -> JsonObject | None:
         """Returns `{"trace_id", "spans"}` of what this viewer may see, or None."""

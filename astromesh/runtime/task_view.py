@@ -126,10 +126,10 @@ class TaskView:
         return {"stages": stages, "progress": {"ended": len(history.trace), "reachable": history.reachable}}
 
     async def list(
-        self, viewer: Viewer, workflow: str = "", status: str = "", limit: int = 50
+        self, viewer: Viewer, workflow: str = "", status: str = "", limit: int = 50, after: str = ""
     ) -> list[JsonObject]:
-        """Returns stored Tasks, the newest first."""
-        rows = await (await self._store()).list(*viewer, workflow, status, limit)
+        """Returns stored Tasks, the newest first. Args: after: the id of the last one before them."""
+        rows = await (await self._store()).list(*viewer, workflow, status, limit, after)
         return [self._row_json(row) for row in rows]
 
     async def trace(self, task_id: str, viewer: Viewer) -> JsonObject:

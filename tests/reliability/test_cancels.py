@@ -51,7 +51,7 @@ class Hanging:
 
 
 async def only_run(runtime: AgentRuntime, viewer: Viewer = ME) -> str:
-    return str((await runtime.runs.list(RunQuery(*viewer)))[0][0]["run_id"])
+    return str((await runtime.runs.list(RunQuery(*viewer))).runs[0]["run_id"])
 
 
 async def test_a_plain_run_is_cancelled_from_another_process(tmp_path, storage):
@@ -108,11 +108,11 @@ async def test_no_side_effect_begins_after_a_cancel_was_answered_in_the_whole_tr
         run = asyncio.create_task(runtime.run("helper", "Hello", "s-1"))
         for _ in range(6):
             await asyncio.wait_for(running.acquire(), PATIENCE)
-        lines, _ = await runtime.runs.list(RunQuery(*ME, status="running"))
+        lines = (await runtime.runs.list(RunQuery(*ME, status="running"))).runs
         outer = next(line["run_id"] for line in lines if line["agent"] == "helper")
         answered = await runtime.runs.cancel(outer, ME)
         made, said = len(tool.calls), len(provider.requests)
-        left, _ = await runtime.runs.list(RunQuery(*ME, status="running"))
+        left = (await runtime.runs.list(RunQuery(*ME, status="running"))).runs
         with pytest.raises(Interrupted):
             await run
     assert (answered["status"], len(lines), left) == ("cancelled", 4, [])

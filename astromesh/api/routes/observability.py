@@ -11,7 +11,7 @@ from starlette.responses import PlainTextResponse
 
 from astromesh.access.audit import AuditFilter, AuditLog
 from astromesh.api.auth import RemoteScope
-from astromesh.api.dependencies import Limit, scope
+from astromesh.api.dependencies import After, Limit, scope
 from astromesh.api.fast_routes import HEALTH_PATH, LIVE_PATH, READY_PATH, live, ready
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import LiveOut, ReadyOut, TracesOut, TraceSpansOut, answers, problems
@@ -107,10 +107,12 @@ async def traces(
     session: str = "",
     status: Literal["", RunStatus] = "",
     limit: Limit = 50,
+    after: After = "",
 ) -> JsonObject:
     """Lists the newest runs, one line each."""
-    query = RunQuery(*viewer_of(request), agent, session, status, limit)
-    return {"traces": await runtime_of(request).runs.traces(query)}
+    query = RunQuery(*viewer_of(request), agent, session, status, limit, after=after)
+    page = await runtime_of(request).runs.traces(query)
+    return {"traces": page.runs, "next": page.next}
 
 
 @router.get(

@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.access.scopes import Viewer, principal_of
-from astromesh.api.dependencies import LastEventId, Limit, audited, scope
+from astromesh.api.dependencies import After, LastEventId, Limit, audited, scope
 from astromesh.api.errors import public_failure
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail
@@ -140,12 +140,13 @@ async def accept(name: str, request: Request) -> Response:
     response_model_exclude_unset=True,
     dependencies=[scope("runs:read")],
 )
-async def runs(
+async def runs(  # noqa: PLR0913 (a parameter for each filter)
     request: Request,
     agent: Name = "",
     session: Name = "",
     status: Literal["", RunStatus] = "",
     limit: Limit = 50,
+    after: After = "",
     tag: Annotated[list[Name], Query(max_length=_MAX_FILTERS)] = [],  # noqa: B006 (FastAPI copies it)
 ) -> JsonObject:
     """Lists the caller's runs, newest first, and their total usage.
@@ -153,9 +154,10 @@ async def runs(
     Of several `tag` and `metadata.KEY=VALUE`, all must match.
     """
     said = tuple(filter(None, tag)), _metadata_filter(request)
-    query = RunQuery(*viewer_of(request), agent, session, status, limit, *said)
-    rows, usage = await runtime_of(request).runs.list(query)
-    return {"runs": [_public_run(run) for run in rows], "usage": usage.to_json()}
+    query = RunQuery(*viewer_of(request), agent, session, status, limit, *said, after)
+    page = await runtime_of(request).runs.list(query)
+    runs = [_public_run(run) for run in page.runs]
+    return {"runs": runs, "next": page.next, "usage": page.usage.to_json()}
 
 
 @router.get(

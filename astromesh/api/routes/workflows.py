@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from astromesh.api.dependencies import LastEventId, Limit, audited, scope
+from astromesh.api.dependencies import After, LastEventId, Limit, audited, scope
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail
 from astromesh.api.requests import (
@@ -187,10 +187,16 @@ async def accept(name: str, request: Request) -> Response:
 
 @router.get("/v1/tasks", summary="List Tasks", dependencies=[scope("workflows:read")])
 async def tasks(
-    request: Request, workflow: str = "", status: Literal["", TaskStatus] = "", limit: Limit = 50
+    request: Request,
+    workflow: str = "",
+    status: Literal["", TaskStatus] = "",
+    limit: Limit = 50,
+    after: After = "",
 ) -> JsonObject:
     """Lists the caller's Tasks, newest first."""
-    return {"tasks": await _tasks(request).list(viewer_of(request), workflow, status, limit)}
+    found = await _tasks(request).list(viewer_of(request), workflow, status, limit + 1, after)
+    page = found[:limit]
+    return {"tasks": page, "next": page[-1]["task_id"] if len(found) > limit else None}
 
 
 @_read_route("", "One Task", response_model=TaskStateOut)

@@ -45,7 +45,8 @@ SELECT {columns} FROM astromesh.runs WHERE run_id = $1
 SELECT {columns} FROM astromesh.runs
 WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
     AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
-ORDER BY id DESC LIMIT $8
+    AND ($9 = '' OR run_id < $9)
+ORDER BY run_id DESC LIMIT $8
 
 -- name: next_of_agent
 SELECT run_id, segment FROM astromesh.runs

@@ -34,8 +34,8 @@ SELECT {columns} FROM astromesh.tasks WHERE task_id = $1
 -- name: list
 SELECT {columns} FROM astromesh.tasks
 WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR workflow = $3)
-  AND ($4 = '' OR status = $4)
-ORDER BY created_at DESC, task_id DESC LIMIT $5
+  AND ($4 = '' OR status = $4) AND ($6 = '' OR task_id < $6)
+ORDER BY task_id DESC LIMIT $5
 
 -- name: records
 SELECT record FROM astromesh.task_records WHERE task_id = $1 AND n > $2 ORDER BY n

@@ -608,6 +608,8 @@ async def test_notes_of_many_runs_are_kept_each_with_its_own_trace(store):
     await store.archive(notes[20:])
     rows, _ = await store.list(RunQuery("acme", limit=100))
     assert rows == tuple(reversed(plain))
+    rows, _ = await store.list(RunQuery("acme", limit=3, after="run_040"))
+    assert [row.run_id for row in rows] == ["run_039", "run_038", "run_037"]
     for one, events in notes:
         assert await store.trace(one.trace_id) == ((one, tuple(events)),)
 

@@ -151,6 +151,8 @@ async def test_lists_are_of_an_owner_and_the_newest_comes_first(store):
         await store.accept(task(f"t{n}", owner=owner, created_at=NOW + n), [BEGIN])
     assert [row.task_id for row in await store.list("acme", None)] == ["t2", "t1", "t0"]
     assert [row.task_id for row in await store.list("acme", "ann", limit=1)] == ["t2"]
+    assert [row.task_id for row in await store.list("acme", None, limit=1, after="t2")] == ["t1"]
+    assert await store.list("acme", None, after="t0") == ()
     assert await store.list("acme", None, "other") == ()
     assert await store.list("acme", None, status="success") == ()
 

@@ -131,6 +131,24 @@ async def test_runs_are_listed_by_agent_session_and_status_newest_first(tmp_path
         assert (await client.get("/v1/runs", params={"status": "odd"})).status_code == 422
 
 
+async def test_lists_have_pages(tmp_path: Path) -> None:
+    pages: list[list[str]] = []
+    after: str | None = ""
+    async with client_of(runtime_of(helper(tmp_path), ScriptedProvider("a", repeat=True))) as client:
+        for n in range(5):
+            await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": f"s{n}"})
+        usage = (await client.get("/v1/runs")).json()["usage"]
+        while after is not None:
+            page = (await client.get("/v1/runs", params={"limit": "2", "after": after})).json()
+            traces = (await client.get("/v1/traces", params={"limit": "2", "after": after})).json()
+            assert traces["next"] == page["next"]
+            assert [one["run_id"] for one in traces["traces"]] == [one["run_id"] for one in page["runs"]]
+            pages.append([one["session_id"] for one in page["runs"]])
+            assert page["usage"] == usage
+            after = page["next"]
+    assert pages == [["s4", "s3"], ["s2", "s1"], ["s0"]]
+
+
 async def test_what_is_no_longer_kept_is_410_and_what_never_was_404(tmp_path: Path) -> None:
     clock = ManualClock()
     runtime = runtime_of(helper(tmp_path), ScriptedProvider("ok", repeat=True), clock=clock)

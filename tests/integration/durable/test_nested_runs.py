@@ -71,7 +71,7 @@ async def rests(runtime: AgentRuntime, run_id: str) -> dict[str, Any]:
 async def clerks_run(runtime: AgentRuntime) -> dict[str, Any]:
     async with asyncio.timeout(PATIENCE):
         while True:
-            found, _ = await runtime.runs.list(RunQuery(*ME, agent="clerk"))
+            found = (await runtime.runs.list(RunQuery(*ME, agent="clerk"))).runs
             if found:
                 assert len(found) == 1
                 return found[0]

@@ -93,7 +93,7 @@ async def test_nobody_sees_the_kept_runs_of_others_and_erasing_takes_them(folder
         await first.run("helper", "q", "t", caller=bob)
     async with runtime(folder) as second:
         await second.durable.open()
-        runs, _ = await second.runs.list(RunQuery("acme", "ann"))
+        runs = (await second.runs.list(RunQuery("acme", "ann"))).runs
         assert [run["run_id"] for run in runs] == [mine.run_id]
         strangers = (Viewer("acme", "bob"), Viewer("other", None))
         # together: each is told after the moment in which another process may write a row
@@ -107,7 +107,7 @@ async def test_nobody_sees_the_kept_runs_of_others_and_erasing_takes_them(folder
             await erase("acme", "ann")
         with pytest.raises(RunNotFound):
             await second.runs.get(mine.run_id, Viewer("acme", "ann"))
-        assert len((await second.runs.list(RunQuery("acme", None)))[0]) == 1
+        assert len((await second.runs.list(RunQuery("acme", None))).runs) == 1
 
 
 PRIVATE = {"query": "I am ann@example.org, what now?", "session_id": "s"}

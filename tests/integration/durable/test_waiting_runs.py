@@ -81,9 +81,9 @@ async def test_traces_of_durable_runs_come_from_the_store_and_are_among_the_newe
     async with runtime_of(tmp_path, ScriptedProvider(says, repeat=True)) as runtime:
         for n in range(3):
             await runtime.runner.start(runtime.agent("plain"), RunRequest("go", f"p-{n}"))
-        assert len(await runtime.runs.traces(RunQuery(*ME, limit=3))) == 3  # they are on disk now
+        assert len((await runtime.runs.traces(RunQuery(*ME, limit=3))).runs) == 3  # they are on disk now
         (run_id,) = await wait_for_people(runtime, 1)
-        (line,) = await runtime.runs.traces(RunQuery(*ME, limit=1))
+        (line,) = (await runtime.runs.traces(RunQuery(*ME, limit=1))).runs
         trace = await runtime.runs.trace(line["trace_id"], ME)
     assert (line["run_id"], line["status"]) == (run_id, "waiting")
     assert trace is not None

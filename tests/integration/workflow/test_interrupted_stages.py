@@ -268,7 +268,7 @@ async def test_calls_in_the_run_of_an_agent_of_the_runtime_are_not_made_again(tm
     assert file.read_text().split() == ["0", "1"]
     async with runtime_with(config, second) as runtime:
         await runtime.durable.open()
-        [run], _ = await runtime.runs.list(RunQuery("default", agent="helper"))
+        [run] = (await runtime.runs.list(RunQuery("default", agent="helper"))).runs
     assert (run["status"], run["result"]["response"]) == ("completed", "paid")
     assert run["run_id"].startswith("run_")
     assert run["result"]["metadata"]["tools_called"] == ["charge", "charge"]
