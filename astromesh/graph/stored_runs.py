@@ -126,7 +126,7 @@ def start_of(request: JsonObject, schema: StateSchema | None) -> tuple[list[Mess
     context = dict(request["context"])
     if schema is not None:
         fields = {key: value for key, value in context.items() if key in schema.fields}
-        context.update(schema.initial(fields))
+        context.update(schema.initial(fields, is_record=True))
     return convert(request["messages"], list[Message]), context
 
 

@@ -197,8 +197,11 @@ def _validator(schema: dict[str, Any]) -> Any:
         raise TypeError(f"output_schema is not a JSON Schema: {error}") from error
 
 
-def type_adapter(schema: Any) -> Any:
+def type_adapter(schema: Any, config: Any = None) -> Any:
     """Returns pydantic's validator of a type.
+
+    Args:
+        config: The configuration of the class that has a field of this type.
 
     Raises:
         TypeError: The type cannot be validated.
@@ -206,8 +209,10 @@ def type_adapter(schema: Any) -> Any:
     # loaded on first use: graphs without typed outputs never need pydantic, and it doubles the time to import
     pydantic = importlib.import_module("pydantic")
     try:
-        return pydantic.TypeAdapter(_pydantic_type(schema))
+        return pydantic.TypeAdapter(_pydantic_type(schema), config=config)
     except pydantic.PydanticUserError as error:
+        if config and error.code == "type-adapter-config-unused":  # the type has its own
+            return type_adapter(schema)
         raise TypeError(f"the type {schema!r} cannot be validated: {error}") from error
 
 

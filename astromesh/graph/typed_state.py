@@ -9,12 +9,24 @@ from __future__ import annotations
 
 import dataclasses
 import difflib
+import importlib
 import inspect
 from collections.abc import Callable, Mapping
 from copy import copy
 from functools import partial
 from types import NoneType, UnionType
-from typing import Annotated, Any, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
+from typing import (
+    Annotated,
+    Any,
+    NamedTuple,
+    NotRequired,
+    Required,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+    is_typeddict,
+)
 
 from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey, is_failure, text_of
 from astromesh.graph.nodes.function import FunctionNode
@@ -30,12 +42,15 @@ class StateField(NamedTuple):
     """A field of a state.
 
     Args:
-        validate: Returns a value as the type of the field. Raises ValueError.
+        validate: Returns a value as the type of the field, as its validators make it. Raises ValueError.
+        convert: The same without functions of the class that validate the field, for values that have passed
+            them.
         reducer: Joins the value and an update, or None: the update replaces the value.
         default: Makes the value at the start.
     """
 
     validate: Callable[[Any], Any]
+    convert: Callable[[Any], Any]
     reducer: Reducer | None
     default: Callable[[], Any]
 
@@ -62,11 +77,12 @@ class StateSchema:
         self._make = _maker_of(kind)
         self._instances: Any = dict if is_typeddict(kind) else kind
 
-    def initial(self, given: Any = None) -> dict[str, Any]:
+    def initial(self, given: Any = None, *, is_record: bool = False) -> dict[str, Any]:
         """Returns the values of all fields at the start of a run.
 
         Args:
             given: An instance of the class, a mapping with some of the fields, or None.
+            is_record: Whether a record has the values, which were validated before.
 
         Raises:
             InvalidInput: It has unknown fields, or invalid values.
@@ -78,9 +94,11 @@ class StateSchema:
             return values
         if not isinstance(given, Mapping | self._instances):
             raise InvalidInput(f"The state must be a {self.name} or a mapping, not {type(given).__name__}.")
+        is_valid = is_record or not isinstance(given, Mapping)
         try:
             for name, value in self._items(given):
-                values[name] = self._field_named(name).validate(value)
+                field = self._field_named(name)
+                values[name] = (field.convert if is_valid else field.validate)(value)
         except (UnknownStateKey, ValueError) as error:
             raise InvalidInput(f"The state is not valid: {error}") from error
         return values
@@ -126,13 +144,15 @@ class StateSchema:
         context = state.context
         items = update.items() if type(update) is dict else self._changes(update, context)
         made: dict[str, Any] = {}
+        is_instance = not isinstance(update, Mapping)
         for name, value in items:
             field = self.fields.get(name) or self._field_named(name)
+            validate = field.convert if is_instance else field.validate
             try:
                 if field.reducer is not None and name in context:
-                    made[name] = field.validate(field.reducer(context[name], value))
+                    made[name] = validate(field.reducer(context[name], value))
                 else:
-                    made[name] = field.validate(value)
+                    made[name] = validate(value)
             except BaseException as error:  # a reducer and a validator are foreign code
                 if not is_failure(error):
                     raise
@@ -154,7 +174,7 @@ class StateSchema:
 
     def _restored(self, name: str, value: Any) -> Any:
         try:
-            return self.fields[name].validate(value) if name in self.fields else value
+            return self.fields[name].convert(value) if name in self.fields else value
         except ValueError:  # the field was changed, or its updates have another type
             return value
 
@@ -225,7 +245,12 @@ class StateSchema:
             else None
         )
         default = self._defaults.get(name) or _empty_maker(hint)
-        return StateField(_validator(_without(hint, reducer)), reducer, default)
+        config = getattr(self.kind, "model_config", None) or getattr(self.kind, "__pydantic_config__", None)
+        bare = _without(hint, reducer)
+        convert = _validator(bare, config)
+        functions = _validators_of(self.kind, name)
+        validate = _validator(Annotated[bare, *functions], config) if functions else convert
+        return StateField(validate, convert, reducer, default)
 
 
 def _hints_of(kind: Any) -> dict[str, Any]:
@@ -240,7 +265,34 @@ def _hints_of(kind: Any) -> dict[str, Any]:
     names = getattr(kind, "model_fields", None) or hints
     if dataclasses.is_dataclass(kind):
         names = [field.name for field in dataclasses.fields(kind)]
-    return {name: hints[name] for name in names}
+    declared = getattr(kind, "__pydantic_fields__", {})  # with the constraints of `Field`
+    return {
+        name: _bare(declared[name].rebuild_annotation() if name in declared else hints[name])
+        for name in names
+    }
+
+
+def _bare(hint: Any) -> Any:
+    """Returns a type without `Required` and `NotRequired`."""
+    while get_origin(hint) in (Required, NotRequired):
+        (hint,) = get_args(hint)
+    if not _is_annotated(hint):
+        return hint
+    base, *others = get_args(hint)
+    return Annotated[_bare(base), *others]
+
+
+def _validators_of(kind: Any, name: str) -> list[Any]:
+    """Returns the functions of a pydantic class that validate a field, as `Annotated` holds them."""
+    decorators = getattr(kind, "__pydantic_decorators__", None)
+    if decorators is None:
+        return []
+    pydantic = importlib.import_module("pydantic")
+    return [
+        getattr(pydantic, f"{one.info.mode.capitalize()}Validator")(one.func)
+        for one in decorators.field_validators.values()
+        if {name, "*"} & {*one.info.fields}
+    ]
 
 
 def _defaults_of(kind: Any) -> dict[str, Callable[[], Any]]:
@@ -349,6 +401,6 @@ def _is_constant(make: Callable[[], Any]) -> bool:
     )
 
 
-def _validator(hint: Any) -> Callable[[Any], Any]:
-    validate: Callable[[Any], Any] = type_adapter(hint).validator.validate_python
+def _validator(hint: Any, config: Any) -> Callable[[Any], Any]:
+    validate: Callable[[Any], Any] = type_adapter(hint, config).validator.validate_python
     return validate

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import pytest
-from pydantic import BaseModel
+from pydantic import BaseModel, field_validator
 
 from astromesh.errors import (
     ApprovalNotFound,
@@ -589,3 +589,31 @@ async def test_a_fork_may_change_the_state_of_one_branch(store: str) -> None:
     assert (first.state.log, fork.state.log, fork.state.total) == (["a", "b"], expected, 4)
     again = await engine.fork(fork.run_id, steps["s"])
     assert (again.state, counted.calls.count("s")) == (first.state, 0)
+
+
+class Tens(BaseModel):
+    """A state with a validator that changes what it validates."""
+
+    tens: int = 0
+
+    @field_validator("tens")
+    @classmethod
+    def _times_ten(cls, value: int) -> int:
+        return value * 10
+
+
+async def test_validators_do_not_run_again_over_what_a_record_has() -> None:
+    @node("a")
+    async def ask(state: Tens) -> dict[str, int]:
+        return {"tens": 2 if await interrupt("go?") else 0}
+
+    @node("b")
+    async def stop(state: Tens) -> None:
+        await interrupt("and?")
+
+    engine = PromptGraphEngine(PromptGraph[Tens]("g", nodes=[ask, stop]).always("a", "b"), store="memory")
+    waiting = await engine.ainvoke("q", state={"tens": 1}, run_id="r")
+    for _ in range(2):
+        waiting = await engine.resume("r", {waiting.interrupts[0].id: True})
+    assert waiting.state == Tens.model_construct(tens=20)
+    assert (await engine.state_at("r", 0)).state.tens == 10

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
-from typing import Annotated, Any, TypedDict
+from typing import Annotated, Any, NotRequired, Required, TypedDict
 
 import pytest
-from pydantic import BaseModel, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey
 from astromesh.graph import (
@@ -290,3 +290,68 @@ async def test_what_fails_in_an_update_fails_the_node_without_hooks_too() -> Non
     result = await run(Data, updates("a", Command({"topc": "x"})))
     assert "topc" in result.error
     assert isinstance(result.report.errors[0].exception, UnknownStateKey)
+
+
+class Checked(BaseModel):
+    """Fields whose rules stand in `Field`, in validators and in the configuration of the class."""
+
+    model_config = ConfigDict(str_strip_whitespace=True, arbitrary_types_allowed=True)
+
+    count: int = Field(0, ge=0)
+    short: str = Field("", max_length=2)
+    tens: int = 0
+    log: Annotated[list[str], operator.add] = Field(default=[], max_length=2)
+    own: Own | None = None
+
+    @field_validator("tens")
+    @classmethod
+    def _times_ten(cls, value: int) -> int:
+        if value < 0:
+            raise ValueError("must not be negative")
+        return value * 10
+
+
+class Own:
+    """A class that pydantic does not know."""
+
+
+Checked.model_rebuild()
+
+
+@pytest.mark.parametrize(
+    "update", [{"count": -1}, {"short": "abc"}, {"tens": -1}, {"log": ["a", "b", "c"]}, {"own": 5}]
+)
+async def test_rules_of_a_field_hold_for_updates_and_input(update: dict[str, Any]) -> None:
+    engine = PromptGraphEngine(PromptGraph[Checked]("g", nodes=[updates("a", update)]))
+    result = await engine.ainvoke("q")
+    assert "is not valid" in result.report.error
+    assert result.state == Checked()
+    with pytest.raises(InvalidInput, match="is not valid"):
+        await engine.ainvoke("q", state=update)
+
+
+async def test_validators_of_a_field_change_each_update_once() -> None:
+    own = Own()
+    graph = PromptGraph[Checked](
+        "g", nodes=[updates("a", {"tens": 2, "short": " b "}), updates("b", {"own": own})]
+    )
+    engine = PromptGraphEngine(graph.always("a", "b"))
+    result = await engine.ainvoke("q", state=Checked(tens=1, count=4))
+    assert result.state == Checked.model_construct(tens=20, short="b", count=4, own=own)
+    unchanged = PromptGraph[Checked]("g", nodes=[updates("a", lambda state: state)])
+    assert (await PromptGraphEngine(unchanged).ainvoke("q", state=Checked(tens=1))).state.tens == 10
+    made = PromptGraph[Checked]("g", nodes=[updates("a", Checked(tens=3))])
+    assert (await PromptGraphEngine(made).ainvoke("q")).state.tens == 30
+
+
+class Partly(TypedDict):
+    count: Required[int]
+    name: NotRequired[str]
+    log: NotRequired[Annotated[list[str], operator.add]]
+    more: Annotated[NotRequired[list[str]], operator.add]
+
+
+async def test_typed_dicts_may_say_what_is_required() -> None:
+    graph = PromptGraph[Partly]("g", nodes=[updates("a", {"log": ["a"], "more": ["b"], "name": "n"})])
+    result = await PromptGraphEngine(graph).ainvoke("q", state={"log": ["0"], "more": ["0"]})
+    assert result.state == {"count": 0, "name": "n", "log": ["0", "a"], "more": ["0", "b"]}
