@@ -19,8 +19,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any, Generic, Self, Unpack, overload
+from typing import Any, Generic, NamedTuple, Self, Unpack, overload
 from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
@@ -85,8 +84,20 @@ from astromesh.telemetry.events import EventSink
 from astromesh.tools.base import DepsT, ToolPort
 from astromesh.types import CallerContext, Event
 
-#: agents that stand in for others in this context, by identity: see `Agent.override`
-_OVERRIDES: ContextVar[Mapping[int, Any]] = ContextVar("astromesh_overrides", default=MappingProxyType({}))
+
+class _StandIns(NamedTuple):
+    """Agents that stand in for others in a context, by identity: see `Agent.override`.
+
+    Args:
+        agents: The overridden ones.
+        callers: Those that have an overridden agent as a tool. They are added when they run.
+    """
+
+    agents: Mapping[int, Any]
+    callers: dict[int, Any]
+
+
+_STAND_INS: ContextVar[_StandIns | None] = ContextVar("astromesh_stand_ins", default=None)
 
 
 class Agent(Generic[DepsT, OutputT]):
@@ -251,7 +262,12 @@ class Agent(Generic[DepsT, OutputT]):
     @property
     def declaration(self) -> Declaration:
         """What `AgentRuntime(agents=[agent])` opens."""
-        return self._source.declaration
+        return self._current()._source.declaration  # noqa: SLF001
+
+    @property
+    def called(self) -> Sequence[Agent[Any, Any]]:
+        """The agents that are tools of this one."""
+        return self._source.called
 
     @property
     def graph(self) -> PromptGraph | None:
@@ -347,7 +363,8 @@ class Agent(Generic[DepsT, OutputT]):
 
         Leaving the stream before its end cancels the run.
         """
-        return RunStream(lambda sinks: self._run(query, deps, keys, sinks))
+        agent = self._current()
+        return RunStream(lambda sinks: agent._run(query, deps, keys, sinks))  # noqa: SLF001
 
     # -- runs that wait for a person -------------------------------------------------------------------------
 
@@ -508,6 +525,9 @@ class Agent(Generic[DepsT, OutputT]):
     ) -> Iterator[None]:
         """Replaces parts of the agent in this context, e.g. the model in a test.
 
+        It replaces them also where the agent is a tool of another one. Agents that are tools of this one keep
+        their parts: override them, too.
+
         Args:
             model: Replaces every model of the agent.
             tools: Replace its tools.
@@ -516,13 +536,15 @@ class Agent(Generic[DepsT, OutputT]):
         """
         agent = copy.copy(self._current())
         agent._replace(model, tools, deps, wrap_model)
-        token = _OVERRIDES.set({**_OVERRIDES.get(), id(self): agent})
+        around = _STAND_INS.get()
+        token = _STAND_INS.set(_StandIns({**(around.agents if around else {}), id(self): agent}, {}))
         try:
             yield
         finally:
-            _OVERRIDES.reset(token)
+            _STAND_INS.reset(token)
 
     def _replace(self, model: Any, tools: Any, deps: Any, wrap_model: Any) -> None:
+        """Replaces parts, and opens everything anew."""
         source = self._source
         if model is not UNSET:
             source = source.with_model(plain(model_block(model, self._plugins)))
@@ -539,8 +561,22 @@ class Agent(Generic[DepsT, OutputT]):
 
     def _current(self) -> Agent[DepsT, OutputT]:
         """Returns the agent that stands in for this one in this context, or this one."""
-        agent: Agent[DepsT, OutputT] = _OVERRIDES.get().get(id(self), self)
-        return agent
+        stand_ins = _STAND_INS.get()
+        if stand_ins is None:
+            return self
+        agents, callers = stand_ins
+        agent: Agent[DepsT, OutputT] = agents.get(id(self), self)
+        if not agent._calls_any(agents):
+            return agent
+        if id(self) not in callers:
+            made = callers[id(self)] = copy.copy(agent)
+            made._replace(UNSET, UNSET, UNSET, UNSET)
+        caller: Agent[DepsT, OutputT] = callers[id(self)]
+        return caller
+
+    def _calls_any(self, agents: Mapping[int, Any]) -> bool:
+        """Whether one of some agents is a tool of this one, or of one of its tools."""
+        return any(id(one) in agents or one._calls_any(agents) for one in self.called)  # noqa: SLF001
 
     # -- one run ---------------------------------------------------------------------------------------------
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Iterator
-from contextlib import AbstractContextManager, aclosing, contextmanager
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, aclosing, contextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,10 +23,15 @@ class Overridable(Protocol):
         self, *, model: Any = ..., tools: Any = ..., wrap_model: Any = ...
     ) -> AbstractContextManager[None]: ...
 
+    @property
+    def called(self) -> Sequence[Overridable]: ...
+
 
 @contextmanager
 def record(agent: Overridable, file: str | Path) -> Iterator[None]:
     """Records the model calls of an agent in this context, or answers them from the recording.
+
+    Those of agents that are its tools are part of it.
 
     If the file does not exist, the agent asks its models, and the calls are written at the end of the block.
     Later runs answer the same requests from the file. Delete it to record again. Tools run as ever; replace
@@ -41,15 +46,25 @@ def record(agent: Overridable, file: str | Path) -> Iterator[None]:
     """
     path = Path(file)
     if path.exists():
-        with agent.override(model=_Replay(path)):
+        with _overridden(agent, model=_Replay(path)):
             yield
         return
     calls: list[JsonObject] = []
-    with agent.override(wrap_model=lambda provider: _Recorder(provider, calls)):
+    with _overridden(agent, wrap_model=lambda provider: _Recorder(provider, calls)):
         yield
     path.parent.mkdir(parents=True, exist_ok=True)
     content = {"version": VERSION, "calls": calls}
     path.write_bytes(orjson.dumps(content, option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+
+
+@contextmanager
+def _overridden(agent: Overridable, **parts: Any) -> Iterator[None]:
+    """Replaces parts of an agent and of every agent that it may call."""
+    with ExitStack() as stack:
+        for one in agent.called:
+            stack.enter_context(_overridden(one, **parts))
+        stack.enter_context(agent.override(**parts))
+        yield
 
 
 @contextmanager

@@ -8,12 +8,12 @@ import subprocess
 import sys
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypedDict
+from typing import Any, TypedDict
 
 import pytest
 from pydantic import BaseModel
 
-from astromesh import Agent, CallerContext, Event, File, Image, ModelRetry, ToolContext, tool
+from astromesh import Agent, AgentRuntime, CallerContext, Event, File, Image, ModelRetry, ToolContext, tool
 from astromesh.agents.attachments import Attachment
 from astromesh.errors import (
     AllProvidersFailed,
@@ -30,7 +30,7 @@ from astromesh.errors import (
 )
 from astromesh.events import ModelDelta, RunCompleted, ToolFinished, ToolStarted, typed
 from astromesh.plugins import Plugins
-from astromesh.testing import ScriptedProvider
+from astromesh.testing import ScriptedProvider, record
 from astromesh.types import CompletionRequest, Message, ToolCall
 from tests.integration.knowledge.rag_files import pdf
 
@@ -605,3 +605,50 @@ async def test_dependencies_are_replaced_in_a_context() -> None:
 async def test_plugins_may_be_given() -> None:
     agent = Agent(ScriptedProvider("x"), plugins=Plugins())
     assert (await agent.run("Hi")).text == "x"
+
+
+ASKS_EXPERT = ToolCall("1", "expert", '{"query": "?"}')
+
+
+def boss_and_expert(*script: Any, expert: Any = "openai:gpt-4o-mini") -> tuple[Agent, Agent]:
+    made = Agent(expert, name="expert")
+    return Agent(ScriptedProvider(*script), name="boss", tools=[made.as_tool()]), made
+
+
+async def test_an_overridden_agent_is_so_as_a_tool_of_another_one() -> None:
+    """Inside the context alone, also when the other one is open, and in a runtime that is opened there."""
+    boss, expert = boss_and_expert(*[ASKS_EXPERT, "done"] * 3, expert=ScriptedProvider("real", repeat=True))
+
+    async def told() -> str:
+        return (await boss.run("q")).messages[2].content
+
+    assert "real" in await told()
+    with expert.override(model=ScriptedProvider("scripted")):
+        assert "scripted" in await told()
+    assert "real" in await told()
+    with expert.override(model=ScriptedProvider("served")):
+        async with AgentRuntime(agents=[expert]) as runtime:
+            assert (await runtime.run("expert", "q", "s")).response == "served"
+
+
+async def test_both_agents_of_a_program_are_overridden_in_any_order() -> None:
+    boss, expert = boss_and_expert()
+    for outer, inner in ((boss, expert), (expert, boss)):
+        models = {id(boss): ScriptedProvider(ASKS_EXPERT, "done"), id(expert): ScriptedProvider("known")}
+        with outer.override(model=models[id(outer)]), inner.override(model=models[id(inner)]):
+            assert "known" in (await boss.run("q")).messages[2].content
+
+
+async def test_a_recording_has_the_calls_of_agents_that_are_tools(tmp_path: Path) -> None:
+    file = tmp_path / "both.json"
+    boss, _ = boss_and_expert(ASKS_EXPERT, "done", expert=ScriptedProvider("once"))
+    for _ in range(2):  # the models answer once
+        with record(boss, file):
+            assert "once" in (await boss.run("q")).messages[2].content
+
+
+async def test_a_stream_keeps_the_model_of_the_context_that_made_it() -> None:
+    agent = Agent("openai:gpt-4o-mini")
+    with agent.override(model=ScriptedProvider("scripted")):
+        stream = agent.stream("q")
+    assert "".join([text async for text in stream.text()]) == "scripted"
