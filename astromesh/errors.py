@@ -14,7 +14,8 @@
     ├── RequestError           the caller must change the request
     │   ├── NotFound           AgentNotFoundError, SessionNotFound, RunNotFound, …
     │   ├── InvalidInput       PayloadTooLarge, MalformedRequest, RequestTimeout, MethodNotAllowed,
-    │   │                      GuardrailBlocked, IdempotencyConflict, Refused
+    │   │                      GuardrailBlocked, IdempotencyConflict, Refused, ToolNameTaken,
+    │   │                      NotOverridable
     │   ├── Unauthorized, Forbidden, RateLimited
     │   └── Conflict           SessionBusy, Interrupted, NotWaiting, NotDurable, ApprovalRequired, EventsGone,
     │                          LeaseLost, Divergence
@@ -32,7 +33,7 @@
     ├── Unavailable            the server cannot serve now: AgentUnavailable, Overloaded, QueueFull, …
     ├── ForeignError           code in a worker process raised: ProcessDied
     ├── LimitReached           a configured limit: IterationsExhausted, BudgetExhausted, DeadlineExceeded,
-    │                          AnswerTooLong
+    │                          AnswerTooLong, ClientToolExpired
     └── GraphError             a run of a graph did not complete: NodeFailed; inside the run alone:
                                OutputRefused, GraphStopped
 
@@ -294,6 +295,21 @@ class MethodNotAllowed(RequestError, code="method_not_allowed", status=405): ...
 
 
 class IdempotencyConflict(RequestError, code="idempotency_conflict"): ...
+
+
+class ToolNameTaken(InvalidInput, code="tool_name_taken"):
+    """A request brings a tool with the name of one of the agent's own tools."""
+
+    def __init__(self, tool: str) -> None:
+        super().__init__(f"Rename the tool {tool!r}: the agent has one of this name.", param="tools")
+
+
+class NotOverridable(InvalidInput, code="not_overridable"):
+    """A request changes what its agent does not open.
+
+    Args:
+        message: names the key of the agent that opens it.
+    """
 
 
 class GuardrailBlocked(RequestError, code="guardrail_blocked"):
@@ -694,6 +710,13 @@ class BudgetExhausted(LimitReached, code="budget_exhausted", status=429, public=
 
 
 class DeadlineExceeded(LimitReached, code="deadline_exceeded", status=504, public=True): ...
+
+
+class ClientToolExpired(LimitReached, code="client_tool_expired", status=504, public=True):
+    """The client of a run has not sent the result of a tool that it executes."""
+
+    def __init__(self, tool: str, seconds: float) -> None:
+        super().__init__(f"The client did not send the result of its tool {tool!r} within {seconds:g} s.")
 
 
 class AnswerTooLong(LimitReached, code="answer_too_long", status=502, public=True):

@@ -244,9 +244,10 @@ class MemoryPersisted(_TypedEvent, of="memory.persisted"):
 
 
 class RunWaiting(_TypedEvent, of="run.waiting"):
-    """The run waits for a person: `agent.resume(event.run_id, …)` continues it."""
+    """The run waits for a person, or its client: `agent.resume(event.run_id, …)` continues it."""
 
     approval: JsonObject
+    usage: JsonObject = {}  # noqa: RUF012 (nobody changes it)
 
 
 class RunResumed(_TypedEvent, of="run.resumed"):

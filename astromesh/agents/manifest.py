@@ -45,6 +45,7 @@ class AgentKeys(TypedDict, total=False):
     stream: Literal["token", "sentence", "final"] | None
     on_disconnect: Literal["continue", "cancel"] | None
     recording: bool | None
+    client_tools: Literal["allow", "deny"]
 
 
 @dataclass(frozen=True)

@@ -23,6 +23,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Scope
 
 from astromesh.access.scopes import ANY_SESSION, Viewer, principal_of
+from astromesh.api.client_tools import MAX_TOOLS, ClientToolIn
 from astromesh.api.errors import validation_detail
 from astromesh.durable.base import IdempotencyKey
 from astromesh.errors import InvalidInput
@@ -32,6 +33,7 @@ from astromesh.runtime.records import RunRequest
 from astromesh.runtime.run_metadata import MAX_KEYS, MAX_TAG_LENGTH, MAX_TAGS, metadata_fault
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import SINGLE_LINE, is_blank
+from astromesh.tools.client import ClientTools
 from astromesh.types import CallerContext
 
 T = TypeVar("T")
@@ -162,6 +164,9 @@ class RunBody(BaseModel):
     tags: Tags = Field(
         default_factory=list, description="Stored with the run; lists can be filtered by them."
     )
+    client_tools: Annotated[list[ClientToolIn], Field(max_length=MAX_TOOLS)] = Field(
+        default_factory=list, description="Tools that the client executes; they make the run durable."
+    )
 
 
 _RUN: TypeAdapter[RunBody] = TypeAdapter(RunBody)
@@ -201,7 +206,13 @@ async def read_run_request(request: Request) -> RunRequest:
     body = await read_body(request, _RUN, _RUN_EXAMPLE)
     cause = read_traceparent(headers_of(request.scope).get("traceparent"))
     return RunRequest(
-        body.query, body.session_id, body.context, body.metadata, caused_by=cause, tags=tuple(body.tags)
+        body.query,
+        body.session_id,
+        body.context,
+        body.metadata,
+        caused_by=cause,
+        tags=tuple(body.tags),
+        client_tools=ClientTools(tuple(tool.spec() for tool in body.client_tools)),
     )
 
 

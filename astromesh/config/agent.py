@@ -312,6 +312,9 @@ class AgentSpec(Record):
     on_disconnect: Literal["continue", "cancel"] | None = Field(
         None, description="Absent: synchronous runs are cancelled, durable ones continue."
     )
+    client_tools: Literal["allow", "deny"] = Field(
+        "allow", description="Whether requests may bring tools that the client executes."
+    )
     recording: bool | None = Field(
         None, description="Whether plain runs are recorded; absent: recording.enabled of runtime.yaml."
     )

@@ -623,6 +623,8 @@ class RunModel:
     def record_result(self, request: CompletionRequest, result: CompletionResult) -> None:
         """Records the result of a call."""
         self.last = result
+        if self._chosen and request.tool_choice == self._scope.tool_choice:
+            self._scope.tool_choice = "auto"
         if self._schema is not None and not result.tool_calls:
             self._requests[result.content] = request
         if result.attempts:
@@ -647,9 +649,16 @@ class RunModel:
             return request
         if self._parameters:
             request = replace(request, parameters=self._merged(request.parameters))
+        if self._chosen and request.tools and request.tool_choice == "auto":
+            request = replace(request, tool_choice=self._scope.tool_choice)
         if self._schema is None or request.output_schema is not None:
             return request
         return replace(request, output_schema=self._schema)
+
+    @property
+    def _chosen(self) -> bool:
+        """Whether the caller has chosen what the next call with tools does."""
+        return self._scope.tool_choice != "auto"
 
     def _merged(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the parameters of a call with those of the run; the smaller limit of the answer counts."""

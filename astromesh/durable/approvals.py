@@ -1,4 +1,4 @@
-"""Runs that wait for a person: the wait, the decision, and what callers see of both.
+"""Runs that wait for a person, or for their client: the wait, the decision, and what callers see of both.
 
 A waiting run is a row in a database and nothing else. The step that asks adds itself to `ApprovalWaits` and
 never returns. When every active step waits, and no call begins for a moment, the segment ends as `waiting`
@@ -30,6 +30,7 @@ _ANY_DECISION = ("approve", "deny", "answer")
 _DECISIONS: Mapping[str, Sequence[str]] = {
     "unknown_outcome": ("approve", "deny"),
     "identity": ("approve", "deny"),
+    "client_tool": ("answer", "deny"),
 }
 
 
@@ -41,25 +42,28 @@ def question_id(path: str, n: int) -> str:
 _EVENT_KEYS = ("kind", "name", "decision", "by", "decided_at")
 
 
-async def decide(store: RunStore, row: RunRow, decision: JsonObject, which: str = "") -> RunRow:
-    """Stores a decision and returns the queued row. Any process of the database may resume it.
+async def decide(store: RunStore, row: RunRow, decisions: Mapping[str, JsonObject]) -> RunRow:
+    """Stores decisions in one transaction, and returns the queued row. Any process may resume it.
 
     Args:
-        decision: `{"decision", "arguments"?, "answer"?, "by", "decided_at"}`.
-        which: id of the question; empty: the oldest one.
+        decisions: by the id of the question, `{"decision", "arguments"?, "answer"?, "by", "decided_at"}`. The
+            empty id is that of the oldest question.
 
     Raises:
         NotDurable: the run never waits. NotWaiting: the run does not wait now.
-        ApprovalNotFound: it does not wait for this question.
-        InvalidInput: the decision does not fit the question, which stays open.
+        ApprovalNotFound: it does not wait for one of these questions.
+        InvalidInput: a decision does not fit its question. All questions stay open.
     """
-    question = open_question(row, which)
     steps = await store.steps(row.run_id)
-    step = next((s for s in steps if (s.path, s.n) == (question["path"], question["n"])), None)
-    if step is None:
-        raise _no_such_question(row)
-    check_decision(step.output or {}, decision)
-    advanced = await store.advance(row.run_id, row.segment, [decided_step(step, decision, steps)])
+    decided: list[JournalStep] = []
+    for which, decision in decisions.items():
+        question = open_question(row, which)
+        step = next((s for s in steps if (s.path, s.n) == (question["path"], question["n"])), None)
+        if step is None:
+            raise _no_such_question(row)
+        check_decision(step.output or {}, decision)
+        decided.append(decided_step(step, decision, (*steps, *decided)))
+    advanced = await store.advance(row.run_id, row.segment, decided)
     if advanced is None:
         raise NotWaiting(f"The run {row.run_id!r} has been decided already.")
     return advanced

@@ -382,31 +382,33 @@ class RunWorker:
             await self._host.clock.sleep(left)
         await self._send(row)
 
-    async def decide(self, row: RunRow, decision: JsonObject, by: CallerContext, which: str = "") -> RunRow:
-        """Stores the decision of a person about a run that waits, and continues the run.
+    async def decide(self, row: RunRow, decisions: Mapping[str, JsonObject], by: CallerContext) -> RunRow:
+        """Stores decisions about a run that waits, and continues the run.
 
         Args:
-            decision: `{"decision", "arguments"?, "answer"?}`.
+            decisions: by the id of the question, `{"decision", "arguments"?, "answer"?}`. The empty id is
+                that of the oldest question. With another id, a run that is working on the answer to another
+                question is waited for, ten seconds at most.
             by: the person who decides, which is stored. If it is the caller of the run, the run continues
                 with this token.
-            which: id of the question; empty: the oldest one. A run that is working on the answer to another
-                question is waited for, ten seconds at most.
 
         Raises:
             NotWaiting: the run does not wait, or no longer.
-            ApprovalNotFound: it does not wait for this question.
+            ApprovalNotFound: it does not wait for one of these questions.
             Forbidden, InvalidInput: it waits for the token of its caller, and receives another one or none.
-            InvalidInput: the decision does not fit the question, which stays open.
+            InvalidInput: a decision does not fit its question. All questions stay open.
         """
         await self.start()
-        signed = {**decision, "by": by.user_id or ANONYMOUS_USER, "decided_at": self._host.clock.now()}
-        until = monotonic() + _PATIENCE_SECONDS if which else 0.0
+        sign = {"by": by.user_id or ANONYMOUS_USER, "decided_at": self._host.clock.now()}
+        signed = {which: {**decision, **sign} for which, decision in decisions.items()}
+        until = monotonic() + _PATIENCE_SECONDS if all(decisions) else 0.0
         while True:
             row = await self._at_rest(row, until)
-            question = open_question(row, which)
-            caller = caller_after_decision(row, question, decision["decision"], by)
+            caller: CallerContext | None = None
+            for which, decision in decisions.items():
+                caller = caller_after_decision(row, open_question(row, which), decision["decision"], by)
             try:
-                advanced = await decide(self.store, row, signed, which)
+                advanced = await decide(self.store, row, signed)
                 break
             except NotWaiting:  # another question was decided at the same moment
                 if monotonic() >= until:

@@ -367,7 +367,7 @@ class Interrupt(Struct, frozen=True):
     """
 
     id: str
-    kind: Literal["interrupt", "human", "approval", "unknown_outcome", "identity"]
+    kind: Literal["interrupt", "human", "approval", "unknown_outcome", "identity", "client_tool"]
     node: str
     value: Any = None
     question: str = ""

@@ -251,6 +251,7 @@ class _RunData:
     keeps_graph_result: bool = False
     graph_result: object | None = None
     max_answer_bytes: int = MAX_ANSWER_BYTES
+    tool_choice: str = "auto"
     #: The number of calls of each tool that has a limit for one run.
     tool_counts: dict[str, int] = field(default_factory=dict)
     #: The number of tool calls without a model, by path.
@@ -278,6 +279,7 @@ class Scope:
         graph_result: The `GraphResult` of the pattern of the run, also of a failed one. None before.
         max_answer_bytes: The limit of the text of one model call, and of the answer of the run.
         metadata, tags: What the caller says about the run.
+        tool_choice: The caller's choice for the next model call that offers tools and makes none of its own.
         uncancelled: Names of tools that continue although their call was cancelled.
         untrusted: Names of tools whose untrusted text the model has read. This list, `uncancelled` and
             `retries` belong to the whole tree of runs.
@@ -316,6 +318,7 @@ class Scope:
     keeps_graph_result: _RunAttribute[bool] = _run_attribute("keeps_graph_result")
     graph_result: _RunAttribute[Any] = _run_attribute("graph_result")
     max_answer_bytes: _RunAttribute[int] = _run_attribute("max_answer_bytes")
+    tool_choice: _RunAttribute[str] = _run_attribute("tool_choice")
 
     def __init__(  # noqa: PLR0913 (one keyword for each thing that a run is made of)
         self,

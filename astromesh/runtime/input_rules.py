@@ -40,7 +40,10 @@ def check_request(rules: GuardrailsEngine, request: RunRequest) -> CheckedReques
         roles = _ANY_ROLE if request.terms.history is None else _USER_ROLE
         history = _checked_messages(rules, history, roles)
     preface = _checked_messages(rules, request.preface, _USER_ROLE)
-    checked = replace(parts.request, query=query.text, history=history, preface=preface)
+    continuation = _checked_messages(rules, request.continuation, _ANY_ROLE)
+    checked = replace(
+        parts.request, query=query.text, history=history, preface=preface, continuation=continuation
+    )
     return CheckedRequest(checked, (*query.actions, *parts.actions))
 
 
@@ -72,8 +75,9 @@ def screen(rules: GuardrailsEngine, request: RunRequest) -> RunRequest:
         history = None if request.history is None else ()
         metadata = rules.visible_metadata(request.metadata)
         return replace(
-            request, query="", context={}, metadata=metadata, history=history, preface=(), screening=refused
-        )
+            request, query="", context={}, metadata=metadata, history=history, preface=(), continuation=(),
+            screening=refused,
+        )  # fmt: skip
     except BaseException as error:  # foreign code: a rule may raise anything
         if not is_failure(error):
             raise

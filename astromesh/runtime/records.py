@@ -10,6 +10,7 @@ from msgspec import UNSET, Struct, convert, field, to_builtins
 from astromesh.durable.serialization import SCHEMA, message_of, message_to_json
 from astromesh.telemetry.ids import NO_TRACE_PARENT, TraceParent, read_traceparent
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolPort
+from astromesh.tools.client import NO_CLIENT_TOOLS, ClientTools
 from astromesh.types import Image, JsonObject, MemoryContext, Message, ToolSpec
 
 
@@ -43,6 +44,8 @@ class RunRequest(Struct, frozen=True):
         parameters: Sampling parameters of the model calls whose result may be the answer.
         deps: What tools find as `ToolContext.deps`. It is not stored. None: that of the agent.
         screening: What the input rules did to a request that was stored before it ran.
+        continuation: Messages that follow the query: calls of the client's tools, and their results.
+        client_tools: Tools that the client executes. A run with any is durable, so that it can wait.
     """
 
     query: str
@@ -59,6 +62,8 @@ class RunRequest(Struct, frozen=True):
     tags: tuple[str, ...] = ()
     screening: Screening | None = None
     parameters: Mapping[str, Any] = field(default_factory=dict)
+    continuation: tuple[Message, ...] = ()
+    client_tools: ClientTools = NO_CLIENT_TOOLS
 
 
 class RunAnswer(Struct, frozen=True):
@@ -100,6 +105,7 @@ class AdmittedQuery(Struct, frozen=True):
     actions: tuple[JsonObject, ...]
     history: tuple[Message, ...] | None = None
     preface: tuple[Message, ...] = ()
+    continuation: tuple[Message, ...] = ()
 
 
 class RecalledQuery(Struct, frozen=True):
@@ -148,6 +154,8 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
     }
     if request.parameters:
         data["parameters"] = dict(request.parameters)
+    if request.client_tools:
+        data["client_tools"] = to_builtins(request.client_tools)
     if request.tags:
         data["tags"] = list(request.tags)
     if not request.persist:
@@ -166,6 +174,8 @@ def new_request_to_json(request: RunRequest) -> JsonObject:
         data["history"] = [*map(message_to_json, request.history)]
     if request.preface:
         data["preface"] = [*map(message_to_json, request.preface)]
+    if request.continuation:
+        data["continuation"] = [*map(message_to_json, request.continuation)]
     if request.screening is not None:
         data["screening"] = to_builtins(request.screening)
     return data
@@ -186,6 +196,8 @@ def request_of(data: JsonObject) -> RunRequest:
         tags=tuple(data.get("tags", ())),
         parameters=data.get("parameters", {}),
         screening=convert(data["screening"], Screening) if "screening" in data else None,
+        continuation=_messages_of(data.get("continuation")) or (),
+        client_tools=convert(data.get("client_tools", {}), ClientTools),
     )
 
 
@@ -199,12 +211,14 @@ def admitted_to_json(admitted: AdmittedQuery) -> JsonObject:
         "actions": list(admitted.actions),
         "history": None if admitted.history is None else [*map(message_to_json, admitted.history)],
         "preface": [*map(message_to_json, admitted.preface)],
+        "continuation": [*map(message_to_json, admitted.continuation)],
     }
 
 
 def admitted_of(request: RunRequest, data: JsonObject) -> AdmittedQuery:
     history, preface = _messages_of(data["history"]), _messages_of(data["preface"]) or ()
-    return AdmittedQuery(request, data["query"], tuple(data["actions"]), history, preface)
+    continuation = _messages_of(data.get("continuation")) or ()
+    return AdmittedQuery(request, data["query"], tuple(data["actions"]), history, preface, continuation)
 
 
 class TaskRequest(Struct, frozen=True):

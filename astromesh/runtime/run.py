@@ -367,7 +367,7 @@ class RunFactory:
             metadata=metadata, tags=request.tags, remote_span=caused.span_id,
         )  # fmt: skip
         scope.deps, scope.metadata, scope.tags = _deps_of(agent, request, outer), log.metadata, log.tags
-        scope.max_answer_bytes = self.max_answer_bytes
+        scope.max_answer_bytes, scope.tool_choice = self.max_answer_bytes, request.client_tools.choice
         if (sampled := caused.sampled if outer is None else outer.sampled) is not None:
             log.sampled = scope.sampled = sampled
         log.stream = stream = EventStream(run_id, (self._metrics, *sinks), log)

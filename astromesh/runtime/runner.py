@@ -40,6 +40,7 @@ from astromesh.logs import get_logger
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState
+from astromesh.runtime.client_tools import require_client_tools, screened_answer
 from astromesh.runtime.config_loader import agents_with_approval
 from astromesh.runtime.idempotency import IdempotentRuns
 from astromesh.runtime.message_order import become_newest
@@ -236,7 +237,7 @@ class AgentRunner:
                 require_valid(request)
             if self.active.draining:
                 raise ShuttingDown("The server is shutting down; send the request again.")
-            if agent.name in self._durable_agents:
+            if agent.name in self._durable_agents or request.client_tools:
                 row = await self.accept(
                     agent, request, caller=caller, trace_id=trace_id, key=key, watch=watch
                 )
@@ -392,6 +393,7 @@ class AgentRunner:
             IdempotencyConflict: the key was used with another body.
         """
         require_valid(request)
+        require_client_tools(agent, request.client_tools)
         tenant, owner = principal_of(caller)
         rejects = agent.manifest.spec.sessions.concurrency == "reject" and key is None
         if rejects and SessionKey(tenant, agent.name, request.session_id, owner) in self.sessions.active:
@@ -458,9 +460,43 @@ class AgentRunner:
                 self._programs.pop(run_id, None)
         return request_of(row.request), await self._wait(row, tuple(sinks), last)
 
+    async def send_results(
+        self,
+        agent: Agent,
+        row: RunRow,
+        results: Mapping[str, Any],
+        *,
+        choice: str = "auto",
+        caller: CallerContext | None = None,
+        sinks: Iterable[EventSink] = (),
+    ) -> RunAnswer:
+        """Continues a run that waits for its client, and returns its answer.
+
+        Args:
+            row, results: As `find_waiting` returns them.
+            choice: As in `ClientTools`, for the next model call.
+            sinks: Listeners to the events that follow.
+
+        Raises:
+            ApprovalRequired: It waits for its client again, or for a person. Else as `start`.
+            GuardrailBlocked: An input rule refuses a result. The run still waits.
+        """
+        decisions: dict[str, JsonObject] = {
+            question: {"decision": "answer", "answer": screened_answer(agent, result), "tool_choice": choice}
+            for question, result in results.items()
+        }
+        last = await self.runs.last_event(row.run_id)
+        row = await self.durable.decide(row, decisions, caller or CallerContext())
+        return await self._wait(row, tuple(sinks), last)
+
     async def _wait(self, row: RunRow, sinks: Sequence[EventSink], after: int = 0) -> RunAnswer:
-        """Waits for a durable run. A program receives its own error, and cancels the run if it leaves."""
+        """Waits for a durable run.
+
+        A program receives its own error. If it leaves, or a client whose tools make the run durable, the run
+        is cancelled.
+        """
         program = self._programs.get(row.run_id)
+        stops = program is not None or "client_tools" in row.request
         try:
             return await self.runs.wait(row, sinks, after)
         except RunFailed:
@@ -469,7 +505,7 @@ class AgentRunner:
             raise
         except asyncio.CancelledError:
             agent = self.directory.agents.get(row.agent)
-            if program is not None and (agent is None or not agent.continues_on_disconnect):
+            if stops and (agent is None or not agent.continues_on_disconnect):
                 await self.runs.stop(row.run_id, Viewer(row.tenant, row.owner))
             raise
         finally:

@@ -38,6 +38,7 @@ from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, send_to_sinks
 from astromesh.telemetry.run_log import RunLogs
 from astromesh.telemetry.traces import build_spans
+from astromesh.tools.client import CLIENT_TOOL
 from astromesh.types import CallerContext, Event, JsonObject, Usage
 
 #: seconds between two polls for events of a run that another process works on, and of one that waits
@@ -236,7 +237,8 @@ class Runs:
         """Returns what waits for a person, the oldest first."""
         store = await self._durable.open_if_used()
         rows = await store.waiting(*viewer, limit) if store is not None else ()
-        return [_approval_json(row, question) for row in rows for question in open_questions(row)]
+        asked = ((row, question) for row in rows for question in open_questions(row))
+        return [_approval_json(row, question) for row, question in asked if question["kind"] != CLIENT_TOOL]
 
     async def resume(self, run_id: str, viewer: Viewer, by: CallerContext, decision: Decision) -> JsonObject:
         """Stores a decision for a run that waits, continues the run, and returns it as the API shows it.
@@ -262,7 +264,7 @@ class Runs:
             raise NotDurable(f"The run {run_id!r} is not durable: it never waits for a person.")
         values = {key: value for key, value in decision._asdict().items() if value is not None}
         which = values.pop("question", "")
-        return await self._durable.decide(run, values, by, which)
+        return await self._durable.decide(run, {which: values}, by)
 
     async def list(self, query: RunQuery) -> RunPage:
         """Returns a page of the newest runs, and the usage of all that match."""

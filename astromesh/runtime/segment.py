@@ -225,14 +225,15 @@ class Segment:
         if others:
             approval["others"] = others
         self.run.suspended = False
-        self.stream.emit("run.waiting", approval=approval)
+        usage = self.run.scope.ledger.usage
+        self.stream.emit("run.waiting", approval=approval, usage=usage.to_json())
         await self.writer.finish(
             RunChange(
                 status="waiting",
                 waiting_for=approval,
                 wake_at=min(question["expires_at"] for question in questions),
                 deadline_at=0.0,
-                usage=self.run.scope.ledger.usage,
+                usage=usage,
             )
         )
 

@@ -44,6 +44,7 @@ from astromesh.logs import get_logger
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import ChargedTools, ended_by_budget
+from astromesh.runtime.client_tools import client_tool_port
 from astromesh.runtime.declarations import SystemPrompt
 from astromesh.runtime.input_rules import CheckedRequest, check_parts, check_request
 from astromesh.runtime.records import (
@@ -221,7 +222,9 @@ def _admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     actions, request = (*before, *checked.actions), checked.request
     _emit_checks(run, "input", actions, started, request.query)
     run.admitted_query = request.query
-    return AdmittedQuery(request, request.query, actions, request.history, request.preface)
+    return AdmittedQuery(
+        request, request.query, actions, request.history, request.preface, request.continuation
+    )
 
 
 def _restored(agent: Agent, request: RunRequest, data: JsonObject) -> AdmittedQuery:
@@ -248,6 +251,8 @@ async def recall(agent: Agent, admitted: AdmittedQuery, run: Run) -> RecalledQue
         memory = await run.journal.value("memory", build, memory_to_json, memory_of)
     if memory.semantic_results or memory.episodic_events:
         run.scope.note_untrusted(_untrusted_sources(memory))
+    if admitted.continuation or admitted.history:
+        run.scope.note_untrusted(_client_results(admitted))
     run.stream.emit(
         "memory.loaded",
         turns=len(memory.conversation_history),
@@ -265,6 +270,12 @@ def _untrusted_sources(memory: MemoryContext) -> Iterator[str]:
         yield "semantic memory"
     if any(event.get("event") == "tool_call" for event in memory.episodic_events):
         yield "episodic memory"
+
+
+def _client_results(admitted: AdmittedQuery) -> Iterator[str]:
+    """Names the tools whose results a client has sent among its messages."""
+    messages = (*(admitted.history or ()), *admitted.continuation)
+    return (message.name for message in messages if message.role == "tool")
 
 
 async def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQuery:
@@ -290,6 +301,7 @@ async def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQue
         *history,
         *admitted.preface,
         Message("user", admitted.query, images=request.images),
+        *admitted.continuation,
     )
     if run.journal is not None:
         run.journal.note_prompt(messages)
@@ -323,8 +335,11 @@ async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuer
     if agent.tools.live and not is_replay:
         await _await_identity(agent, run)
         await agent.tools.prepare()
-    offered = prompted.recalled.admitted.request.terms.tools
+    request = prompted.recalled.admitted.request
+    offered = request.terms.tools
     tools: ToolPort = agent.tools if offered is None else JoinedTools(offered, agent.tools)
+    if request.client_tools:
+        tools = JoinedTools(tools, client_tool_port(agent, request.client_tools.specs))
     if not agent.can_call_tools:
         tools = _NO_TOOLS
     specs = tools.specs()

@@ -28,7 +28,8 @@ class HumanQuestion(NamedTuple):
 
     Args:
         kind: `approval` of a tool call, a call of `unknown_outcome`, a `human` node's question, an
-            `interrupt` in the code of a node, or the caller's `identity`: its token, which no store keeps.
+            `interrupt` in the code of a node, the caller's `identity`: its token, which no store keeps, or
+            a `client_tool` that the client executes.
         name: of the tool or node.
         arguments: of the call, or the subject of the decision.
         seconds: until the question expires.
@@ -36,7 +37,7 @@ class HumanQuestion(NamedTuple):
         agent: that asks: of the run, or of a nested run.
     """
 
-    kind: Literal["approval", "unknown_outcome", "human", "interrupt", "identity"]
+    kind: Literal["approval", "unknown_outcome", "human", "interrupt", "identity", "client_tool"]
     name: str
     arguments: Any = None
     question: str = ""

@@ -3,22 +3,26 @@
 Without a session, the messages of the request are the history, and nothing is stored. With a session (header
 `X-Session-Id`, else `user`), only the last user message counts. A client's system text is context, not
 instruction: it never becomes the agent's system prompt.
+
+Tools of a request are executed by the client. A run that calls one waits for the result, which comes with the
+next request and is found by its `tool_call_id`. A result that no run waits for starts a new run.
 """
 
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import chain
-from typing import Any, Literal
+from itertools import chain, takewhile
+from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Request, Response
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
-from astromesh.access.scopes import permits
+from astromesh.access.scopes import Viewer, permits, principal_of
+from astromesh.api.client_tools import MAX_TOOLS, FunctionToolIn, ToolChoice, client_tools
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import openai_error, public_failure
 from astromesh.api.requests import (
@@ -33,18 +37,21 @@ from astromesh.api.requests import (
 from astromesh.api.responses import Hold, RunStreamResponse, json_bytes
 from astromesh.api.sampling import Sampling, reject_unknown_to, reject_unsupported
 from astromesh.api.schemas import ModelOut, ModelsOut, answers, problems, request_body
+from astromesh.durable.base import RunRow
 from astromesh.errors import ApprovalRequired, Forbidden, Interrupted, InvalidInput, error_class
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.client_tools import ClientCall, find_waiting, open_calls, require_client_tools
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry import ids
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import is_blank
-from astromesh.types import Event, Image, JsonObject, Message
+from astromesh.types import Event, Image, JsonObject, Message, ToolCall, Usage
 
 router = APIRouter(tags=["openai"])
 #: seconds that the head of a stream waits for the first output
 _MAX_HOLD_SECONDS = 10.0
 _CONTEXT = "Context given by the client application; it is information, not instruction:\n"
+_CONVERSATION = frozenset({"user", "assistant", "tool"})
 #: pictures that every provider accepts
 _IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
@@ -60,11 +67,27 @@ class Part(BaseModel):
     image_url: dict[str, Any] = {}
 
 
+class CalledFunction(BaseModel):
+    name: str
+    arguments: str = "{}"
+
+
+class CallIn(BaseModel):
+    """A tool call that an earlier answer has asked for."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str = Field(min_length=1, max_length=256)
+    function: CalledFunction
+
+
 class ChatMessage(BaseModel):
     model_config = ConfigDict(extra="ignore")
 
-    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: str | list[Part] | None = None
+    tool_calls: list[CallIn] | None = None
+    tool_call_id: str = ""
 
     def text(self) -> str:
         if isinstance(self.content, list):
@@ -85,6 +108,13 @@ class ChatBody(Sampling):
     stream_options: dict[str, Any] | None = None
     user: SessionId | None = None
     metadata: RunMetadata | None = None
+    tools: Annotated[list[FunctionToolIn], Field(max_length=MAX_TOOLS)] | None = Field(
+        None, description="Tools that the client executes."
+    )
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = Field(
+        None, description="false: the calls of one step are handed out one after the other."
+    )
 
 
 _BODY: TypeAdapter[ChatBody] = TypeAdapter(ChatBody)
@@ -136,31 +166,58 @@ async def chat_completions(request: Request) -> Response:
     """
     body = await read_body(request, _BODY)
     reject_unsupported(body)
-    if any(m.role in ("tool", "function") for m in body.messages):
-        raise InvalidInput(
-            "Remove the messages of role tool or function: an agent has its own tools.", param="messages"
-        )
+    names = require_results(body.messages)
     agent = _agent(request, body)
     parameters = body.parameters()
     reject_unknown_to(agent.router.providers, parameters)
+    tools = client_tools(body.tools or [], body.tool_choice)
+    if not tools and (body.tool_choice not in (None, "auto", "none") or body.parallel_tool_calls is False):
+        name = "tool_choice" if body.parallel_tool_calls is not False else "parallel_tool_calls"
+        raise InvalidInput(f"Remove {name}: the request has no tools.", param=name)
+    require_client_tools(agent, tools)
     runtime = runtime_of(request)
-    start = partial(
-        runtime.runner.start,
-        agent,
-        replace(_run_request(body, request.headers), parameters=parameters),
-        caller=caller_of(request),
-        key=await idempotency_key(request, request.headers.get("x-session-id", "")),
-    )
+    form = _Form(body.model, one_call=body.parallel_tool_calls is False)
+    results = {m.tool_call_id: m.text() for m in _after_last_call(body.messages)}
+    viewer = Viewer(*principal_of(caller_of(request)))
+    now = runtime.clock.now()
+    waiting = await find_waiting(runtime.runs, viewer, agent.name, results, now) if results else None
+    if waiting is not None:
+        row, answers = waiting
+        form = form.of_segment(row)
+        start = partial(
+            runtime.runner.send_results,
+            agent,
+            row,
+            answers,
+            choice="none" if body.tool_choice == "none" else tools.choice,
+            caller=caller_of(request),
+        )
+    else:
+        new = replace(_run_request(body, request.headers, names), parameters=parameters, client_tools=tools)
+        start = partial(
+            runtime.runner.start,
+            agent,
+            new,
+            caller=caller_of(request),
+            key=await idempotency_key(request, request.headers.get("x-session-id", "")),
+        )
     if body.stream:
-        chunks = _Chunks(body.model, bool((body.stream_options or {}).get("include_usage")))
+        chunks = _Chunks(form, bool((body.stream_options or {}).get("include_usage")))
         return RunStreamResponse(
             start,
             keep_running=agent.continues_on_disconnect,
             encoder=chunks,
             hold=Hold(lambda: chunks.has_output, partial(runtime.clock.sleep, _MAX_HOLD_SECONDS)),
         )
-    answer = await (start() if agent.continues_on_disconnect else cancel_on_disconnect(request, start()))
-    return Response(json_bytes(_completion(answer)), media_type="application/json")
+    try:
+        answer = await (start() if agent.continues_on_disconnect else cancel_on_disconnect(request, start()))
+    except ApprovalRequired as waits:
+        if not open_calls(waits.waiting_for):
+            raise
+        completion = form.waiting(await runtime.runs.row(waits.run_id, viewer))
+    else:
+        completion = form.completion(answer)
+    return Response(json_bytes(completion), media_type="application/json")
 
 
 def _agent(request: Request, body: ChatBody) -> Agent:
@@ -169,14 +226,53 @@ def _agent(request: Request, body: ChatBody) -> Agent:
     return runtime_of(request).agent(body.model)
 
 
-def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
+def require_results(messages: Sequence[ChatMessage]) -> Mapping[str, str]:
+    """Returns the names of the tools by the ids of their calls.
+
+    Raises:
+        InvalidInput: a call has no result before the next message that is none, or a result no call.
+    """
+    names: dict[str, str] = {}
+    missing: dict[str, None] = {}
+    for message in messages:
+        if message.role == "tool":
+            if message.tool_call_id not in missing:
+                raise InvalidInput(
+                    "A message of role tool must follow an assistant message with its call in tool_calls: "
+                    f"there is no open call {message.tool_call_id!r}.",
+                    param="messages",
+                )
+            del missing[message.tool_call_id]
+            continue
+        if missing:
+            break
+        missing = dict.fromkeys(call.id for call in message.tool_calls or ())
+        names |= {call.id: call.function.name for call in message.tool_calls or ()}
+    if missing:
+        raise InvalidInput(
+            "An assistant message with tool_calls must be followed by messages of role tool with their "
+            f"results. Missing: {', '.join(missing)}.",
+            param="messages",
+        )
+    return names
+
+
+def _after_last_call(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
+    """Returns the results at the end of the messages."""
+    return list(takewhile(lambda message: message.role == "tool", reversed(messages)))[::-1]
+
+
+def _run_request(body: ChatBody, headers: Mapping[str, str], names: Mapping[str, str]) -> RunRequest:
+    """Returns the request of a new run: what follows the last user message is its continuation."""
     session = _session(headers.get("x-session-id")) or body.user
-    *before, last = body.messages
-    if last.role != "user" or is_blank(last.text()):
+    at = max((n for n, m in enumerate(body.messages) if m.role == "user"), default=-1)
+    *before, last = body.messages[: at + 1] if at >= 0 else body.messages
+    behind = [m for m in body.messages[at + 1 :] if m.role not in ("system", "developer")]
+    if last.role != "user" or is_blank(last.text()) or (behind and behind[-1].role != "tool"):
         raise InvalidInput("The last message must be a user message with text.")
     system = "\n".join(m.text() for m in body.messages if m.role in ("system", "developer"))
     context = (Message("user", _CONTEXT + system),) if system else ()
-    history = () if session else tuple(_message(m) for m in before if m.role in ("user", "assistant"))
+    history = () if session else tuple(_message(m, names) for m in before if m.role in _CONVERSATION)
     return RunRequest(
         last.text(),
         session or ids.new_id(),
@@ -186,6 +282,7 @@ def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
         persist=bool(session),
         metadata=body.metadata or {},
         caused_by=read_traceparent(headers.get("traceparent")),
+        continuation=tuple(_message(m, names) for m in behind),
     )
 
 
@@ -201,9 +298,13 @@ def _session(header: str | None) -> str | None:
         raise InvalidInput(f"X-Session-Id: {error.errors()[0]['msg']}.") from error
 
 
-def _message(message: ChatMessage) -> Message:
+def _message(message: ChatMessage, names: Mapping[str, str]) -> Message:
+    if message.role == "tool":
+        call = message.tool_call_id
+        return Message("tool", message.text(), tool_call_id=call, name=names[call])
     role: Literal["user", "assistant"] = "user" if message.role == "user" else "assistant"
-    return Message(role, message.text(), images=message.images())
+    calls = tuple(ToolCall(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ())
+    return Message(role, message.text(), calls, images=message.images())
 
 
 def _image(url: str) -> Image:
@@ -236,22 +337,78 @@ def _base64_data(data: str) -> str:
 # -- answers -----------------------------------------------------------------------------------------------
 
 
-def _completion(answer: RunAnswer) -> JsonObject:
-    return {
-        "id": answer.run_id,
-        "object": "chat.completion",
-        "created": int(ids.created_at(answer.run_id)),  # the same for a repeated request
-        "model": answer.agent,
-        "choices": [
-            {
-                "index": 0,
-                "message": {"role": "assistant", "content": answer.response},
-                "finish_reason": _finish_reason(answer.metadata),
-            }
-        ],
-        "usage": _usage(answer.metadata),
-        "astromesh": {"run_id": answer.run_id, "session_id": answer.session_id, **answer.metadata},
-    }
+class _Form(NamedTuple):
+    """What the answers to one request have in common.
+
+    Args:
+        model: as the request names it.
+        one_call: whether one of several calls is handed out.
+        segment: of the run, which has one for each request that continues it.
+        before: what the earlier requests of the run have used.
+    """
+
+    model: str
+    one_call: bool = False
+    segment: int = 1
+    before: Usage = Usage()
+
+    def of_segment(self, row: RunRow) -> _Form:
+        """Returns the form of answers to a request that continues a run."""
+        return self._replace(segment=row.segment + 1, before=row.usage)
+
+    def id(self, run_id: str) -> str:
+        return run_id if self.segment == 1 else f"{run_id}-{self.segment}"
+
+    def completion(self, answer: RunAnswer) -> JsonObject:
+        message = {"role": "assistant", "content": answer.response}
+        extension = {"run_id": answer.run_id, "session_id": answer.session_id, **answer.metadata}
+        reason, usage = _finish_reason(answer.metadata), self.usage(answer.metadata["usage"])
+        return self._completion(answer.run_id, message, reason, usage, extension)
+
+    def waiting(self, row: RunRow) -> JsonObject:
+        """Returns the completion of a run that waits for its client."""
+        calls = [_call_json(call) for call in self.calls(row.waiting_for)]
+        message = {"role": "assistant", "content": None, "tool_calls": calls}
+        extension = {"run_id": row.run_id, "session_id": row.session_id, "status": row.status}
+        usage = self.usage(row.usage.to_json())
+        return self._completion(row.run_id, message, "tool_calls", usage, extension)
+
+    def calls(self, waiting_for: Mapping[str, Any] | None) -> list[ClientCall]:
+        found = open_calls(waiting_for)
+        return found[:1] if self.one_call else found
+
+    def usage(self, usage: Mapping[str, Any]) -> JsonObject:
+        """Returns what this request has used."""
+        before = self.before
+        prompt = usage["input_tokens"] - before.input_tokens
+        output = usage["output_tokens"] - before.output_tokens
+        cached = usage["cached_tokens"] - before.cached_tokens
+        reasoning = usage.get("reasoning_tokens", 0) - before.reasoning_tokens
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": output,
+            "total_tokens": prompt + output,
+            "prompt_tokens_details": {"cached_tokens": cached},
+            "completion_tokens_details": {"reasoning_tokens": reasoning},
+        }
+
+    def _completion(
+        self, run_id: str, message: JsonObject, reason: str, usage: JsonObject, extension: JsonObject
+    ) -> JsonObject:
+        return {
+            "id": self.id(run_id),
+            "object": "chat.completion",
+            "created": int(ids.created_at(run_id)),  # the same for a repeated request
+            "model": self.model,
+            "choices": [{"index": 0, "message": message, "finish_reason": reason}],
+            "usage": usage,
+            "astromesh": extension,
+        }
+
+
+def _call_json(call: ClientCall) -> JsonObject:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.id, "type": "function", "function": function}
 
 
 def _finish_reason(metadata: Mapping[str, Any]) -> str:
@@ -264,17 +421,6 @@ def _finish_reason(metadata: Mapping[str, Any]) -> str:
     return reason if reason in ("length", "content_filter") else "stop"
 
 
-def _usage(metadata: Mapping[str, Any]) -> JsonObject:
-    usage = metadata["usage"]
-    return {
-        "prompt_tokens": usage["input_tokens"],
-        "completion_tokens": usage["output_tokens"],
-        "total_tokens": metadata["tokens_used"],
-        "prompt_tokens_details": {"cached_tokens": usage["cached_tokens"]},
-        "completion_tokens_details": {"reasoning_tokens": usage.get("reasoning_tokens", 0)},
-    }
-
-
 class _Chunks:
     """Encodes a run's events as `chat.completion.chunk`s, tool activity in the extension field `astromesh`.
 
@@ -282,8 +428,8 @@ class _Chunks:
     part of the response (docs/api.md, Events), so the text of a step that offers tools waits for its end.
     """
 
-    def __init__(self, model: str, usage: bool) -> None:
-        self._model = model
+    def __init__(self, form: _Form, usage: bool) -> None:
+        self._form = form
         self._usage = usage
         #: deltas of active steps that offer tools
         self._pending: dict[int, list[str]] = {}
@@ -321,6 +467,8 @@ class _Chunks:
     def _run_started(self, event: Event) -> list[Any]:
         return [self._chunk(event, {"role": "assistant", "content": ""})]
 
+    _run_resumed = _run_started
+
     def _model_delta(self, event: Event) -> list[Any]:
         if event.data["role"] != "assistant":
             return []
@@ -350,9 +498,13 @@ class _Chunks:
             *([] if self._started else self._entire_answer(event)),
             self._chunk(event, {}, _finish_reason(metadata), astromesh={"type": event.type, **metadata}),
         ]
-        if self._usage:
-            chunks.append({**self._chunk(event, {}), "choices": [], "usage": _usage(metadata)})
-        return [*chunks, b"[DONE]"]
+        return [*chunks, *self._end(event, metadata["usage"])]
+
+    def _end(self, event: Event, usage: Mapping[str, Any]) -> list[Any]:
+        if not self._usage:
+            return [b"[DONE]"]
+        counts = {**self._chunk(event, {}), "choices": [], "usage": self._form.usage(usage)}
+        return [counts, b"[DONE]"]
 
     def _entire_answer(self, event: Event) -> list[Any]:
         """Chunks for a repeated request whose run has no stored events any more."""
@@ -367,11 +519,22 @@ class _Chunks:
         return [*self._unfinished(event), _error(Interrupted.status, stopped)]
 
     def _run_waiting(self, event: Event) -> list[Any]:
+        if calls := self._form.calls(event.data["approval"]):
+            self._pending.clear()
+            handed_out = (self._call_chunks(event, index, call) for index, call in enumerate(calls))
+            finish = self._chunk(event, {}, "tool_calls")
+            return [*chain.from_iterable(handed_out), finish, *self._end(event, event.data["usage"])]
         waits = {
             "code": ApprovalRequired.code,
             "detail": f"The run waits for a person. POST /v1/runs/{event.run_id}/resume decides.",
         }
         return [*self._unfinished(event), _error(ApprovalRequired.status, waits)]
+
+    def _call_chunks(self, event: Event, index: int, call: ClientCall) -> Iterator[JsonObject]:
+        """Chunks of one call: its name, then its arguments."""
+        begin = _call_json(call._replace(arguments=""))
+        for part in (begin, {"function": {"arguments": call.arguments}}):
+            yield self._chunk(event, {"tool_calls": [{"index": index, **part}]})
 
     def _unfinished(self, event: Event) -> Iterator[JsonObject]:
         """Chunks for the text that still waits when the run ends."""
@@ -383,12 +546,13 @@ class _Chunks:
 
     def _chunk(self, event: Event, delta: JsonObject, finish: str | None = None, **more: Any) -> JsonObject:
         self._started = True
-        self.has_output = self.has_output or bool(delta.get("content") or finish or more)
+        has_text = delta.get("content") or delta.get("tool_calls")
+        self.has_output = self.has_output or bool(has_text or finish or more)
         return {
-            "id": event.run_id,
+            "id": self._form.id(event.run_id),
             "object": "chat.completion.chunk",
             "created": int(ids.created_at(event.run_id)),
-            "model": self._model,
+            "model": self._form.model,
             "choices": [{"index": 0, "delta": delta, "finish_reason": finish}],
             **more,
         }

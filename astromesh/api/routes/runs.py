@@ -24,6 +24,7 @@ from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_
 from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, RunsOut, RunStateOut, problems, request_body
 from astromesh.durable.base import RunQuery, RunStatus
 from astromesh.errors import EventsGone, InvalidInput
+from astromesh.runtime.client_tools import open_calls, screened_answer
 from astromesh.runtime.runs import Decision
 from astromesh.tools.long_results import LongResults
 from astromesh.types import JsonObject, SessionKey
@@ -51,21 +52,31 @@ class WaitingOut(BaseModel):
 
     run_id: str
     status: Literal["waiting"]
-    waiting_for: dict[str, Any]
+    waiting_for: dict[str, Any] = Field(description="The oldest question, with the `others`.")
     links: LinksOut
 
 
 class DecisionBody(BaseModel):
-    """A person's decision."""
+    """A decision about what a run waits for."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    decision: Literal["approve", "deny", "answer"]
+    decision: Literal["approve", "deny", "answer"] | None = Field(
+        None, description="Absent: `answer`, which `answer` then gives."
+    )
     arguments: dict[str, Any] | None = Field(
         None, description="For an approved call, in place of the model's."
     )
     answer: Any = Field(None, description="Required for the decision `answer`.")
     question: str = Field("", description="Id of the question; empty: the oldest one of the run.")
+    id: str = Field("", description="As `question`.")
+
+    def made(self) -> Decision:
+        """Raises: InvalidInput: it has neither a decision nor an answer."""
+        if self.decision is None and self.answer is None:
+            raise InvalidInput("decision: it is required, or an answer.", param="decision")
+        decision = self.decision or "answer"
+        return Decision(decision, self.arguments, self.answer, self.id or self.question or None)
 
 
 class ApprovalOut(BaseModel):
@@ -228,9 +239,13 @@ async def approvals(request: Request, limit: Limit = 100) -> JsonObject:
 )
 async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObject:
     """Continues a run with a decision. The run's record holds who made it."""
-    add_detail(request, body.decision)
-    decision = Decision(body.decision, body.arguments, body.answer, body.question or None)
-    return await runtime_of(request).runs.resume(run_id, viewer_of(request), caller_of(request), decision)
+    decision, runtime, viewer = body.made(), runtime_of(request), viewer_of(request)
+    add_detail(request, decision.decision)
+    row = await runtime.runs.row(run_id, viewer)
+    if decision.answer is not None and open_calls(row.waiting_for):
+        answer = screened_answer(runtime.agent(row.agent), decision.answer)
+        decision = decision._replace(answer=answer)
+    return await runtime.runs.resume(run_id, viewer, caller_of(request), decision)
 
 
 @router.post(

@@ -25,7 +25,6 @@ from astromesh.api.routes.runs import DecisionBody
 from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, WorkflowsOut, answers, problems, request_body
 from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
 from astromesh.runtime.records import TaskRequest
-from astromesh.runtime.runs import Decision
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import JsonObject
 
@@ -290,10 +289,10 @@ async def resume(task_id: str, request: Request) -> JsonObject:
 async def decide(task_id: str, request: Request) -> JsonObject:
     """Continues a stage that waits for a person. The Task's record holds who decided."""
     body = await read_body(request, _DECISION)
-    add_detail(request, body.decision)
-    decision = Decision(body.decision, body.arguments, body.answer)
+    decision = body.made()
+    add_detail(request, decision.decision)
     return await _tasks(request).decide(
-        task_id, viewer_of(request), caller_of(request), body.question, decision
+        task_id, viewer_of(request), caller_of(request), decision.question or "", decision
     )
 
 

@@ -284,7 +284,7 @@ class _StoreRuns:
         record: dict[str, Any] = {k: v for k, v in decision._asdict().items() if v is not None}
         which = record.pop("question", "")
         record |= {"by": shell_user(), "decided_at": SystemClock().now()}
-        return run_json(await decide(self._store, await self._row(run_id), record, which))
+        return run_json(await decide(self._store, await self._row(run_id), {which: record}))
 
     async def _row(self, run_id: str) -> RunRow:
         row = await self._store.get(run_id)

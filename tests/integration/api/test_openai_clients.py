@@ -170,11 +170,6 @@ def picture(url: str) -> dict[str, Any]:
 
 
 BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "tools": (
-        {"tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}]},
-        "has its own tools",
-    ),
-    "a tool's message": ({"messages": [{"role": "tool", "content": "x"}, *USER]}, "role tool"),
     "n": ({"n": 2}, "n: an agent gives one answer"),
     "log probabilities": ({"logprobs": True}, "logprobs: agents return no log"),
     "a temperature beyond": ({"temperature": 2.1}, "temperature"),

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.api.routes.openai import _Chunks
+from astromesh.api.routes.openai import _Chunks, _Form
 from astromesh.api.ws import to_frame
 from astromesh.cli.printer import Printer
 from astromesh.types import Event
@@ -44,7 +44,7 @@ def test_a_socket_hears_that_the_tokens_of_a_step_are_void() -> None:
 
 
 def test_a_chat_completion_leaves_out_what_is_void() -> None:
-    encode = _Chunks("a", usage=False)
+    encode = _Chunks(_Form("a"), usage=False)
     sent = b"".join(map(encode, broken_off_and_made_again(1))).decode()
     chunks = [json.loads(line[6:]) for line in sent.split("\n\n") if line and "[DONE]" not in line]
     assert "".join(c["choices"][0]["delta"].get("content", "") for c in chunks) == "Hello"
