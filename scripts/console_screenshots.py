@@ -15,7 +15,7 @@ from playwright.sync_api import Page
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
-from tests.browser.conftest import fork, launched, recorded  # noqa: E402
+from tests.browser.conftest import fork, launched, recorded, with_evaluations  # noqa: E402
 from tests.platform.astromesh import ServerProcess  # noqa: E402
 
 PICTURES = ROOT / "docs" / "images"
@@ -37,6 +37,7 @@ VIEWS = {
     "run": ("runs/{run}?step=7", "dark", 1280, ""),
     "fork": ("runs/{run}?step=5", "light", 1280, "Edit the result"),
     "compare": ("compare?a={run}&b={fork}", "light", 1280, ""),
+    "evaluations": ("evaluations", "light", 1280, ""),
     "graph": ("agents/debate-agent?tab=Graph", "light", 1280, ""),
     "run-narrow": ("runs/{run}?step=7", "light", 390, ""),
 }
@@ -45,9 +46,15 @@ VIEWS = {
 def main() -> None:
     PICTURES.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory() as home:
-        server = ServerProcess(Path(home), ROOT / "config")
-        server.start()
+        servers: list[ServerProcess] = []
+
+        def serve(config: Path) -> ServerProcess:
+            servers.append(ServerProcess(Path(home), config))
+            servers[-1].start()
+            return servers[-1]
+
         try:
+            server = with_evaluations(Path(home), serve=serve)
             runs = [
                 recorded(server, agent, question, "ada")
                 for agent, questions in QUESTIONS.items()
@@ -64,7 +71,8 @@ def main() -> None:
                     )
                     photograph(page, f"{server.url}/console/#/{place.format(**names)}", name, button)
         finally:
-            server.close()
+            for server in servers:
+                server.close()
 
 
 def photograph(page: Page, address: str, name: str, button: str) -> None:

@@ -11,7 +11,7 @@ import { Dialog, plain } from "./ui.js";
 const PLACES = [
   ["home", "Home", "h"], ["chat", "Chat", "c"], ["runs", "Runs", "r"], ["approvals", "Approvals", "a"],
   ["workflows", "Workflows", "w"], ["agents", "Agents", "g"], ["sessions", "Sessions", "s"],
-  ["knowledge", "Knowledge", "k"], ["system", "System", "y"],
+  ["knowledge", "Knowledge", "k"], ["evaluations", "Evaluations", "e"], ["system", "System", "y"],
 ];
 /** @type {Record<string, () => Promise<{default: any}>>} */
 const PAGES = {
@@ -28,10 +28,12 @@ const PAGES = {
   sessions: () => import("./pages/sessions.js"),
   session: () => import("./pages/session.js"),
   knowledge: () => import("./pages/knowledge.js"),
+  evaluations: () => import("./pages/evaluations.js"),
+  evaluation: () => import("./pages/evaluation.js"),
   system: () => import("./pages/system.js"),
 };
 /** The page behind a path of two: `runs/ID` is `run`. @type {Record<string, string>} */
-const SINGLE = { runs: "run", agents: "agent", sessions: "session", tasks: "task" };
+const SINGLE = { runs: "run", agents: "agent", sessions: "session", tasks: "task", evaluations: "evaluation" };
 /** The place of a page that has none of its own. @type {Record<string, string>} */
 const WITHIN = { compare: "runs", tasks: "workflows" };
 const searchOpen = signal(false);

@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
 from tests.conftest import ServerFactory
-from tests.platform.astromesh import ServerProcess
+from tests.platform.astromesh import PROGRAM, ServerProcess
 
 ROOT = Path(__file__).parents[2]
 UNPACKED = ROOT / ".venv" / "browser" / "unpacked"
@@ -129,6 +130,36 @@ def ended(server: ServerProcess, accepted: dict[str, Any]) -> str:
     while httpx.get(f"{server.url}/v1/runs/{run}").json()["finished_at"] is None:
         time.sleep(0.02)
     return run
+
+
+CASES = """\
+cases:
+  - {id: reset-password, input: How do I reset my password?, assertions: [{type: contains, expected: Forgot}]}
+  - {id: plans, input: Which plans are there?, assertions: [{type: contains, expected: plan}]}
+  - {id: invite, input: How do I invite a colleague?, assertions: [{type: contains, expected: %s}]}
+"""
+
+
+def with_evaluations(folder: Path, *, serve: Callable[[Path], ServerProcess]) -> ServerProcess:
+    """A server of the sample agents with a dataset and two reports. One case passes in the first only."""
+    config = folder / "config"
+    shutil.copytree(ROOT / "config", config)
+    (config / "evals").mkdir()
+    server = serve(config)
+    for expected in ("Invite", "Invoice"):
+        (config / "evals" / "support-agent.yaml").write_text(CASES % expected)
+        command = [
+            PROGRAM,
+            "eval",
+            "run",
+            "support-agent",
+            "--config",
+            str(config),
+            "--data",
+            str(server.data),
+        ]
+        subprocess.run(command, capture_output=True, check=expected == "Invite")
+    return server
 
 
 def newest_run(server: ServerProcess) -> str:
