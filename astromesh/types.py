@@ -126,7 +126,7 @@ class Turn(NamedTuple):
 
 
 class Usage(Struct, frozen=True):
-    """The tokens and the cost of calls. Adds with `+`.
+    """The tokens and the cost of calls. Adds with `+`, and `-` takes a part away.
 
     Args:
         cached_tokens, cache_write_tokens: the input that the service read from its cache, and wrote to it.
@@ -156,6 +156,18 @@ class Usage(Struct, frozen=True):
             self.estimated or other.estimated,
             self.reasoning_tokens + other.reasoning_tokens,
             self.cache_write_tokens + other.cache_write_tokens,
+        )
+
+    def __sub__(self, part: Usage) -> Usage:
+        """Returns the rest of a usage of which `part` is a part."""
+        return Usage(
+            self.input_tokens - part.input_tokens,
+            self.output_tokens - part.output_tokens,
+            self.cached_tokens - part.cached_tokens,
+            self.cost_usd - part.cost_usd,
+            self.estimated,
+            self.reasoning_tokens - part.reasoning_tokens,
+            self.cache_write_tokens - part.cache_write_tokens,
         )
 
     def to_json(self) -> JsonObject:

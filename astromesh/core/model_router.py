@@ -12,9 +12,10 @@ error. Each failed try has a line among the attempts, which names the provider.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from time import perf_counter
 from typing import Any, TypeVar, cast
@@ -27,6 +28,7 @@ from astromesh.core.model_limits import NO_LIMITS, NOTHING, ModelLimits, fitted
 from astromesh.core.routing import STRATEGIES, Candidate, missing_capabilities, rank, request_needs
 from astromesh.errors import (
     AllProvidersFailed,
+    BudgetExhausted,
     ProviderError,
     ProviderPaused,
     ProviderRateLimited,
@@ -35,7 +37,8 @@ from astromesh.errors import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from astromesh.graph.call_bounds import CallBounds, bounds_of_providers
+from astromesh.graph.call_bounds import CallBounds, bounds_of_providers, limited
+from astromesh.graph.ledger import OPEN_CALL
 from astromesh.graph.scope import Scope
 from astromesh.providers.base import Provider
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -62,7 +65,9 @@ from astromesh.types import (
 #: of a run whose request brings none
 NO_PARAMETERS: Mapping[str, Any] = {}
 TakeRetry = Callable[[], bool]
-E = TypeVar("E", bound=Exception)
+#: charges a failed try, reserves the next one, and returns the request with an answer that fits
+Renew = Callable[[CompletionRequest, Usage], Awaitable[CompletionRequest]]
+E = TypeVar("E", bound=BaseException)
 
 #: seconds between two checks whether calls have ended that keep this one from starting
 _MIN_PAUSE = 0.05
@@ -164,12 +169,16 @@ class RoutedCall:
         router: the router of the role that the request names.
         take_retry: takes one try from the budget of the run; None: no budget.
         log: records the result, and the tries of a call that failed.
+        renew: charges a failed try and reserves the next one; None: nothing is reserved.
+
+    Attributes:
+        request: of the try that is made now.
     """
 
     __slots__ = (
         "_attempts", "_counted", "_entry", "_failed_usage", "_failures", "_health", "_index", "_log",
-        "_order", "_position", "_request", "_retry_after", "_retry_index", "_router", "_started",
-        "_take_retry", "_tries", "settled",
+        "_order", "_position", "_renew", "_retry_after", "_retry_index", "_router", "_started",
+        "_take_retry", "_tries", "_uncharged", "request", "settled",
     )  # fmt: skip
     #: the provider of the running try, its start, and how the circuit has let it in
     _index: int
@@ -185,8 +194,10 @@ class RoutedCall:
         request: CompletionRequest,
         take_retry: TakeRetry | None,
         log: RunModel | None = None,
+        renew: Renew | None = None,
     ) -> None:
-        self._router, self._request, self._take_retry, self._log = router, request, take_retry, log
+        self._router, self.request, self._take_retry, self._log = router, request, take_retry, log
+        self._renew = renew
         self._order = (0,) if router.is_single else router.ranked(request)
         self._position = 0
         self._tries = 0
@@ -197,6 +208,8 @@ class RoutedCall:
         self._failures: list[ProviderError] = []
         self._attempts: list[JsonObject] = []
         self._failed_usage: Usage | None = None
+        #: cost of failed tries that `renew` has not been told
+        self._uncharged: Usage | None = None
         #: whether the end of the running try is recorded
         self.settled = True
 
@@ -217,6 +230,22 @@ class RoutedCall:
             self._retry_after = self._jittered(breaker.seconds_until_admission(now))
         return None
 
+    async def reserve(self) -> None:
+        """Charges the tries before the one that begins now, and reserves it.
+
+        Raises:
+            BudgetExhausted: what is left does not fit another try.
+        """
+        spent, self._uncharged = self._uncharged, None
+        if spent is None or self._renew is None:
+            return
+        try:
+            self.request = await self._renew(self.request, spent)
+        except (BudgetExhausted, asyncio.CancelledError) as error:
+            self.abandon()
+            raise self.with_costs(error) from None
+        self._started = perf_counter()
+
     def succeeded(self, result: CompletionResult) -> CompletionResult:
         """Records a result; returns it with the cost and the lines of the failed tries."""
         health = self._health
@@ -228,7 +257,7 @@ class RoutedCall:
             health.breaker.record_success(self._entry)
         self.settled = True
         if health.calls <= _LEARN_FIRST or health.calls % _LEARN_EVERY == 0:
-            health.correction.learn(estimate_request(self._request), result.usage.input_tokens)
+            health.correction.learn(estimate_request(self.request), result.usage.input_tokens)
         if self._failed_usage is not None:
             result = replace(result, usage=self._failed_usage + result.usage)
         if self._attempts or not result.latency_ms:
@@ -236,7 +265,7 @@ class RoutedCall:
                 result, attempts=tuple(self._attempts), latency_ms=result.latency_ms or latency_ms
             )
         if self._log is not None:
-            self._log.record_result(self._request, result)
+            self._log.record_result(self.request, result)
         return result
 
     def failed(self, error: ProviderError, streamed_bytes: int = 0) -> None:
@@ -247,7 +276,7 @@ class RoutedCall:
         """
         if streamed_bytes and attached_usage(error) is None:
             attach_usage(
-                error, Usage(estimate_request(self._request), estimate_size(streamed_bytes), estimated=True)
+                error, Usage(estimate_request(self.request), estimate_size(streamed_bytes), estimated=True)
             )
         filter_error(self._router.rules, error)
         health, wait = self._health, self._jittered(error.retry_after)
@@ -271,7 +300,7 @@ class RoutedCall:
 
     def cancelled(self, error: asyncio.CancelledError) -> None:
         """Records that the caller cancelled the call: its cost so far, and that of the tries before."""
-        now = attached_usage(error) or Usage(estimate_request(self._request), estimated=True)
+        now = attached_usage(error) or Usage(estimate_request(self.request), estimated=True)
         self._attempts.append(_attempt(self._health.name, "cancelled", 0, now))
         attach_attempts(error, self._attempts)
         if self._failed_usage is not None:
@@ -299,7 +328,7 @@ class RoutedCall:
         if not self._order and self._router.providers:
             return ProviderRejected(
                 "No configured model can serve this request; "
-                f"missing: {self._router.describe_missing(self._request)}."
+                f"missing: {self._router.describe_missing(self.request)}."
             )
         answers = [f for f in self._failures if not isinstance(f, (CircuitOpen, ProviderPaused))]
         if answers and all(isinstance(f, ProviderRejected) for f in answers):
@@ -371,6 +400,7 @@ class RoutedCall:
     def _add_cost(self, usage: Usage | None) -> None:
         if usage is not None:
             self._failed_usage = usage if self._failed_usage is None else self._failed_usage + usage
+            self._uncharged = usage if self._uncharged is None else self._uncharged + usage
 
     def _jittered(self, seconds: float) -> float:
         """The seconds, and up to a fifth more."""
@@ -440,6 +470,7 @@ class ModelRouter:
         *,
         take_retry: TakeRetry | None = None,
         log: RunModel | None = None,
+        renew: Renew | None = None,
     ) -> CompletionResult:
         """One model call, answered by the first provider that can.
 
@@ -447,15 +478,17 @@ class ModelRouter:
             request: its `role` picks the router of `model.roles`.
             take_retry: takes one try from the budget of the run, False when it is used up; None: no budget.
             log: records the result and failed tries.
+            renew: charges a failed try and reserves the next one; None: nothing is reserved.
 
         Raises:
             ProviderRejected: every provider that was called rejected the request.
             AllProvidersFailed: no provider answered; it lists the failures.
         """
-        call = RoutedCall(self.roles.get(request.role, self), request, take_retry, log)
+        call = RoutedCall(self.roles.get(request.role, self), request, take_retry, log, renew)
         while (provider := await call.next_provider()) is not None:
+            await call.reserve()
             try:
-                result = await provider.complete(request)
+                result = await provider.complete(call.request)
             except ProviderError as error:
                 call.failed(error)
             except asyncio.CancelledError as cancelled:
@@ -484,17 +517,19 @@ class ModelRouter:
         *,
         take_retry: TakeRetry | None = None,
         log: RunModel | None = None,
+        renew: Renew | None = None,
     ) -> AsyncGenerator[Delta | StreamBroken | CompletionResult, None]:
         """As `route`, with the deltas of the provider first.
 
         After the first delta an error ends the stream, unless the reader marks the `StreamBroken` before it
         as discarded.
         """
-        call = RoutedCall(self.roles.get(request.role, self), request, take_retry, log)
+        call = RoutedCall(self.roles.get(request.role, self), request, take_retry, log, renew)
         while (provider := await call.next_provider()) is not None:
+            await call.reserve()
             streamed = 0
             try:
-                async with aclosing(_pieces(provider, request)) as pieces:
+                async with aclosing(_pieces(provider, call.request)) as pieces:
                     async for piece in pieces:
                         if isinstance(piece, Delta):
                             text = piece.content
@@ -600,14 +635,31 @@ class RunModel:
         """The most that a call costs."""
         return self._router.bounds(self._of_run(request))
 
-    def complete(self, request: CompletionRequest) -> Coroutine[Any, Any, CompletionResult]:
-        return self._router.route(self._fitted(request), take_retry=self._scope.take_retry, log=self)
+    def complete(
+        self, request: CompletionRequest, renew: Renew | None = None
+    ) -> Coroutine[Any, Any, CompletionResult]:
+        return self._router.route(
+            self._fitted(request),
+            take_retry=self._scope.take_retry,
+            log=self,
+            renew=partial(self._renew, renew),
+        )
 
     def stream(
-        self, request: CompletionRequest
+        self, request: CompletionRequest, renew: Renew | None = None
     ) -> AsyncGenerator[Delta | StreamBroken | CompletionResult, None]:
         self.streaming_request = request = self._fitted(request)
-        return self._router.stream(request, take_retry=self._scope.take_retry, log=self)
+        return self._router.stream(
+            request, take_retry=self._scope.take_retry, log=self, renew=partial(self._renew, renew)
+        )
+
+    async def _renew(
+        self, renew: Renew | None, request: CompletionRequest, spent: Usage
+    ) -> CompletionRequest:
+        """Charges a failed try to the ledger of its run and reserves the next one; then so does `renew`."""
+        if (opened := OPEN_CALL.get()) is not None:
+            request = limited(request, await opened.renew(spent, self._router.bounds(request)))
+        return request if renew is None else await renew(request, spent)
 
     def _fitted(self, request: CompletionRequest) -> CompletionRequest:
         """Returns the request with the agent's schema, as the models accept it. Raises: as of `fitted`."""

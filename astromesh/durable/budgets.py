@@ -166,7 +166,7 @@ class Budgets:
             request.add_done_callback(partial(self._release, wants))
             raise
         if isinstance(granted, BudgetRefusal):
-            raise self._exhausted(granted)
+            raise self.exhausted(granted)
         if hold_ids := {want.hold.id for want in wants if want.hold}:
             self._hold_ids |= hold_ids
             self._renewal.start()
@@ -258,7 +258,8 @@ class Budgets:
             self._expired_at = self.clock.monotonic()
             await store.expire()
 
-    def _exhausted(self, refusal: BudgetRefusal) -> BudgetExhausted:
+    def exhausted(self, refusal: BudgetRefusal) -> BudgetExhausted:
+        """Returns the error of a refused reservation."""
         account, key, reserved = refusal
         session = account.kind == "session"
         budget = "per_session" if session else "per_principal_daily"

@@ -17,7 +17,7 @@ import orjson
 
 from astromesh.errors import AnswerTooLong, AstromeshError, ConfigError, InvalidToolCall, ProviderUnavailable
 from astromesh.graph.call_bounds import bounds_of, limited
-from astromesh.graph.ledger import Claim, RunLedger
+from astromesh.graph.ledger import OPEN_CALL, OpenCall, RunLedger
 from astromesh.graph.runner import together
 from astromesh.graph.scope import NO_EVENTS, Journal, Scope, ToolCallRecord
 from astromesh.providers.base import ModelPort
@@ -108,9 +108,9 @@ class _ModelCall(NamedTuple):
         scope, model, request, role, _, add_usage = self
         ledger, events = scope.ledger, scope.events
         received: list[str] = []
-        claim: Claim | None = None
+        opened: OpenCall | None = None
         if ledger.limits_calls:
-            claim, request = await _claim(ledger, model, request)
+            opened, request = await _open(ledger, model, request)
         else:
             ledger.reserve_model_call()
         events.emit("model.started", step=step, role=role, tools=len(request.tools), **_place_of(scope))
@@ -121,16 +121,16 @@ class _ModelCall(NamedTuple):
             else:
                 result, first_ms = await model.complete(request), None
         except BaseException as error:
-            _charge_failed(ledger, error, request, received)
+            _charge_failed(ledger, opened, error, request, received)
             _emit_failed(scope, step, role, error, started)
             if scope.capture is not None:
                 scope.capture.model(step, request, None)
             raise
         else:
-            ledger.add_usage(result.usage)
+            _charge(ledger, opened, result.usage)
         finally:
-            if claim is not None:
-                claim.release()
+            if opened is not None:
+                _close(opened)
         events.emit(
             "model.finished",
             step=step,
@@ -194,40 +194,57 @@ async def call_model_silently(
         BudgetExhausted: Tokens, cost or model calls are used up. The call is not made.
         AllProvidersFailed, ProviderError: The model failed.
     """
-    claim: Claim | None = None
+    opened: OpenCall | None = None
     if ledger.limits_calls:
-        claim, request = await _claim(ledger, model, request)
+        opened, request = await _open(ledger, model, request)
     else:
         ledger.reserve_model_call()
     try:
         result = await model.complete(request)
     except BaseException as error:
-        _charge_failed(ledger, error, request)
+        _charge_failed(ledger, opened, error, request)
         raise
     else:
-        ledger.add_usage(result.usage)
+        _charge(ledger, opened, result.usage)
     finally:
-        if claim is not None:
-            claim.release()
+        if opened is not None:
+            _close(opened)
     if add_usage is not None:
         add_usage(result.usage)
     return result
 
 
-async def _claim(
+async def _open(
     ledger: RunLedger, model: ModelPort, request: CompletionRequest
-) -> tuple[Claim, CompletionRequest]:
+) -> tuple[OpenCall, CompletionRequest]:
     """Reserves a call, and returns its request with an answer that fits what is left.
 
     Raises:
         BudgetExhausted: What is left does not fit the call.
     """
     claim = await ledger.claim(bounds_of(model, request))
-    return claim, limited(request, claim.answer_tokens)
+    opened = OpenCall(ledger, claim)
+    OPEN_CALL.set(opened)
+    return opened, limited(request, claim.answer_tokens)
+
+
+def _close(opened: OpenCall) -> None:
+    """Ends the reservation of a call, which is charged."""
+    OPEN_CALL.set(None)
+    opened.release()
+
+
+def _charge(ledger: RunLedger, opened: OpenCall | None, usage: Usage) -> None:
+    """Charges a call with what is not charged yet."""
+    ledger.add_usage(usage if opened is None else usage - opened.charged)
 
 
 def _charge_failed(
-    ledger: RunLedger, error: BaseException, request: CompletionRequest, received: Sequence[str] = ()
+    ledger: RunLedger,
+    opened: OpenCall | None,
+    error: BaseException,
+    request: CompletionRequest,
+    received: Sequence[str] = (),
 ) -> None:
     """Charges a call without a result: what its provider has reported, else an estimate.
 
@@ -243,7 +260,7 @@ def _charge_failed(
         usage = Usage(estimate_request(request), output, estimated=True)
         attach_usage(error, usage)
     if usage is not None:
-        ledger.add_usage(usage)
+        _charge(ledger, opened, usage)
 
 
 def _emit_failed(scope: Scope, step: int, role: str, error: BaseException, started: float) -> None:

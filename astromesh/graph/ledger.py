@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
+from contextvars import ContextVar
 from typing import NamedTuple
 
 from msgspec import convert, to_builtins
@@ -53,6 +54,44 @@ class Claim(NamedTuple):
         for waiter in waiting:
             if not waiter.done():
                 waiter.set_result(None)
+
+
+class OpenCall:
+    """A model call under a cap, from its reservation to its end.
+
+    Attributes:
+        claim: The reservation of the try that is being made. None while the next one is not reserved.
+        charged: What failed tries have cost, which the ledger has.
+    """
+
+    __slots__ = ("_ledger", "charged", "claim")
+
+    def __init__(self, ledger: RunLedger, claim: Claim) -> None:
+        self._ledger = ledger
+        self.claim: Claim | None = claim
+        self.charged = _NO_USAGE
+
+    async def renew(self, spent: Usage, bounds: CallBounds) -> int:
+        """Charges a failed try and reserves the next one. Returns the most tokens that its answer may have.
+
+        Raises:
+            BudgetExhausted: What is left does not fit another try.
+        """
+        self._ledger.add_usage(spent)
+        self.charged += spent
+        self.release()
+        self.claim = await self._ledger.claim(bounds, counts=False)
+        return self.claim.answer_tokens
+
+    def release(self) -> None:
+        """Ends the reservation."""
+        claim, self.claim = self.claim, None
+        if claim is not None:
+            claim.release()
+
+
+#: The model call that the current code makes under a cap. A router renews its reservation between tries.
+OPEN_CALL: ContextVar[OpenCall | None] = ContextVar("astromesh_open_call", default=None)
 
 
 class RunLedger:
@@ -135,19 +174,22 @@ class RunLedger:
             ledger.used["model_calls"] = ledger.used.get("model_calls", 0) + 1
             ledger = ledger.parent
 
-    async def claim(self, bounds: CallBounds) -> Claim:
+    async def claim(self, bounds: CallBounds, *, counts: bool = True) -> Claim:
         """Reserves a model call, and waits while only calls that are being made leave it no room.
+
+        Args:
+            counts: Whether it is one more model call, and not another try of one.
 
         Raises:
             BudgetExhausted: What is left does not fit the call. Nothing is counted.
         """
-        while (claim := self._try_claim(bounds)) is None:
+        while (claim := self._try_claim(bounds, counts)) is None:
             *_, root = self.line()
             root.waiting.append(waiter := asyncio.get_running_loop().create_future())
             await waiter
         return claim
 
-    def _try_claim(self, bounds: CallBounds) -> Claim | None:
+    def _try_claim(self, bounds: CallBounds, counts: bool) -> Claim | None:
         """Returns the reservation of a call, or None if the calls that are being made leave it no room."""
         fits: float = bounds.answer_tokens
         for ledger in self.line():
@@ -160,7 +202,8 @@ class RunLedger:
                 fits = min(fits, bounds.answer_within(key, left - ledger.held.get(key, 0)))
         if fits < bounds.least:
             return None
-        self.reserve_model_call()
+        if counts:
+            self.reserve_model_call()
         amounts = {key: bounds.amount(key, int(fits)) for key in _RESERVED}
         for ledger in self.line():
             held = ledger.held

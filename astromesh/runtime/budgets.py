@@ -5,12 +5,20 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from typing import Any
+from operator import attrgetter
+from typing import Any, NamedTuple
 
 from msgspec.structs import replace
 
-from astromesh.core.model_router import ModelRouter, RunModel
-from astromesh.durable.base import BudgetAmounts, BudgetCaps, BudgetCharge, Reservation
+from astromesh.core.model_router import ModelRouter, Renew, RunModel
+from astromesh.durable.base import (
+    BudgetAccount,
+    BudgetAmounts,
+    BudgetCaps,
+    BudgetCharge,
+    BudgetRefusal,
+    Reservation,
+)
 from astromesh.durable.budgets import RETRY_SECONDS, BudgetLimit, Budgets, ReservedByOthers, account_of
 from astromesh.errors import BudgetExhausted
 from astromesh.graph.call_bounds import limited
@@ -41,6 +49,13 @@ _EXHAUSTED_RESULT = "{} Answer with what you have."
 
 #: limits, with the session and the principal that they count for
 AccountLimits = tuple[tuple[BudgetLimit, SessionKey, str], ...]
+
+
+class GrantedTime(NamedTuple):
+    """The seconds that an account leaves a run."""
+
+    seconds: float
+    account: BudgetAccount
 
 
 class Accounts:
@@ -94,11 +109,24 @@ class Accounts:
         if wants := self._wants(self.all, BudgetAmounts(tool_calls=1), ("tool_calls",)):
             await self._budgets.reserve(wants)
 
-    async def for_time(self, seconds: float) -> list[Reservation]:
-        """Reserves a run's time. Time of nested runs is part of the time of those above."""
+    async def for_time(self, seconds: float) -> tuple[list[Reservation], GrantedTime | None]:
+        """Reserves a run's time. Time of nested runs is part of the time of those above.
+
+        Returns:
+            the reservations, and what is left of the budget with the least time; None: no budget limits it.
+        """
         keys, waits = (*_CALL_KEYS, "wall_seconds"), self._may_wait and not self._scope.depth
-        wants, _ = await self._reserve(self._own, BudgetAmounts(wall_seconds=seconds), keys, waits)
-        return wants
+        wants, grants = await self._reserve(self._own, BudgetAmounts(wall_seconds=seconds), keys, waits)
+        granted = [
+            GrantedTime(grant.wall_seconds, want.account)
+            for want, grant in zip(wants, grants, strict=False)
+            if grant.wall_seconds < seconds
+        ]
+        return wants, min(granted, default=None, key=attrgetter("seconds"))
+
+    def time_ran_out(self, account: BudgetAccount) -> None:
+        """Notes that a budget of time has ended the run."""
+        self.refused = self._budgets.exhausted(BudgetRefusal(account, "wall_seconds"))
 
     def settle(self, reserved: Sequence[Reservation], spent: BudgetAmounts) -> None:
         """Charges the actual cost of a reservation."""
@@ -163,42 +191,71 @@ class ChargedModel(RunModel):
         super().__init__(router, scope, schema, parameters)
         self._accounts = accounts
 
-    async def complete(self, request: CompletionRequest) -> CompletionResult:
-        reserved, request = await self._accounts.for_model(request)
+    async def complete(self, request: CompletionRequest, renew: Renew | None = None) -> CompletionResult:
+        charge = _CallCharge(self._accounts)
+        request = await charge.reserve(request)
         try:
-            result = await super().complete(request)
+            result = await super().complete(request, charge.renew)
         except BaseException as error:
-            self._accounts.settle(reserved, _partial_amounts(error, request, 0))
+            charge.settle(_partial_usage(error, request, 0))
             raise
-        self._accounts.settle(reserved, _amounts(result.usage))
+        charge.settle(result.usage)
         return result
 
     async def stream(
-        self, request: CompletionRequest
+        self, request: CompletionRequest, renew: Renew | None = None
     ) -> AsyncGenerator[Delta | StreamBroken | CompletionResult, None]:
-        reserved, request = await self._accounts.for_model(request)
+        charge = _CallCharge(self._accounts)
+        request = await charge.reserve(request)
         received = 0
-        spent: BudgetAmounts | None = None
+        spent: Usage | None = None
         try:
-            async with aclosing(super().stream(request)) as pieces:
+            async with aclosing(super().stream(request, charge.renew)) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, Delta):
                         received += utf8_size(piece.content)
                     elif isinstance(piece, CompletionResult):
-                        spent = _amounts(piece.usage)
+                        spent = piece.usage
                     yield piece
         except BaseException as error:
-            spent = spent or _partial_amounts(error, request, received)
+            spent = spent or _partial_usage(error, request, received)
             raise
         finally:
-            self._accounts.settle(reserved, spent or _partial_amounts(GeneratorExit(), request, received))
+            charge.settle(spent or _partial_usage(GeneratorExit(), request, received))
+
+
+class _CallCharge:
+    """The reservation of one model call in the accounts of its run."""
+
+    __slots__ = ("_accounts", "_reserved", "_settled")
+
+    def __init__(self, accounts: Accounts) -> None:
+        self._accounts = accounts
+        self._reserved: Sequence[Reservation] = ()
+        #: the cost of failed tries, which the accounts have
+        self._settled = Usage()
+
+    async def reserve(self, request: CompletionRequest) -> CompletionRequest:
+        """Reserves a try; returns the request with an answer that fits. Raises: as `Accounts.for_model`."""
+        self._reserved, request = await self._accounts.for_model(request)
+        return request
+
+    async def renew(self, request: CompletionRequest, spent: Usage) -> CompletionRequest:
+        """Charges a failed try and reserves the next one. Raises: as `Accounts.for_model`."""
+        self._accounts.settle(self._reserved, _amounts(spent))
+        self._reserved, self._settled = (), self._settled + spent
+        return await self.reserve(request)
+
+    def settle(self, usage: Usage) -> None:
+        """Charges the call with what is not charged yet, and ends its reservation."""
+        self._accounts.settle(self._reserved, _amounts(usage - self._settled))
 
 
 def _amounts(usage: Usage) -> BudgetAmounts:
     return BudgetAmounts(usage.input_tokens + usage.output_tokens, usage.cost_usd)
 
 
-def _partial_amounts(error: BaseException, request: CompletionRequest, received: int) -> BudgetAmounts:
+def _partial_usage(error: BaseException, request: CompletionRequest, received: int) -> Usage:
     """Returns the cost of a call without a result, as the ledger of the run books it (`graph.calls`).
 
     Args:
@@ -207,7 +264,7 @@ def _partial_amounts(error: BaseException, request: CompletionRequest, received:
     usage = attached_usage(error)
     if usage is None and (received or isinstance(error, (asyncio.CancelledError, GeneratorExit))):
         usage = Usage(estimate_request(request), estimate_size(received), estimated=True)
-    return _amounts(usage) if usage is not None else BudgetAmounts()
+    return usage or Usage()
 
 
 class ChargedTools:

@@ -12,7 +12,7 @@ from typing import Any
 from astromesh.access.scopes import principal_of
 from astromesh.core.guardrails import CheckedText, StreamGate, filter_data
 from astromesh.core.model_router import RunModel
-from astromesh.durable.base import ConcurrencyPolicy, RunRow
+from astromesh.durable.base import BudgetAccount, ConcurrencyPolicy, RunRow
 from astromesh.durable.budgets import Budgets
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.journal import RunJournal
@@ -203,7 +203,8 @@ class Run:
         replayed_text: What the newest step of a resumed run has said before.
         content_recorder: Stores content for the trace if `telemetry.capture_content` is set.
         accounts: The stored budgets that the run is charged to, if there are any.
-        budget_ends: The `clock.monotonic()` at which `budgets.per_run.wall_seconds` is used up. None without.
+        budget_ends: The `clock.monotonic()` at which a budget of `wall_seconds` is used up. None without.
+        time_account: The stored account of that budget. None: `budgets.per_run`.
     """
 
     id: str
@@ -229,6 +230,7 @@ class Run:
     content_recorder: ContentCapture | None = None
     accounts: Accounts | None = None
     budget_ends: float | None = None
+    time_account: BudgetAccount | None = None
     started: float = field(default_factory=perf_counter)
 
     @property

@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
+from math import inf
 from typing import Any
 
 from msgspec.structs import replace
@@ -771,22 +772,24 @@ def _move_deadline(run: Run, seconds: float) -> None:
 def within_deadline(handler: Handler) -> Handler:
     """Ends a run at its deadline, and charges its time to the stored budgets.
 
-    Step 7 ends by itself when `budgets.per_run.wall_seconds` is used up.
+    Step 7 ends by itself when a budget of `wall_seconds` is used up.
 
     The wait for its session and for a reservation does not count.
     """
 
     async def run_within_deadline(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
         scope, accounts, seconds = run.scope, run.accounts, agent.timeout_seconds
-        reserved = await accounts.for_time(seconds) if accounts is not None else ()
+        reserved, granted = await accounts.for_time(seconds) if accounts is not None else ((), None)
         began = scope.clock.monotonic()
-        ends = began + seconds
-        if scope.deadline is not None:
-            ends = min(ends, scope.deadline)
-        scope.deadline = ends
-        if (budget := agent.budget.get("wall_seconds")) is not None:
+        own, budget = began + seconds, agent.budget.get("wall_seconds")
+        ends = own if scope.deadline is None else min(own, scope.deadline)
+        if budget is not None:
             run.budget_ends = began + budget
-            scope.deadline = min(ends, run.budget_ends)
+            if not scope.depth and budget <= seconds:  # a run that continues has what is left of its budget
+                run.budget_ends, ends = min(ends, run.budget_ends), own
+        if granted is not None and began + granted.seconds < (run.budget_ends or inf):
+            run.budget_ends, run.time_account = began + granted.seconds, granted.account
+        scope.deadline = min(ends, run.budget_ends or inf)
         try:
             async with TimeLimit(ends - began + agent.grace_seconds, partial(_move_deadline, run)):
                 return await handler(agent, request, run)

@@ -425,7 +425,7 @@ def _require_answer(agent: Agent, outcome: Outcome, run: Run) -> Outcome:
 
 
 async def _run_pattern(agent: Agent, task: PatternTask, tools: ToolPort, run: Run) -> Outcome:
-    """Runs the pattern within `budgets.per_run.wall_seconds`. At its end the text so far is the answer."""
+    """Runs the pattern within the budgets of `wall_seconds`. At their end the text so far is the answer."""
     ends = run.budget_ends
     if ends is None:
         return await agent.pattern.run(task, run.model, tools, run.scope)
@@ -438,7 +438,10 @@ async def _run_pattern(agent: Agent, task: PatternTask, tools: ToolPort, run: Ru
             raise
         outcome = Outcome(run.events.partial or OUT_OF_TIME, "budget", run.scope.steps[0])
     if run.budget_ends is not None and clock.monotonic() >= run.budget_ends:
-        ledger.refused = ledger.refused or "wall_seconds"
+        if run.accounts is not None and run.time_account is not None:
+            run.accounts.time_ran_out(run.time_account)
+        else:
+            ledger.refused = ledger.refused or "wall_seconds"
     return outcome
 
 

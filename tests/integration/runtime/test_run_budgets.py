@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from astromesh.errors import ProviderUnavailable
 from astromesh.graph.call_bounds import MIN_ANSWER_TOKENS
 from astromesh.orchestration.graph_pattern import UNFINISHED
 from astromesh.runtime.records import RunRequest
@@ -15,7 +16,7 @@ from astromesh.runtime.stages import OUT_OF_TIME
 from astromesh.testing import RecordingSink, RecordingTool, Reply, ScriptedProvider, plugin_of
 from astromesh.tokens import FIRST_ANSWER_TOKENS as ANSWER_TOKENS
 from astromesh.tokens import estimate_request
-from astromesh.types import CompletionRequest, CompletionResult, ToolCall, Usage
+from astromesh.types import CompletionRequest, CompletionResult, ToolCall, Usage, attach_usage
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
 RUN = "/v1/agents/helper/run"
@@ -255,3 +256,78 @@ async def test_a_resumed_run_counts_the_recorded_calls_of_a_tool(tmp_path: Path)
             while (found := await two.durable.store.get(row.run_id)) is None or found.status != "completed":
                 await asyncio.sleep(0.01)
     assert len(tool.calls) == 1
+
+
+class Breaking(ScriptedProvider):
+    """Breaks off `breaks` times, each time after the whole answer that it wants, and reports what it cost."""
+
+    def __init__(self, breaks: int, wanted: int = 200) -> None:
+        super().__init__(repeat=True)
+        self._breaks, self._wanted, self.spent, self.tries = breaks, wanted, 0, 0
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        prompt = estimate_request(request)
+        answer = min(self._wanted, request.parameters.get("max_tokens", self._wanted))
+        self.tries += 1
+        self.spent += prompt + answer
+        usage = Usage(prompt, answer)
+        if self.tries > self._breaks:
+            return CompletionResult("Hi", usage=usage)
+        error = ProviderUnavailable("broke off")
+        attach_usage(error, usage)
+        raise error
+
+    async def stream(self, request: CompletionRequest) -> Any:
+        yield await self.complete(request)
+
+
+@pytest.mark.parametrize("streamed", [False, True])
+@pytest.mark.parametrize("place", ["per_run", "per_session"])
+@pytest.mark.parametrize("budget", [250, 500, 5000])
+async def test_each_try_of_one_call_is_within_the_budget(tmp_path, budget, place, streamed) -> None:
+    """What a try has cost is charged before the next one, which gets what is left or is not made."""
+    folder = write(tmp_path, manifest(budgets={place: {"tokens": budget}}))
+    model = Breaking(breaks=2)
+    async with runtime_of(folder, model) as runtime:
+        answer = await runtime.run("helper", "Hello", "s-1", sinks=(RecordingSink(),) if streamed else ())
+    assert spent(answer) == model.spent <= budget
+    if budget > 250:
+        assert (answer.response, answer.metadata["stop_reason"], model.tries) == ("Hi", "completed", 3)
+    else:
+        assert (answer.metadata["stop_reason"], answer.metadata["budget"]) == ("budget", f"{place}.tokens")
+
+
+async def hangs(_: Any) -> str:
+    await asyncio.Event().wait()
+    return ""
+
+
+async def test_what_is_left_of_a_stored_budget_of_time_ends_a_run(tmp_path: Path) -> None:
+    """Though `orchestration.timeout_seconds` would leave it more."""
+    folder = write(tmp_path, manifest(budgets={"per_session": {"wall_seconds": 0.5}}))
+    async with runtime_of(folder, ScriptedProvider(hangs)) as runtime:
+        answer = await runtime.run("helper", "Hello", "s-1")
+    assert (answer.response, answer.metadata["stop_reason"]) == (OUT_OF_TIME, "budget")
+    assert answer.metadata["budget"] == "per_session.wall_seconds"
+
+
+async def test_a_run_that_continues_has_what_is_left_of_its_time(tmp_path: Path) -> None:
+    """It ends as an answer that names the budget."""
+    tool = RecordingTool("send", lambda **_: "sent", parameters={"type": "object", "properties": {}})
+    folder = write(
+        tmp_path,
+        manifest(
+            tools=[{"name": "send", "type": "send", "approval": "required"}],
+            budgets={"per_run": {"wall_seconds": 4}},
+        ),
+    )
+    asks = Reply("", (ToolCall("c1", "send", "{}"),), delay=0.5)
+    runtime = runtime_of(folder, ScriptedProvider(asks, hangs), plugins={"tools": {"send": plugin_of(tool)}})
+    async with client_of(runtime) as client:
+        path = f"/v1/runs/{(await client.post(RUN, json=BODY)).json()['run_id']}"
+        assert (await client.post(f"{path}/resume", json={"decision": "approve"})).status_code == 200
+        async with asyncio.timeout(60):
+            while (run := (await client.get(path)).json())["status"] in ("queued", "running", "waiting"):
+                await asyncio.sleep(0.05)
+    assert (run["status"], run["error"]) == ("completed", None)
+    assert run["result"]["metadata"]["budget"] == "per_run.wall_seconds"

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from astromesh.errors import BudgetExhausted
 from astromesh.graph.call_bounds import CallBounds
-from astromesh.graph.ledger import MODEL_KEYS, Claim, RunLedger
+from astromesh.graph.ledger import MODEL_KEYS, Claim, OpenCall, RunLedger
 from astromesh.types import Usage
 
 
@@ -207,3 +207,14 @@ def test_for_any_order_of_calls_no_more_is_spent_than_the_cap(cap, calls, data) 
         assert not any(root.held.values())
 
     asyncio.run(play())
+
+
+async def test_another_try_of_a_call_is_reserved_anew_and_counts_no_second_call() -> None:
+    """The failed try is charged before; without room for the next one nothing stays reserved."""
+    ledger = RunLedger({"tokens": 100})
+    call = OpenCall(ledger, await ledger.claim(CallBounds(10, 40)))
+    assert await call.renew(Usage(10, 40), CallBounds(10, 40)) == 40
+    assert (ledger.used["model_calls"], ledger.used["tokens"], ledger.held["tokens"]) == (1, 50, 50)
+    with pytest.raises(BudgetExhausted):
+        await call.renew(Usage(10, 40), CallBounds(10, 40))
+    assert (ledger.used["tokens"], ledger.held["tokens"], call.charged) == (100, 0, Usage(20, 80))
