@@ -32,6 +32,7 @@
     │   └── StoreError         StoreUnavailable
     ├── Unavailable            the server cannot serve now: AgentUnavailable, Overloaded, QueueFull, …
     ├── ForeignError           code in a worker process raised: ProcessDied
+    ├── RunCrashed             processes died while they executed a durable run
     ├── LimitReached           a configured limit: IterationsExhausted, BudgetExhausted, DeadlineExceeded,
     │                          AnswerTooLong, ClientToolExpired
     └── GraphError             a run of a graph did not complete: NodeFailed; inside the run alone:
@@ -831,6 +832,10 @@ class ProcessDied(ForeignError):
     def __init__(self, exit_code: int) -> None:
         how = f"signal {-exit_code}" if exit_code < 0 else f"exit code {exit_code}"
         super().__init__(f"The process that it ran in died ({how}).", "crashed")
+
+
+class RunCrashed(AstromeshError, code="crashed", public=True):
+    """Several processes in a row died while they executed a durable run."""
 
 
 # -- exceptions of foreign code ------------------------------------------------------------------------------

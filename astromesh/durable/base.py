@@ -150,6 +150,8 @@ RunStatus = Literal["queued", "running", "waiting", "completed", "failed", "canc
 StepKind = Literal["model", "tool", "node", "value", "wait"]
 #: `intent`: it may have happened. `done`: its output is known. `unknown`: a person must decide.
 StepState = Literal["intent", "done", "unknown"]
+#: processes in a row that may die while they execute a run, before it fails as `crashed`
+MAX_DEATHS = 3
 #: no agent has a limit of active runs
 NO_AGENT_LIMITS: Mapping[str, int] = {}
 ENDED_STATUSES: frozenset[str] = frozenset({"completed", "failed", "cancelled"})
@@ -185,6 +187,7 @@ class RunRow(Struct, frozen=True):
             does not. False for plain and nested runs.
         forked_from: of a fork: `{"run_id", "step", "edit"}`, `accepted_at`: its prompts show this time, and
             `inherited`: the number of the last step that it has of that run.
+        deaths: processes in a row that died while they executed the run, without a step that ended between.
     """
 
     run_id: str
@@ -216,6 +219,7 @@ class RunRow(Struct, frozen=True):
     metadata: JsonObject = struct_field(default_factory=dict)
     tags: tuple[str, ...] = ()
     forked_from: JsonObject | None = None
+    deaths: int = 0
 
     @property
     def nested(self) -> bool:
@@ -283,6 +287,7 @@ class RunChange(NamedTuple):
     wake_at: float | None = None
     deadline_at: float | None = None
     finished_at: float | None = None
+    deaths: int | None = None
 
 
 class SegmentClaim(NamedTuple):
@@ -589,8 +594,13 @@ class RunStore(Protocol):
     async def heartbeat(self, worker: str) -> None:
         """Renews the lease of a worker."""
 
-    async def release_worker(self, worker: str) -> tuple[tuple[str, int], ...]:
-        """Ends a worker. Its runs are queued again in a new segment and returned for dispatch."""
+    async def release_worker(self, worker: str, *, died: bool = False) -> tuple[tuple[str, int], ...]:
+        """Ends a worker. Its runs are queued again in a new segment and returned for dispatch.
+
+        Args:
+            died: its process died, perhaps because of one of the runs. Those that have seen `MAX_DEATHS`
+                in a row fail.
+        """
 
     async def overdue(
         self,
@@ -604,7 +614,8 @@ class RunStore(Protocol):
 
         These are runs whose worker has sent no heartbeat for `lease` seconds (queued again in a new segment),
         claimable runs that are queued for more than `queued` seconds (0: `lease`), and waiting runs after
-        their `wake_at`. A run without a live worker fails after its `deadline_at`. A plain run of a dead
+        their `wake_at`. A run without a live worker fails after its `deadline_at`, and at the third death of
+        its process in a row. A plain run of a dead
         process fails, and its idempotency key becomes free.
         """
 

@@ -585,7 +585,7 @@ class RunWorker:
         return SWEEP_SECONDS
 
     async def take_over(self, worker: str, dead: str) -> None:
-        for run_id, _ in await self.store.release_worker(dead):
+        for run_id, _ in await self.store.release_worker(dead, died=True):
             await self._dispatch(run_id)
 
     async def release_leases(self, worker: str) -> None:

@@ -10,6 +10,7 @@ from typing import ClassVar, NamedTuple
 
 from astromesh.durable.base import (
     ENDED_STATUSES,
+    MAX_DEATHS,
     NO_AGENT_LIMITS,
     NO_RECORDINGS,
     CancelRequest,
@@ -39,7 +40,14 @@ from astromesh.durable.rows import (
     value_of,
 )
 from astromesh.durable.serialization import PLACE
-from astromesh.errors import DeadlineExceeded, IdempotencyConflict, Interrupted, LeaseLost, SessionBusy
+from astromesh.errors import (
+    DeadlineExceeded,
+    IdempotencyConflict,
+    Interrupted,
+    LeaseLost,
+    RunCrashed,
+    SessionBusy,
+)
 from astromesh.storage.queries import Dialect, Row, SqlStore, Transaction, write_in_chunks
 from astromesh.types import Event, JsonObject, Usage
 
@@ -212,11 +220,11 @@ class SqlRuns(SqlStore):
     async def heartbeat(self, worker: str) -> None:
         await self._queries.write("heartbeat", worker, self._clock.now())
 
-    async def release_worker(self, worker: str) -> tuple[tuple[str, int], ...]:
+    async def release_worker(self, worker: str, *, died: bool = False) -> tuple[tuple[str, int], ...]:
         async def release(tx: Transaction) -> tuple[tuple[str, int], ...]:
             await tx.execute("delete_worker", worker)
-            rows = await tx.fetch("requeue_of_worker", worker, self._clock.now())
-            return tuple((run_id, segment) for run_id, segment in rows)
+            rows = await tx.fetch("requeue_of_worker", worker, self._clock.now(), int(died))
+            return await self._without_crashed(rows, tx)
 
         return await self._queries.transact(release)
 
@@ -375,6 +383,14 @@ class SqlRuns(SqlStore):
         await tx.execute("add_last_event", run.run_id, now, f"run.{status}", text_of(data))
         await self._end_nested(run.run_id, now, error, tx)
 
+    async def _without_crashed(self, rows: Sequence[Row], tx: Transaction) -> tuple[tuple[str, int], ...]:
+        """Ends runs that were queued again once too often; returns the others as (run_id, segment)."""
+        runs = tuple(map(run_of, rows))
+        for run in runs:
+            if run.deaths >= MAX_DEATHS:
+                await self._end(run, "failed", self._clock.now(), _CRASHED_ERROR, tx)
+        return tuple((run.run_id, run.segment) for run in runs if run.deaths < MAX_DEATHS)
+
     async def _end_nested(self, run_id: str, now: float, error: JsonObject | None, tx: Transaction) -> None:
         """Ends the runs nested in a run that has ended."""
         for run in map(run_of, await tx.fetch("open_of_parent", run_id)):
@@ -391,20 +407,17 @@ class SqlRuns(SqlStore):
             elif 0.0 < run.deadline_at <= now:
                 await self._end(run, "failed", now, _DEADLINE_ERROR, tx)
             else:
-                due += await _requeue(run, now, tx)
+                rows = await tx.fetch("requeue", run.run_id, run.segment, now, 1)
+                due += await self._without_crashed(rows, tx)
         for run in map(run_of, await tx.fetch("woken", now, limit)):
-            due += await _requeue(run, now, tx)
+            rows = await tx.fetch("requeue", run.run_id, run.segment, now, 0)
+            due += await self._without_crashed(rows, tx)
         for run in map(run_of, await tx.fetch("interrupted", now - lease, limit)):
             await tx.execute("end", run.run_id, "failed", now, text_of(_INTERRUPTED_ERROR))
             await tx.execute("free_key", run.run_id)
         full = [a for a, most in limits.items() if (await tx.fetch("running", a, ""))[0][0] >= most]
         due += [(row[0], row[1]) for row in await tx.fetch("redispatch", now - queued, now, limit, full)]
         return tuple(dict.fromkeys(due))
-
-
-async def _requeue(run: RunRow, now: float, tx: Transaction) -> list[tuple[str, int]]:
-    rows = await tx.fetch("requeue", run.run_id, run.segment, now)
-    return [(run_id, segment) for run_id, segment in rows]
 
 
 def _first_segment(rows: Sequence[Row]) -> tuple[str, int] | None:
@@ -465,6 +478,10 @@ def merge_requests(earlier: JsonObject, request: JsonObject) -> JsonObject:
 _INTERRUPTED_ERROR: JsonObject = {
     "code": Interrupted.code,
     "detail": "The server stopped in the middle of this run. Send it again; the same key may be used.",
+}
+_CRASHED_ERROR: JsonObject = {
+    "code": RunCrashed.code,
+    "detail": f"The process of this run died {MAX_DEATHS} times in a row, and no step of it ended between.",
 }
 _DEADLINE_ERROR: JsonObject = {
     "code": DeadlineExceeded.code,

@@ -64,6 +64,7 @@ class SegmentWriter:
 
     Attributes:
         last: the event that ends the segment.
+        is_suspect: processes of the run have died; a step that ends now shows that they need not.
     """
 
     def __init__(
@@ -80,6 +81,7 @@ class SegmentWriter:
         self._change: RunChange | None = None
         self._nested: dict[str, RunRow] = {}
         self.last: Event | None = None
+        self.is_suspect = False
         self._scrubs = False
         self._added = 0
         self._waiting: list[tuple[int, asyncio.Future[None]]] = []
@@ -92,6 +94,9 @@ class SegmentWriter:
     def step(self, step: JournalStep) -> None:
         """Adds a step to the next transaction."""
         self._steps[step.path, step.n] = step
+        if self.is_suspect and step.state == "done":
+            self.is_suspect = False
+            self.change(RunChange(deaths=0))
         self._add()
 
     def event(self, event: Event, *, last: bool = False) -> None:

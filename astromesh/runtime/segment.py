@@ -133,6 +133,7 @@ class Segment:
     async def _open(self) -> None:
         row, run = self.row, self.run
         steps, past = await self._load_record()
+        self.writer.is_suspect = row.deaths > 0
         self.stream = stream = DurableStream(row.run_id, self.writer, run.log, (self._host.metrics,), past)
         step_log = StepLog(
             row.run_id,

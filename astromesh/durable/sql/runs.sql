@@ -11,6 +11,13 @@ NOT (ordered AND EXISTS (
     WHERE o.tenant = runs.tenant AND o.agent = runs.agent AND o.session_id = runs.session_id
         AND o.owner = runs.owner AND o.id < runs.id AND o.ordered = TRUE AND o.status IN ('queued', 'running')))
 
+-- fragment: alone
+-- Runs whose process died twice without a step between are executed one at a time, the oldest first.
+NOT (deaths >= 2 AND EXISTS (
+    SELECT 1 FROM astromesh.runs o
+    WHERE o.status IN ('queued', 'running', 'waiting') AND o.durable = TRUE
+        AND o.status <> 'waiting' AND o.deaths >= 2 AND o.id < runs.id))
+
 -- name: add
 INSERT INTO astromesh.runs ({columns}, queued_at) VALUES ({values})
 
@@ -51,7 +58,7 @@ ORDER BY run_id DESC LIMIT $8
 -- name: next_of_agent
 SELECT run_id, segment FROM astromesh.runs
 WHERE {open} AND status = 'queued' AND agent = $1 AND wake_at <= $2
-    AND {first_in_session}
+    AND {first_in_session} AND {alone}
 ORDER BY priority, id LIMIT 1
 
 -- name: queued
@@ -133,9 +140,9 @@ DELETE FROM astromesh.workers WHERE worker = $1
 DELETE FROM astromesh.workers WHERE seen_at < $1
 
 -- name: requeue_of_worker
-UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', queued_at = $2
+UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', queued_at = $2, deaths = deaths + $3
 WHERE {open} AND status = 'running' AND worker = $1
-RETURNING run_id, segment
+RETURNING {columns}
 
 -- name: orphaned
 SELECT {columns} FROM astromesh.runs
@@ -145,8 +152,8 @@ LIMIT $2 FOR UPDATE SKIP LOCKED
 
 -- name: requeue
 UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', waiting_for = NULL,
-    wake_at = 0.0, queued_at = $3
-WHERE run_id = $1 AND segment = $2 RETURNING run_id, segment
+    wake_at = 0.0, queued_at = $3, deaths = deaths + $4
+WHERE run_id = $1 AND segment = $2 RETURNING {columns}
 
 -- name: woken
 SELECT {columns} FROM astromesh.runs
@@ -240,7 +247,7 @@ WHERE id IN (
     SELECT id FROM astromesh.runs
     WHERE {open} AND status = 'queued' AND queued_at <= $1
         AND wake_at <= $2 AND NOT agent = ANY ($4::text[])
-        AND {first_in_session}
+        AND {first_in_session} AND {alone}
     ORDER BY priority, id LIMIT $3 FOR UPDATE SKIP LOCKED)
 RETURNING run_id, segment
 

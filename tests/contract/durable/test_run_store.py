@@ -272,6 +272,50 @@ async def test_a_worker_that_leaves_hands_its_runs_over(store):
     assert (await store.claim("run_1", 2, "w2")).worker == "w2"
 
 
+async def _died(store, run_id: str, segment: int) -> tuple[tuple[str, int], ...]:
+    assert await store.claim(run_id, segment, f"w{segment}") is not None
+    return await store.release_worker(f"w{segment}", died=True)
+
+
+async def test_a_run_whose_process_dies_three_times_in_a_row_fails(store):
+    await store.accept(run())
+    assert await _died(store, "run_1", 1) == (("run_1", 2),)
+    assert await _died(store, "run_1", 2) == (("run_1", 3),)
+    assert await _died(store, "run_1", 3) == ()
+    ended = await store.get("run_1")
+    assert (ended.status, ended.error["code"]) == ("failed", "crashed")
+    assert (await store.events("run_1"))[-1].type == "run.failed"
+
+
+async def test_neither_a_handover_nor_a_death_behind_a_new_step_counts(store):
+    await store.accept(run())
+    for segment in range(1, 9, 2):
+        await _died(store, "run_1", segment)
+        assert await store.claim("run_1", segment + 1, "w") is not None
+        if segment == 3:
+            claim = SegmentClaim("run_1", segment + 1, "w")
+            await store.commit(claim, change=RunChange(deaths=0))
+        await store.release_worker("w")
+        if segment == 5:
+            break
+    assert ((await store.get("run_1")).status, (await store.get("run_1")).deaths) == ("queued", 1)
+
+
+async def test_runs_that_may_have_killed_two_processes_are_executed_one_at_a_time(store):
+    """The oldest first, beside all others; the next one when it has ended or is no suspect any more."""
+    for n in (1, 2, 3):
+        await store.accept(run(f"run_{n}", session_id=f"s{n}"))
+    for segment in (1, 2):
+        for n in (1, 2):
+            assert await store.claim(f"run_{n}", segment, f"w{segment}") is not None
+        await store.release_worker(f"w{segment}", died=True)
+    claims = await asyncio.gather(*(store.claim(f"run_{n}", 3, "w3") for n in (2, 1)))
+    assert [claimed and claimed.run_id for claimed in claims] == [None, "run_1"]
+    assert await store.claim("run_3", 1, "w3") is not None
+    await store.commit(SegmentClaim("run_1", 3, "w3"), change=RunChange(deaths=0))
+    assert await store.claim("run_2", 3, "w3") is not None
+
+
 # -- order in a session --------------------------------------------------------------------------------------
 
 

@@ -57,9 +57,9 @@ def test_classes_of_one_code_have_one_status() -> None:
 
 
 def test_an_error_is_public_unless_its_status_is_500() -> None:
-    """Faults of the agent's own graph are the exceptions: their caller sees them."""
+    """Faults of the agent's own graph and code are the exceptions: their caller sees them."""
     shown = {kind for kind in errors.error_classes() if kind.public}
-    own = {errors.NodeFailed, errors.NondeterministicGraph}
+    own = {errors.NodeFailed, errors.NondeterministicGraph, errors.RunCrashed}
     assert shown == {kind for kind in errors.error_classes() if kind.status != 500} | own
 
 

@@ -18,7 +18,7 @@ claimed AS (
     UPDATE astromesh.runs SET status = 'running', worker = claimer, wake_at = 0.0
     FROM claims
     WHERE runs.id = claims.id
-        AND {first_in_session}
+        AND {first_in_session} AND {alone}
     RETURNING {columns}),
 alive AS (
     INSERT INTO astromesh.workers

@@ -5,7 +5,7 @@
 UPDATE runs SET status = 'running', worker = ?3, wake_at = 0.0
 WHERE run_id = ?1 AND segment = ?2 AND (status = 'queued' AND wake_at <= ?4 OR status = 'running' AND worker = ?3)
     AND durable = 1
-    AND {first_in_session}
+    AND {first_in_session} AND {alone}
 RETURNING {columns}
 
 -- name: next_in_session
