@@ -729,6 +729,7 @@ class TaskRow:
         snapshot: id of the manifests that it began with; empty in rows of earlier versions.
         inspection: where the inspector pauses it: `{all_stages, before}`; None: where its manifest says.
         control: grows with each action of the inspector and each decision of a person.
+        forked_from: `{"task_id", "step", "edit"}` of a fork.
     """
 
     task_id: str
@@ -751,6 +752,7 @@ class TaskRow:
     snapshot: str = ""
     inspection: JsonObject | None = None
     control: int = 0
+    forked_from: JsonObject | None = None
 
 
 class TaskWait(NamedTuple):

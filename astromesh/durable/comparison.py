@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 from msgspec import convert
 
-from astromesh.durable.base import JournalStep, RunRow
+from astromesh.durable.base import JournalStep, RunRow, TaskRow
 from astromesh.durable.recording import requests_of
 from astromesh.durable.steps import input_of, kind_of, listed, name_of, output_of, usage_of
 from astromesh.types import JsonObject, Usage
@@ -41,6 +41,42 @@ class ComparedRun(NamedTuple):
     row: RunRow
     steps: Sequence[JournalStep]
 
+    @property
+    def about(self) -> JsonObject:
+        """What a run is as a whole."""
+        row = self.row
+        return {
+            "run_id": row.run_id,
+            "agent": row.agent,
+            "status": row.status,
+            "response": (row.result or {}).get("response"),
+            "latency_ms": latency_ms(row),
+        }
+
+
+class ComparedTask(NamedTuple):
+    """A Task with its steps."""
+
+    row: TaskRow
+    steps: Sequence[JournalStep]
+
+    @property
+    def about(self) -> JsonObject:
+        """What a Task is as a whole."""
+        row = self.row
+        return {
+            "task_id": row.task_id,
+            "workflow": row.workflow,
+            "status": row.status,
+            "output": (row.result or {}).get("output"),
+            "latency_ms": latency_ms(row),
+        }
+
+
+def latency_ms(row: RunRow | TaskRow) -> float | None:
+    """Returns the milliseconds from the start of a run to its end; None if it has not ended."""
+    return round(max((row.finished_at - row.created_at) * 1000, 0.0), 3) if row.finished_at else None
+
 
 class _Shown(NamedTuple):
     """A step as it is compared."""
@@ -49,11 +85,11 @@ class _Shown(NamedTuple):
     content: JsonObject
 
 
-def compare(runs: Mapping[str, ComparedRun]) -> JsonObject:
+def compare(runs: Mapping[str, ComparedRun] | Mapping[str, ComparedTask]) -> JsonObject:
     """Returns the comparison as `GET /v1/runs/compare` shows it.
 
     Args:
-        runs: two or three, by the letter that names each; the others are compared with the first.
+        runs: two or three of one kind, by the letter that names each. The others are compared with the first.
     """
     shown = {letter: _shown(run.steps) for letter, run in runs.items()}
     rows = [_row(key, {letter: steps.get(key) for letter, steps in shown.items()}) for key in _order(shown)]
@@ -135,19 +171,13 @@ def _numbers(step: JournalStep) -> JsonObject:
     return {"step": step.ordinal, "duration_ms": step.duration_ms, "usage": usage_of(step)}
 
 
-def _total(run: ComparedRun) -> JsonObject:
-    """Returns what a run is as a whole. Its usage is that of all its model calls, inherited ones too."""
-    row = run.row
+def _total(run: ComparedRun | ComparedTask) -> JsonObject:
+    """Returns a run with its usage: that of all its model calls, inherited ones too."""
     calls = [step for step in listed(run.steps) if step.kind == "model"]
     usage = sum((convert(used, Usage) for step in calls if (used := usage_of(step))), Usage())
-    ended = max((row.finished_at - row.created_at) * 1000, 0.0) if row.finished_at else None
     return {
-        "run_id": row.run_id,
-        "agent": row.agent,
-        "status": row.status,
-        "response": (row.result or {}).get("response"),
+        **run.about,
         "model_calls": len(calls),
         "tool_calls": sum(step.kind == "tool" for step in listed(run.steps)),
         "usage": usage.to_json(),
-        "latency_ms": None if ended is None else round(ended, 3),
     }

@@ -84,7 +84,7 @@ def forked_steps(steps: Sequence[JournalStep], at: JournalStep, edit: Edit | Non
         InvalidInput: the value of the edit does not fit.
     """
     if edit is not None and edit.kind == "query":
-        return []
+        return [*_effects(steps, at)]
     before = [_without_deadline(step) for step in steps if 0 < step.ordinal < at.ordinal]
     require_outputs(before)
     kept = [*before, *(step for step in steps if _EDIT in step.path), *_effects(steps, at)]
@@ -97,7 +97,7 @@ def forked_steps(steps: Sequence[JournalStep], at: JournalStep, edit: Edit | Non
     if edit.kind == "manifest":  # the prompt is made again
         return [step for step in kept if kind_of(step) != "prompt"]
     if edit.kind in ("output", "tool_result", "state"):
-        return [*kept, _edited(at, edit)]
+        return [*kept, with_output(at, edit)]
     return kept
 
 
@@ -147,9 +147,14 @@ def _effects(steps: Iterable[JournalStep], at: JournalStep) -> Iterable[JournalS
             continue
         if "runs" in output or "content" not in output:  # a nested run has effects of its own
             continue
-        key = _effect_key(step.about["name"], step.about["in"])
-        n = seen[key] = seen.get(key, 0) + 1
-        yield JournalStep(f"{_EFFECT}{key}", n, "value", "", "done", output)
+        effect = effect_step(step.about["name"], step.about["in"], output)
+        n = seen[effect.path] = seen.get(effect.path, 0) + 1
+        yield effect._replace(n=n)
+
+
+def effect_step(name: str, arguments: str, output: JsonObject) -> JournalStep:
+    """Returns the first result of a call for `recorded_effect`."""
+    return JournalStep(f"{_EFFECT}{_effect_key(name, arguments)}", 1, "value", "", "done", output)
 
 
 def _effect_key(name: str, arguments: str) -> str:
@@ -192,7 +197,8 @@ def _conversation_hash(messages: Iterable[JsonObject]) -> str:
 # -- steps with another output -------------------------------------------------------------------------------
 
 
-def _edited(step: JournalStep, edit: Edit) -> JournalStep:
+def with_output(step: JournalStep, edit: Edit) -> JournalStep:
+    """Returns a step whose output is that of an edit."""
     output = step.output
     if output is None:
         raise NotRecorded(f"What step {step.ordinal} has said is no longer stored.")

@@ -440,6 +440,13 @@ class RunJournal:
     def is_durable(self) -> bool:
         return self.step_log.is_durable
 
+    @property
+    def is_fork(self) -> bool:
+        return self.step_log.is_fork
+
+    def effect_of(self, call: ToolCall) -> JsonObject | None:
+        return self.step_log.effect(call, self.redact) if self.is_fork else None
+
     # -- nodes ---------------------------------------------------------------------------------------------
 
     async def visit(self, path: str, effect: NodeEffect, frame: str | None = None) -> NodeVisit:
@@ -691,9 +698,7 @@ class RunJournal:
 
     def _effect(self, spec: ToolSpec, call: ToolCall) -> ToolResult | None:
         """Returns what a call has returned in the run that this one was forked from."""
-        if spec.effect == "read" or not self.step_log.is_fork:
-            return None
-        effect = self.step_log.effect(call, self.redact)
+        effect = None if spec.effect == "read" else self.effect_of(call)
         return None if effect is None else call_record.result_of(call, effect)
 
     def _runs_again(self, found: JournalStep) -> bool:

@@ -84,7 +84,10 @@ def name_of(step: JournalStep) -> str:
 
 
 def usage_of(step: JournalStep) -> JsonObject | None:
-    """Returns the usage of a model call, or of what a node has called."""
+    """Returns the usage of a model call, or of what a node or stage has called."""
+    if step.about is not None and "usage" in step.about:
+        of_stage: JsonObject | None = step.about["usage"]
+        return of_stage
     result = (step.output or {}).get("result") if step.kind in ("model", "node") else None
     found: JsonObject | None = result.get("usage") if isinstance(result, dict) else None
     return found
@@ -103,12 +106,12 @@ def step_content(steps: Sequence[JournalStep], ordinal: int) -> JsonObject | Non
 
 
 def input_of(steps: Sequence[JournalStep], step: JournalStep) -> JsonObject | None:
-    """Returns the request of a model call, or the arguments of a tool call."""
+    """Returns the request of a model call, the arguments of a tool call, or the input of a node or stage."""
     if step.kind == "model":
         same_path = (one for one in steps if one.path == step.path)
         return requests_of(same_path).get((step.path, step.n))
-    arguments = (step.about or {}).get("in")
-    return None if arguments is None else {"arguments": arguments}
+    found = (step.about or {}).get("in")
+    return found if found is None or isinstance(found, dict) else {"arguments": found}
 
 
 def output_of(step: JournalStep) -> JsonObject | None:

@@ -72,6 +72,13 @@ class Journal(Protocol):
     def suspended(self) -> bool:
         """Whether this process ends its part of the run, which goes on later: nothing is concluded."""
 
+    @property
+    def is_fork(self) -> bool:
+        """Whether the run repeats parts of another one, so that a person approves calls with an effect."""
+
+    def effect_of(self, call: ToolCall) -> JsonObject | None:
+        """Returns what a call of the same name and arguments has returned in the run that was forked."""
+
     async def visit(self, path: str, effect: NodeEffect, frame: str | None = None) -> JournaledNode:
         """Begins a visit of a node, or returns how it ended.
 

@@ -18,7 +18,9 @@ from astromesh.workflow.base import STEP, RecordWriter
 from astromesh.workflow.journal import current_calls
 
 
-def open_task_journal(task_id: str, records: Sequence[Mapping[str, Any]], writer: RecordWriter) -> RunJournal:
+def open_task_journal(
+    task_id: str, records: Sequence[Mapping[str, Any]], writer: RecordWriter, *, is_fork: bool = False
+) -> RunJournal:
     """Returns the journal of a Task.
 
     Args:
@@ -26,7 +28,7 @@ def open_task_journal(task_id: str, records: Sequence[Mapping[str, Any]], writer
     """
     fields = JournalStep._fields  # a record of an earlier version has fewer
     steps = (JournalStep(**{key: record[key] for key in fields if key in record}) for record in records)
-    log = StepLog(task_id, "", _TaskWriter(writer), _StageWaits(), steps)
+    log = StepLog(task_id, "", _TaskWriter(writer), _StageWaits(), steps, inherited=0 if is_fork else None)
     return RunJournal(log, "", task_id, _NoReplays())
 
 

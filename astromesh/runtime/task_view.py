@@ -9,11 +9,13 @@ from typing import Any
 
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import ENDED_TASK_STATUSES, Artifact, ArtifactFilter, TaskRow, TaskStore
+from astromesh.durable.comparison import ComparedTask, compare
 from astromesh.durable.run_registry import event_not_reached
 from astromesh.errors import Conflict, InvalidInput, NotWaiting, StoreError, TaskNotFound
 from astromesh.plugins import Resources
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.runs import Decision
+from astromesh.runtime.task_forks import TaskStep, step_at, task_steps, visible
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import PAUSE, TaskWaits, paused_json, question_json
 from astromesh.runtime.workflows import WorkflowRegistry, open_workflow
@@ -240,6 +242,28 @@ class TaskView:
             return TaskProjection(plan, row.task_id)
         return history_of(plan, row.task_id, await self.records(row))
 
+    # -- their steps -----------------------------------------------------------------------------------------
+
+    async def steps(self, row: TaskRow) -> Sequence[TaskStep]:
+        """Returns the steps of a Task, as far as its stages have ended."""
+        history = await self.history(row)
+        history.apply(await self.records(row))
+        return task_steps(history.records)
+
+    async def listed_steps(self, task_id: str, viewer: Viewer) -> Sequence[JsonObject]:
+        """Returns the calls of the stages of a Task, and the stages, in order."""
+        return [one.to_json() for one in visible(await self.steps(await self.task(task_id, viewer)))]
+
+    async def step_content(self, task_id: str, step: int, viewer: Viewer) -> JsonObject:
+        """Returns one step with its input and output. Raises: TaskNotFound: there is none."""
+        return step_at(await self.steps(await self.task(task_id, viewer)), step, task_id).content()
+
+    async def compare(self, task_ids: Sequence[str], viewer: Viewer) -> JsonObject:
+        """Returns two or three Tasks side by side; the others are compared with the first."""
+        rows = [await self.task(task_id, viewer) for task_id in task_ids]
+        found = [ComparedTask(row, [one.step for one in visible(await self.steps(row))]) for row in rows]
+        return await asyncio.to_thread(compare, dict(zip("abc", found, strict=False)))
+
     # -- acting on them -------------------------------------------------------------------------------------
 
     async def cancel(self, task_id: str, viewer: Viewer) -> JsonObject:
@@ -365,6 +389,7 @@ def task_json(row: TaskRow) -> JsonObject:
         "durable": row.durable,
         "created_at": row.created_at,
         "finished_at": row.finished_at or None,
+        **({"forked_from": row.forked_from} if row.forked_from else {}),
     }
 
 

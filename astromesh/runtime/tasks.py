@@ -12,7 +12,9 @@ from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
+from astromesh.access.scopes import Viewer
 from astromesh.durable.base import Artifact, IdempotencyKey, TaskRow, TaskStatus, TaskStore
+from astromesh.durable.fork import Edit
 from astromesh.durable.leases import (
     LEASE_SECONDS,
     SWEEP_SECONDS,
@@ -26,6 +28,7 @@ from astromesh.durable.serialization import caller_of, caller_to_json
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import (
     AstromeshError,
+    Conflict,
     InvalidInput,
     LeaseLost,
     MissingExtra,
@@ -39,19 +42,20 @@ from astromesh.errors import (
 )
 from astromesh.evaluation.base import DEFAULT_OPTIONS, Judge, OnResult, Options
 from astromesh.evaluation.dataset import select, workflow_cases
-from astromesh.evaluation.evaluate import evaluation_of, run_cases
+from astromesh.evaluation.evaluate import Results, evaluation_of, run_cases
 from astromesh.logs import OutageLog, get_logger
 from astromesh.runtime.agent_process import agent_process
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.runner import AgentRunner
 from astromesh.runtime.task_evaluation import WorkflowTarget
+from astromesh.runtime.task_forks import forked_records, step_at
 from astromesh.runtime.task_log import LiveTask, TaskMetrics, TaskRecords, TaskTraces
 from astromesh.runtime.task_view import TaskReplays, TaskView, task_json
 from astromesh.runtime.task_waits import TaskWaits
 from astromesh.runtime.workflows import WorkflowRegistry
 from astromesh.telemetry import ids
 from astromesh.telemetry.events import EventSink
-from astromesh.types import CallerContext, JsonObject
+from astromesh.types import CallerContext, JsonObject, ManifestSnapshot
 from astromesh.workflow.attempts import START, STOP
 from astromesh.workflow.base import Entry, NotJson, TaskResult, canonical, result_metadata
 from astromesh.workflow.engine import Engine
@@ -185,16 +189,18 @@ class WorkflowTasks:
         *,
         caller: CallerContext | None = None,
         sinks: Sequence[EventSink] = (),
+        engine: Engine | None = None,
     ) -> TaskResult:
         """Executes a Task to its end and stores its records. Cancelling the caller cancels the Task.
 
         Args:
             sinks: Listeners to its events, those of models and tools included.
+            engine: Replaces that of the workflow.
 
         Raises:
             WorkflowNotFound, WorkflowUnavailable, InvalidInput, QueueFull: no Task was made.
         """
-        engine = self.loaded.require_engine(name)
+        engine = engine or self.loaded.require_engine(name)
         self._admit()
         begin = self._begin(engine, request, ids.new_id("task_"))
         await self.store()
@@ -286,15 +292,82 @@ class WorkflowTasks:
         if pause_before is not None:
             inspection = {"all_stages": not pause_before, "before": sorted(pause_before)}
             row = replace(row, inspection=inspection)
-        # it counts in `_require_room` at once
-        live = self.records.live[row.task_id] = LiveTask(row, [begin], engine)
+        await self._accept(store, LiveTask(row, [begin], engine), engine.project.snapshot)
+        return row
+
+    async def _accept(self, store: TaskStore, live: LiveTask, snapshot: ManifestSnapshot) -> None:
+        """Stores a durable Task and begins to execute it."""
+        self.records.live[live.id] = live  # it counts in `_require_room` at once
         try:
-            await store.accept(row, [begin], (), engine.project.snapshot)
+            await store.accept(live.row, live.records, (), snapshot)
         except BaseException:
             self._forget(live)
             raise
         self._start_work(live)
+
+    async def fork(
+        self,
+        task_id: str,
+        viewer: Viewer,
+        at: int,
+        edit: Edit | None,
+        caller: CallerContext,
+        key: IdempotencyKey | None = None,
+    ) -> TaskRow:
+        """Accepts a Task that has the steps of another one before a step, and continues from there.
+
+        Args:
+            at: number of the step.
+            caller: who starts it. It runs for the owner of the Task, as this caller if it is theirs.
+
+        Raises:
+            TaskNotFound: there is no such Task or step.
+            InvalidInput: the step cannot be edited like that.
+            Conflict: the steps before do not fit the present manifests.
+            WorkflowNotFound, WorkflowUnavailable, QueueFull, ShuttingDown, StoreUnavailable: not accepted.
+        """
+        origin = await self.tasks.task(task_id, viewer)
+        records, steps = await self.tasks.records(origin), await self.tasks.steps(origin)
+        found = step_at(steps, at, task_id)
+        kept = forked_records(records, steps, found, edit)
+        engine = self.loaded.require_engine(origin.workflow)
+        snapshot = await self._fork_snapshot(origin, edit)
+        self._admit()
+        new_id = ids.new_id("task_")
+        if key is not None:
+            new_id, earlier = await self._find_by_key(key, new_id)
+            if earlier is not None:
+                return earlier
+        forked_from = {"task_id": task_id, "step": at, "edit": edit.kind if edit else None}
+        begin = {**records[0], "task_id": new_id, "forked_from": forked_from}
+        begin.pop("traceparent", None)
+        if edit is not None and edit.kind == "query":
+            begin["input"] = canonical(edit.value)
+        plan = self.loaded.plan_of(replace(origin, snapshot=snapshot.id), snapshot.content)
+        if not fits(plan, new_id, [begin, *kept]):
+            raise Conflict(f"The steps of {task_id!r} before {at} do not fit the manifests of the fork.")
+        self._worker.start()
+        self._require_room(engine, origin.workflow)
+        own = (caller.tenant_id or "default", caller.user_id or "anonymous") == (origin.tenant, origin.owner)
+        now = self._clock.now()
+        row = replace(
+            origin, task_id=new_id, status="queued", created_at=now, trace_id=ids.trace_id(), durable=True,
+            caller=caller_to_json(caller) if own else origin.caller, worker=self.worker,
+            lease_until=now + LEASE_SECONDS, cancelling=False, finished_at=0.0, result=None,
+            snapshot=snapshot.id, inspection=None, control=0, forked_from=forked_from,
+        )  # fmt: skip
+        await self._accept(await self.store(), LiveTask(row, [begin, *kept]), snapshot)
         return row
+
+    async def _fork_snapshot(self, origin: TaskRow, edit: Edit | None) -> ManifestSnapshot:
+        """Returns the manifests of a fork: those of its Task, unless the edit changes them."""
+        known = await self.tasks.snapshot(origin)
+        present = self.loaded.require_engine(origin.workflow).project.snapshot
+        if known is None or (edit is not None and edit.kind == "manifest"):
+            return present
+        if edit is not None and edit.kind == "model":
+            return self.loaded.with_model(known, edit.value)
+        return ManifestSnapshot(origin.snapshot, known)
 
     def _require_room(self, engine: Engine, name: str) -> None:
         rules = engine.project.scheduler
@@ -531,6 +604,7 @@ class WorkflowTasks:
         tag: str = "",
         *,
         case: str = "",
+        models: Sequence[str] = (),
         options: Options = DEFAULT_OPTIONS,
         judge: Judge | None = None,
         on_result: OnResult = lambda _: None,
@@ -539,20 +613,34 @@ class WorkflowTasks:
 
         Args:
             suite: The name of a suite of evaluations.yaml or of a dataset, or the file of one. Empty: all.
+            models: Each in its turn replaces every model of the workflow and runs all cases live. Empty: its
+                own.
 
         Raises:
             InvalidInput: there is no such suite or case, or a recording cannot be read.
         """
         engine = self.loaded.require_engine(name)
         cases = select(workflow_cases(engine.project.folder, engine.project.evaluations, suite), tag, case)
-        target = WorkflowTarget(engine.project, self.run, self.replays)
         started = self._clock.now()
-        results = await run_cases(target, cases, options, judge, on_result)
+        results: list[Results] = []
+        for model in models or ("",):
+            used = await self._engine_with(engine, model) if model else engine
+            target = WorkflowTarget(engine.project, partial(self.run, engine=used), self.replays)
+            left = options.max_cost_usd - sum(one.spent for one in results)
+            of_model = replace(options, max_cost_usd=left, model=model, live=options.live or bool(model))
+            results.append(await run_cases(target, cases, of_model, judge, on_result))
         begin = self._begin(engine, TaskRequest(), ids.new_id("eval_"))
         row = self._row(engine, TaskRequest(), begin, None, durable=False)
-        evaluation = evaluation_of(target, row.task_id, started, [results]).to_json()
+        evaluation = evaluation_of(target, row.task_id, started, results).to_json()
         await self._store_evaluation(engine, row, evaluation)
         return evaluation
+
+    async def _engine_with(self, engine: Engine, model: str) -> Engine:
+        """Returns an engine of the same workflow whose models are all this one."""
+        snapshot = self.loaded.with_model(engine.project.snapshot.content, model)
+        begin = self._begin(engine, TaskRequest(), "")
+        row = replace(self._row(engine, TaskRequest(), begin, None, durable=False), snapshot=snapshot.id)
+        return await self.loaded.engine_of(row, snapshot.content)
 
     async def _store_evaluation(self, engine: Engine, row: TaskRow, evaluation: JsonObject) -> None:
         now = self._clock.now()

@@ -26,7 +26,7 @@ from astromesh.runtime.config_loader import workflow_folder, workflow_names, wor
 from astromesh.runtime.task_journal import open_task_journal
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import TaskGate, TaskWaits
-from astromesh.types import JsonObject
+from astromesh.types import JsonObject, ManifestSnapshot
 from astromesh.workflow.base import Gate, OpenJournal, TaskLog
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.inspector import Inspector
@@ -37,6 +37,7 @@ from astromesh.workflow.observers import Observers
 from astromesh.workflow.plan import Plan
 from astromesh.workflow.project import Project, enabled_metrics, restore_project
 from astromesh.workflow.questions import People
+from astromesh.workflow.snapshot import with_model
 
 
 async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
@@ -290,6 +291,10 @@ class WorkflowRegistry:
                 opened.project.check_modules()
                 workflow.earlier[row.snapshot] = opened
         return workflow.earlier[row.snapshot]
+
+    def with_model(self, snapshot: JsonObject, model: str) -> ManifestSnapshot:
+        """Returns manifests whose models are all this one: a name, or `adapter:name`."""
+        return with_model(snapshot, model, self._directory.state.plugins.names("providers"))
 
     def may_execute(self, row: TaskRow) -> bool:
         """Returns whether this process has the workflow of a Task: its manifests or its code."""

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol, TypeAlias
+from typing import Any, Literal, Protocol
 
 import orjson
 from msgspec import Struct, structs
@@ -199,8 +199,16 @@ class RecordWriter(Protocol):
 
 #: type of the records of a journal: a step of the work inside a stage
 STEP = "step"
-#: opens the journal of a Task: its id, the steps in its records, and what writes further ones
-OpenJournal: TypeAlias = Callable[[str, Sequence[Mapping[str, Any]], RecordWriter], Journal]
+#: type of a record of a fork: the context that a stage received, whose calls it has in part
+CONTEXT = "context"
+
+
+class OpenJournal(Protocol):
+    """Opens the journal of a Task from the steps in its records."""
+
+    def __call__(
+        self, task_id: str, records: Sequence[Mapping[str, Any]], writer: RecordWriter, *, is_fork: bool
+    ) -> Journal: ...
 
 
 class TaskLog(Protocol):
@@ -208,7 +216,8 @@ class TaskLog(Protocol):
 
     A record is a JSON object. The first is `{type: begin, task_id, workflow, start, input}`. A
     `{type: stage, entry}` follows for each stage (`Entry.to_json`) in the order in which they count, perhaps
-    `{type: cancel, reason}`, and last `{type: end, status, …}`. Routes, clones, merges and memory are
+    `{type: cancel, reason}`, and last `{type: end, status, …}`. That of a fork begins with records of another
+    Task, and its first one has `forked_from`. Routes, clones, merges and memory are
     computed again from the records.
     """
 

@@ -23,7 +23,7 @@ from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import Emitter
 from astromesh.types import Event, JsonObject
 from astromesh.workflow.attempts import StageAttempts
-from astromesh.workflow.base import STEP, Entry, OpenJournal, TaskLog, TaskResult
+from astromesh.workflow.base import CONTEXT, STEP, Entry, OpenJournal, TaskLog, TaskResult
 from astromesh.workflow.memory import ContextPackage, RunMemory, package_from_json
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.slots import StageSlots, Stopwatch, TaskSlot
@@ -196,15 +196,18 @@ class Execution:
     async def resume(self, records: Iterable[Mapping[str, Any]]) -> TaskResult:
         """Continues where the records end: only stages that are not in them run."""
         recorded = list(records)
-        self._open_journal([record for record in recorded if record["type"] == STEP])
+        is_fork = "forked_from" in recorded[0]
+        self._open_journal([record for record in recorded if record["type"] == STEP], is_fork=is_fork)
+        if is_fork and self._memory is not None:
+            self._memory.fork([record for record in recorded if record["type"] == CONTEXT])
         commands = self._replay(recorded)
         self._suspects = frozenset(self._attempts.open)
         self._warn_of_repeats(commands)
         return await self._run_commands(commands)
 
-    def _open_journal(self, steps: Sequence[Mapping[str, Any]]) -> None:
+    def _open_journal(self, steps: Sequence[Mapping[str, Any]], *, is_fork: bool = False) -> None:
         if self._setup.journals is not None and self._setup.log is not None and self._records_starts:
-            self._journal = self._setup.journals(self.machine.run_id, steps, self)
+            self._journal = self._setup.journals(self.machine.run_id, steps, self, is_fork=is_fork)
 
     def commit(self, record: JsonObject) -> None:
         """See `RecordWriter`."""

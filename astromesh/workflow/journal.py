@@ -6,9 +6,12 @@ A context variable says which stage a call belongs to. Patterns and operations d
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias
+
+import orjson
 
 from astromesh.errors import (
     AstromeshError,
@@ -40,7 +43,7 @@ from astromesh.tools.base import (
     ToolContext,
 )
 from astromesh.tools.results import describe
-from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject
+from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, ToolCall
 from astromesh.workflow.base import StageFault, TaskResult, stage_path
 from astromesh.workflow.divergence import ABSENT, Difference, first_difference
 from astromesh.workflow.questions import Question
@@ -72,12 +75,16 @@ class StageCalls:
     def new_in(self, request: CompletionRequest) -> JsonObject:
         """Returns what a request to a model has that the previous one of this stage had not.
 
-        A conversation that grows with every call is therefore stored once.
+        A conversation that grows with every call is therefore stored once. Of another one, `same` says how
+        many messages of the previous request it begins with.
         """
         last, self._last_request = self._last_request, request_to_json(request)
         new = {key: value for key, value in self._last_request.items() if value != last.get(key)}
         if "messages" in new:
-            new["messages"] = _new_messages(last.get("messages", []), new["messages"])
+            before, messages = last.get("messages", []), new["messages"]
+            new["messages"] = _new_messages(before, messages)
+            if (same := len(messages) - len(new["messages"])) < len(before):
+                new["same"] = same
         return new
 
     @property
@@ -101,8 +108,8 @@ def _new_messages(before: Sequence[Any], messages: Sequence[Any]) -> list[Any]:
 class StageJournal(Protocol):
     """Stands between stages and what they call: `Recorder` and `Replay`."""
 
-    async def begin(self, calls: StageCalls) -> None:
-        """Returns when the stage may begin.
+    async def begin(self, calls: StageCalls) -> JsonObject | None:
+        """Returns when the stage may begin. `{"output"}`: it has this output and does not run.
 
         Raises:
             StageFault: the stage fails.
@@ -130,14 +137,14 @@ def current_calls() -> StageCalls | None:
     return _CURRENT_CALLS.get(None)
 
 
-async def begin_stage(journal: StageJournal, calls: StageCalls) -> None:
-    """Begins a stage: the calls of the current context belong to it from here on.
+async def begin_stage(journal: StageJournal, calls: StageCalls) -> JsonObject | None:
+    """Begins a stage, see `StageJournal`: the calls of the current context belong to it from here on.
 
     Raises:
         StageFault: the stage fails.
     """
     _CURRENT_CALLS.set(calls)
-    await journal.begin(calls)
+    return await journal.begin(calls)
 
 
 # -- what stages call ----------------------------------------------------------------------------------------
@@ -262,6 +269,7 @@ class Recorder:
                 raised.append(error)
                 return {"error": error_to_json(error)}
 
+        begun, since = time.time(), time.perf_counter()
         try:
             call |= await _journaled(calls, call, make, once=once)
         except AstromeshError as error:
@@ -270,6 +278,9 @@ class Recorder:
         except asyncio.CancelledError:
             call["error"] = {"type": _CANCELLED, "message": "The call did not end in time."}
             raise
+        finally:
+            duration_ms = round((time.perf_counter() - since) * 1000, 3)
+            call |= {"started_at": begun, "duration_ms": duration_ms}
         if "error" in call:
             raise raised[0] if raised else recorded_error(call)
         return call["answer"]
@@ -282,8 +293,21 @@ async def _journaled(
     if calls.journal is None:
         return await make()
     digest, name = call["request_hash"], call["name"]
-    place = f"{calls.place}/{call['kind']}:{name}:{digest[:16]}"
+    effect = calls.journal.effect_of(_tool_call(name, call["request"])) if once else None
+    if effect is not None:  # it is not called again in a fork
+        error = {"type": effect["error"], "message": effect["content"]}
+        return {"answer": effect["value"]} if effect["ok"] else {"error": error}
+    place = call_place(calls.place, call)
     return await calls.journal.call(place, digest, name, make, once=once, arguments=call["request"])
+
+
+def call_place(stage: str, call: Mapping[str, Any]) -> str:
+    """Returns the path of a call in the journal. Args: stage: the path of its stage."""
+    return f"{stage}/{call['kind']}:{call['name']}:{call['request_hash'][:16]}"
+
+
+def _tool_call(name: str, arguments: Any) -> ToolCall:
+    return ToolCall("", name, orjson.dumps(arguments).decode())
 
 
 def comparable_fields(entry: Mapping[str, Any]) -> JsonObject:
@@ -326,7 +350,7 @@ class Replay:
         self._changed = asyncio.Condition()
         self.divergence: JsonObject | None = None
 
-    async def begin(self, calls: StageCalls) -> None:
+    async def begin(self, calls: StageCalls) -> JsonObject | None:
         """Returns when it is the stage's turn."""
         key = (calls.task, calls.stage)
         async with self._changed:
@@ -342,6 +366,7 @@ class Replay:
         known = self._stages.get(key, {})
         if not known.get("begun", True) and known["code"]:
             raise StageFault(known["code"], "The stage did not begin in the recorded run.")
+        return {"output": known["output"]} if known.get("edited") else None
 
     def _may_begin(self, key: tuple[str, str]) -> bool:
         """Returns whether it is the stage's turn. Once the runs have diverged, every stage may begin."""

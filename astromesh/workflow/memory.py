@@ -340,6 +340,8 @@ class RunMemory:
         self._staged: dict[str, list[Item]] = {}
         self._snapshots: dict[str, list[Item]] = {}
         self._reading = asyncio.Lock()
+        self._is_fork = False
+        self._recorded: Mapping[tuple[str, str], JsonObject] = {}
 
     def remember(self, task: Task, entry: Entry, *, passes_on: bool = False) -> None:
         """Stores the output of a successful stage.
@@ -374,8 +376,19 @@ class RunMemory:
                     known.add(item.id)
                     own.append((seq, item))
 
+    def fork(self, contexts: Iterable[Mapping[str, Any]]) -> None:
+        """Writes to no store: the Task is a fork.
+
+        Args:
+            contexts: packages of stages that have a part of their calls, as `{task, stage, context}`.
+        """
+        self._is_fork = True
+        self._recorded = {(one["task"], one["stage"]): one["context"] for one in contexts}
+
     async def package(self, task: Task, profile: ContextProfile, query: str) -> ContextPackage:
         """Assembles the context package of a stage."""
+        if (recorded := self._recorded.get((task.path, task.stage))) is not None:
+            return package_from_json(recorded)
         found: dict[str, Item] = {}
         for source in profile.sources:
             items = (
@@ -389,7 +402,7 @@ class RunMemory:
 
     async def commit(self) -> None:
         """Writes the staged items to the stores, layer by layer, in the order of the stages."""
-        staged, self._staged = self._staged, {}
+        staged, self._staged = ({} if self._is_fork else self._staged), {}
         for layer, items in staged.items():
             await self._stores[layer].append(items)
 

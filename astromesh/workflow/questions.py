@@ -78,12 +78,15 @@ Ask = Callable[[str, Question], Awaitable[JsonObject]]
 
 
 class ToolQuestions:
-    """The questions of one tool call to people, as its policies ask them: a `RecordedToolCall`."""
+    """The questions of one tool call to people, as its policies ask them: a `RecordedToolCall`.
 
-    is_fork = False
+    Args:
+        number: of the call in its stage.
+        is_fork: whether the Task is a fork whose record has no such call.
+    """
 
-    def __init__(self, call: ToolCall, number: int, ask: Ask) -> None:
-        self._ask = ask
+    def __init__(self, call: ToolCall, number: int, ask: Ask, *, is_fork: bool = False) -> None:
+        self._ask, self.is_fork = ask, is_fork
         self._ticket = f"{call.name}:{hash_of([call.name, call.arguments])[:16]}:{number}"
 
     async def ask(self, request: HumanQuestion) -> JsonObject:

@@ -17,6 +17,8 @@ from astromesh.workflow.memory import InMemoryLayer, LayerStore, item_from_json
 
 RECORDING_VERSION = 1
 _MAX_ITEMS = 1_000_000
+#: keys of a recorded call that a replay does not need
+_TIMES = frozenset({"started_at", "duration_ms"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +27,8 @@ class Recording:
 
     Args:
         stages: `{task, stage, status, code, edge, output_hash, output, calls}` in the order in which they
-            counted, with `begun: false` where a stage failed before it began.
+            counted, with `begun: false` where a stage failed before it began, and `edited: true` where a fork
+            has the output of a stage that did not run.
         memory: items of project and global memory that its stages received.
     """
 
@@ -117,6 +120,8 @@ def _shared_memory_items(contexts: Iterable[JsonObject | None]) -> tuple[JsonObj
 
 
 def _stage_record(record: Mapping[str, Any]) -> JsonObject:
-    entry, calls = record["entry"], list(record.get("calls", ()))
+    entry = record["entry"]
+    calls = [{k: v for k, v in call.items() if k not in _TIMES} for call in record.get("calls", ())]
     found = {**comparable_fields(entry), "output": entry["output"], "calls": calls}
+    found |= {"edited": True} if record.get("edited") else {}
     return found if record.get("begun", True) else {**found, "begun": False}

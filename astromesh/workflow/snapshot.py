@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import ast
 import hashlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from importlib.util import find_spec
@@ -27,6 +27,8 @@ from astromesh.config.workflow.folder import UNDECISIVE, WorkflowFolder
 from astromesh.config.workflow.operations import MetricsFile
 from astromesh.graph.call_record import hash_of
 from astromesh.types import JsonObject, ManifestSnapshot
+
+_PROVIDERS = "providers.yaml"
 
 
 @dataclass(frozen=True)
@@ -92,6 +94,29 @@ def snapshot_of(name: str, folder: WorkflowFolder, fingerprint: Fingerprint) -> 
         "provenance": fingerprint.provenance,
     }
     return ManifestSnapshot(hash_of(content), content)
+
+
+def with_model(snapshot: JsonObject, model: str, adapters: Collection[str]) -> ManifestSnapshot:
+    """Returns a snapshot whose models are all this one, without fallbacks.
+
+    Args:
+        model: `adapter:name`; without a known adapter, a name that the adapters of the workflow know.
+        adapters: the names of the provider plugins.
+    """
+    adapter, _, name = model.partition(":")
+    content = yaml.load(snapshot["files"].get(_PROVIDERS, "{}"), Loader=yaml.CSafeLoader) or {}
+    for spec in content.get("providers", ()):
+        spec.pop("fallback", None)
+        if adapter not in adapters or not name:
+            spec["model"] = model
+            continue
+        if spec["adapter"] != adapter:  # the address, the key and the options are of another service
+            for key in ("base_url", "credential", "options"):
+                spec.pop(key, None)
+        spec |= {"adapter": adapter, "model": name}
+    files = {**snapshot["files"], _PROVIDERS: orjson.dumps(content).decode()}
+    changed = {**snapshot, "files": files}
+    return ManifestSnapshot(hash_of(changed), changed)
 
 
 def _manifest_hash(text: str) -> str:

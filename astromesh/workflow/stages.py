@@ -231,7 +231,7 @@ def _middleware(stage: Stage, resources: StageResources) -> Iterator[_Middleware
     if node.context != NO_CONTEXT:
         yield partial(_assemble_context, _context_profile(stage, resources), stage)
     if resources.journal is not None:
-        yield partial(_begin_in_journal, resources.journal, resources.people)
+        yield partial(_begin_in_journal, stage, resources.journal, resources.people)
     if resources.gate is not None:
         yield partial(_wait_at_gate, resources.gate)
     if node.op or node.agent:
@@ -342,6 +342,7 @@ async def _assemble_context(
 
 
 async def _begin_in_journal(
+    stage: Stage,
     journal: StageJournal,
     people: People | None,
     call: StageCall,
@@ -352,10 +353,12 @@ async def _begin_in_journal(
     if people is not None and people.can_wait(job.task.id):
         calls.ask = partial(job.ask_about_call, people)
     try:
-        await begin_stage(journal, calls)
+        edited = await begin_stage(journal, calls)
         job.calls = calls
     except StageFault as fault:
         return Outcome(error=stage_error(fault))
+    if edited is not None:
+        return route(stage, edited["output"], job)
     return await call(job, package)
 
 
@@ -478,7 +481,7 @@ def _port(job: StageExecution, box: ToolBox, stage: Stage, resources: StageResou
     people = resources.people
     ask = partial(job.ask, resources) if people is not None and people.can_wait(job.task.id) else None
     node = stage.node
-    return StagePort(box, node.id, resources.project.policies, node.tool_on_error, ask)
+    return StagePort(box, node.id, resources.project.policies, node.tool_on_error, ask, job.journal)
 
 
 def _operation_body(stage: Stage, resources: StageResources) -> _StageBody:

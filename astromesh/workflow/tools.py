@@ -17,7 +17,7 @@ from astromesh.config.workflow.operations import PolicySpec
 from astromesh.core.tools import approval_predicate
 from astromesh.errors import ForeignError, ToolFailed
 from astromesh.graph.call_record import to_lenient_json
-from astromesh.graph.scope import Scope
+from astromesh.graph.scope import Journal, Scope
 from astromesh.graph.structured_output import OutputSchema
 from astromesh.plugins import Deps, Plugins
 from astromesh.tools.base import Tool, ToolContext, ToolPolicy
@@ -154,13 +154,20 @@ class StagePort:
         node: id of the node, for the policies.
         on_error: `continue` or `fail`.
         ask: asks a person; None: the Task cannot wait for one.
+        journal: of a Task that can be resumed.
     """
 
     def __init__(
-        self, box: ToolBox, node: str, policies: Sequence[PolicySpec], on_error: str, ask: Ask | None = None
+        self,
+        box: ToolBox,
+        node: str,
+        policies: Sequence[PolicySpec],
+        on_error: str,
+        ask: Ask | None = None,
+        journal: Journal | None = None,
     ) -> None:
         self._box, self._node, self._policies, self._fail = box, node, policies, on_error == "fail"
-        self._ask, self._begun = ask, 0
+        self._ask, self._begun, self._journal = ask, 0, journal
         self.calls: list[JsonObject] = []
         self.fault: StageFault | None = None
 
@@ -173,7 +180,8 @@ class StagePort:
         else:
             self._begun += 1
             if self._ask is not None:
-                context = replace(context, step=ToolQuestions(call, self._begun, self._ask))
+                is_new = self._is_new_in_fork(call)
+                context = replace(context, step=ToolQuestions(call, self._begun, self._ask, is_fork=is_new))
             result = await self._box.execute(call, context)
         self.calls.append(_call_record(call, result))
         code = "" if result.ok else result.error
@@ -186,6 +194,10 @@ class StagePort:
         if self.fault is None:
             return result
         return ToolResult(call.id, call.name, result.content, False, result.error, ends_run=True)
+
+    def _is_new_in_fork(self, call: ToolCall) -> bool:
+        journal = self._journal
+        return journal is not None and journal.is_fork and journal.effect_of(call) is None
 
 
 def _call_record(call: ToolCall, result: ToolResult) -> JsonObject:

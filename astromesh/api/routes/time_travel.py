@@ -24,7 +24,7 @@ from astromesh.api.schemas import ForkedFromOut, LinksOut, UsageOut, problems, r
 from astromesh.durable.base import RunStatus
 from astromesh.durable.fork import Edit
 from astromesh.durable.run_registry import shown_origin
-from astromesh.durable.steps import EDIT_KINDS, EditKind
+from astromesh.durable.steps import EditKind
 from astromesh.runtime.forks import ForkRequest
 from astromesh.types import JsonObject
 
@@ -59,10 +59,25 @@ class StepsOut(BaseModel):
     steps: list[StepOut]
 
 
-class EditBody(BaseModel):
+class OneEdit(BaseModel):
     """Exactly one edit."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
+
+    @model_validator(mode="after")
+    def _has_one(self) -> Self:
+        if len(self.model_fields_set) != 1:
+            raise ValueError(f"must have exactly one of {', '.join(type(self).model_fields)}")
+        return self
+
+    @property
+    def edit(self) -> Edit:
+        (kind,) = self.model_fields_set
+        return Edit(cast("EditKind", kind), getattr(self, kind))
+
+
+class EditBody(OneEdit):
+    """Exactly one edit."""
 
     query: Query | None = Field(None, description="At the input rules.")
     system: str | None = Field(None, description="The system message, from here on.")
@@ -76,17 +91,6 @@ class EditBody(BaseModel):
         None, description="Of the agent, from here on: a name, `provider:name`, or a block as in YAML."
     )
     manifest: Literal["current"] | None = Field(None, description="The present manifest, from here on.")
-
-    @model_validator(mode="after")
-    def _has_one(self) -> Self:
-        if len(self.model_fields_set) != 1:
-            raise ValueError(f"must have exactly one of {', '.join(EDIT_KINDS)}")
-        return self
-
-    @property
-    def edit(self) -> Edit:
-        (kind,) = self.model_fields_set
-        return Edit(cast("EditKind", kind), getattr(self, kind))
 
 
 class ForkBody(BaseModel):
@@ -195,15 +199,18 @@ class ComparedStepOut(BaseModel):
     diff: dict[str, str] = Field(description="By run: how its content differs from that of `a`.")
 
 
-class ComparedRunOut(BaseModel):
-    run_id: str
-    agent: str
-    status: RunStatus
-    response: str | None
+class ComparedTotals(BaseModel):
     model_calls: int
     tool_calls: int
     usage: UsageOut = Field(description="Of all its model calls; a fork has those before its step, too.")
     latency_ms: float | None = Field(description="From its start to its end; null: it has not ended.")
+
+
+class ComparedRunOut(ComparedTotals):
+    run_id: str
+    agent: str
+    status: RunStatus
+    response: str | None
 
 
 class ComparisonOut(BaseModel):

@@ -13,6 +13,7 @@ from astromesh.api.dependencies import After, LastEventId, Limit, audited, scope
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail
 from astromesh.api.requests import (
+    MAX_SEQ,
     caller_of,
     cancel_on_disconnect,
     idempotency_key,
@@ -22,8 +23,18 @@ from astromesh.api.requests import (
 )
 from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
 from astromesh.api.routes.runs import DecisionBody
+from astromesh.api.routes.time_travel import (
+    ComparedStepOut,
+    ComparedTotals,
+    OneEdit,
+    RunId,
+    StepContentOut,
+    StepNumber,
+    StepOut,
+)
 from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, WorkflowsOut, answers, problems, request_body
 from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
+from astromesh.durable.steps import EditKind
 from astromesh.runtime.records import TaskRequest
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import JsonObject
@@ -105,6 +116,61 @@ class TaskStateOut(TaskOut):
     decisions: list[dict[str, Any]] = Field(description="Questions that people have answered.")
 
 
+class TaskEditBody(OneEdit):
+    """Exactly one edit."""
+
+    query: Any = Field(None, description="At step 1: another input of the Task.")
+    output: Any = Field(
+        None,
+        description="Of a stage or agent: any value; of a model: a text, or `{content?, tool_calls?}`.",
+    )
+    tool_result: Any = Field(None, description="What a tool returns instead.")
+    model: str | None = Field(
+        None, description="In place of every model of the workflow, from here on: a name, or `adapter:name`."
+    )
+    manifest: Literal["current"] | None = Field(None, description="The present manifests, from here on.")
+
+
+class TaskForkBody(BaseModel):
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    at: int = Field(ge=1, le=MAX_SEQ, description="Number of the step that the fork continues at.")
+    edit: TaskEditBody | None = Field(None, description="What is different; absent: nothing.")
+
+
+class TaskForkedFromOut(BaseModel):
+    task_id: str
+    step: int
+    edit: EditKind | None
+
+
+class TaskForkedOut(BaseModel):
+    """A fork that is on disk."""
+
+    task_id: str
+    status: str
+    forked_from: TaskForkedFromOut
+    links: LinksOut
+
+
+class TaskStepsOut(BaseModel):
+    task_id: str
+    steps: list[StepOut]
+
+
+class ComparedTaskOut(ComparedTotals):
+    task_id: str
+    workflow: str
+    status: TaskStatus
+    output: Any
+
+
+class TaskComparisonOut(BaseModel):
+    runs: dict[str, ComparedTaskOut] = Field(description="The Tasks, by `a`, `b` and `c`.")
+    steps: list[ComparedStepOut]
+    divergence: ComparedStepOut | None = Field(description="The first step that is not equal.")
+
+
 class TaskAcceptedOut(BaseModel):
     task_id: str
     status: str
@@ -114,6 +180,7 @@ class TaskAcceptedOut(BaseModel):
 _TASK: TypeAdapter[TaskBody] = TypeAdapter(TaskBody)
 _PAUSE: TypeAdapter[PauseBody] = TypeAdapter(PauseBody)
 _DECISION: TypeAdapter[TaskDecisionBody] = TypeAdapter(TaskDecisionBody)
+_FORK: TypeAdapter[TaskForkBody] = TypeAdapter(TaskForkBody)
 _REPLAY: TypeAdapter[ReplayBody] = TypeAdapter(ReplayBody)
 
 
@@ -198,6 +265,20 @@ async def tasks(
     return {"tasks": page, "next": page[-1]["task_id"] if len(found) > limit else None}
 
 
+@router.get(
+    "/v1/tasks/compare",
+    summary="Compare Tasks",
+    response_model=TaskComparisonOut,
+    response_model_exclude_unset=True,
+    responses={**_PROBLEMS, **problems(422)},
+    dependencies=[scope("workflows:read")],
+)
+async def compare(a: RunId, b: RunId, request: Request, c: RunId | None = None) -> JsonObject:
+    """Aligns the steps of two or three Tasks, and shows what differs and what they cost."""
+    task_ids = [task_id for task_id in (a, b, c) if task_id]
+    return await _tasks(request).compare(task_ids, viewer_of(request))
+
+
 @_read_route("", "One Task", response_model=TaskStateOut)
 async def task(task_id: str, request: Request) -> JsonObject:
     """Returns the state and outcome of a Task, its current stages, and what they wait for."""
@@ -208,6 +289,38 @@ async def task(task_id: str, request: Request) -> JsonObject:
 async def trace(task_id: str, request: Request) -> JsonObject:
     """Returns every execution of a stage by `seq`, and the descendants of the Task."""
     return await _tasks(request).trace(task_id, viewer_of(request))
+
+
+@_read_route("/steps", "Steps of a Task", response_model=TaskStepsOut)
+async def steps(task_id: str, request: Request) -> JsonObject:
+    """Lists the calls of the stages that have ended, each behind the calls that were made in it."""
+    return {"task_id": task_id, "steps": await _tasks(request).listed_steps(task_id, viewer_of(request))}
+
+
+@_read_route("/steps/{step}", "One step of a Task", response_model=StepContentOut)
+async def step_content(task_id: str, step: StepNumber, request: Request) -> JsonObject:
+    """Returns a step with its input and output."""
+    return await _tasks(request).step_content(task_id, step, viewer_of(request))
+
+
+@router.post(
+    "/v1/tasks/{task_id}/fork",
+    summary="Fork a Task at a step",
+    status_code=202,
+    response_model=TaskForkedOut,
+    openapi_extra=request_body(TaskForkBody),
+    responses=problems(401, 403, 404, 409, 413, 422, 503),
+    dependencies=[audited("task.fork", "task_id"), scope("workflows:run")],
+)
+async def fork(task_id: str, request: Request) -> Response:
+    """Accepts a durable Task that has the steps before `at`, and continues from there with the edit."""
+    body = await read_body(request, _FORK, '{"at": 3}')
+    edit = body.edit.edit if body.edit is not None else None
+    workflows, key = runtime_of(request).workflows, await idempotency_key(request)
+    row = await workflows.fork(task_id, viewer_of(request), body.at, edit, caller_of(request), key)
+    links = links_of(f"/v1/tasks/{row.task_id}")
+    found = {"task_id": row.task_id, "status": "queued", "forked_from": row.forked_from, "links": links}
+    return json_response(found, 202)
 
 
 @_read_route("/manifest", "Manifests of a Task")

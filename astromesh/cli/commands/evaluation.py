@@ -22,7 +22,7 @@ from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json
 from astromesh.cli.terminal import note, print_json, print_table
 from astromesh.config.folder import Configuration
 from astromesh.config.workflow.evaluations import EvaluationCase
-from astromesh.errors import AgentNotFoundError, ConfigError, InvalidConfiguration, InvalidInput
+from astromesh.errors import AgentNotFoundError, ConfigError, InvalidConfiguration
 from astromesh.evaluation.base import Case, CaseResult, Evaluation, OnResult, Options
 from astromesh.evaluation.dataset import agent_cases, select
 from astromesh.evaluation.evaluate import Results, evaluation_of, run_cases
@@ -220,13 +220,12 @@ async def evaluate_agent(agent: Agent, cases: list[Case], wanted: Wanted, data_d
 
 
 async def _evaluate_workflow(folders: tuple[Path, Path], name: str, wanted: Wanted) -> Evaluation:
-    if wanted.models:
-        raise InvalidInput("--model works for agents. A workflow names its models in providers.yaml.")
     async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
         workflow = await runtime.workflows.loaded.open(name)
         with _progress(None) as on_result:
             report = await runtime.workflows.evaluate(
-                workflow.name, wanted.dataset, wanted.tag, case=wanted.case, options=wanted.options,
+                workflow.name, wanted.dataset, wanted.tag, case=wanted.case, models=wanted.models,
+                options=wanted.options,
                 judge=ModelJudge(wanted.judge, folders[1]), on_result=on_result,
             )  # fmt: skip
     return Evaluation.from_json(report)

@@ -57,6 +57,7 @@ class Hers(NamedTuple):
     def path(self, route: Guarded) -> str:
         path = route.path.replace(":path}", "}")
         path += "?a={run_id}&b={run_id}" if path == "/v1/runs/compare" else ""
+        path += "?a={task_id}&b={task_id}" if path == "/v1/tasks/compare" else ""
         name = "small" if "/workflows/" in path else "helper"
         return path.format_map({**self.named, "name": name})
 

@@ -171,6 +171,15 @@ async def test_what_is_edited_is_what_the_run_goes_on_with(
     assert fork["forked_from"]["edit"] == next(iter(edit))
 
 
+async def test_an_effect_does_not_happen_again_under_another_query(tmp_path: Path) -> None:
+    folder = write(tmp_path, manifest(tools=[SEND]))
+    async with Server(folder, asks("a"), "done", asks("a"), "done again") as server:
+        run = await server.run()
+        fork = await server.fork(run["run_id"], 1, {"query": "Bye"})
+        calls = len(server.tool.calls)
+    assert (fork["status"], calls) == ("completed", 1)
+
+
 async def test_a_message_stays_in_the_conversation_that_follows(tmp_path: Path) -> None:
     folder = write(tmp_path, manifest(tools=[LOOKUP]))
     async with Server(folder, asks("a"), "done", asks("b"), "again") as server:

@@ -52,6 +52,22 @@ def test_the_sample_passes_its_suite_without_model_key_or_network(
     }  # fmt: skip
 
 
+async def test_each_model_runs_the_cases_in_place_of_those_of_the_workflow(config: Path) -> None:
+    async with runtime_with(sample(config)) as runtime:
+        told = await runtime.workflows.evaluate(
+            NAME, case="simple_contract", models=["scripted:large", "scripted:small"]
+        )
+        shown = [
+            await runtime.workflows.tasks.manifest(one["task_id"], command.OPERATOR) for one in told["cases"]
+        ]
+    assert [(one["model"], one["recorded"]) for one in told["cases"]] == [
+        ("scripted:large", False), ("scripted:small", False),
+    ]  # fmt: skip
+    assert ['"adapter":"scripted","model":"large"' in one["files"]["providers.yaml"] for one in shown] == [
+        True, False,
+    ]  # fmt: skip
+
+
 async def test_e58_an_evaluation_is_kept_as_an_artifact(config: Path) -> None:
     async with runtime_with(sample(config), never) as runtime:
         told = await runtime.workflows.evaluate(NAME)

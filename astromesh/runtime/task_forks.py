@@ -1,0 +1,261 @@
+"""Recorded Tasks: their steps, forks and comparisons.
+
+The steps of a Task are the calls of its stages, then the stage, in the order in which stages ended. A fork is
+a durable Task whose records begin with those before a step. Of a stage that was active there it has the
+calls.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import orjson
+
+from astromesh.durable.base import JournalStep, StepKind
+from astromesh.durable.fork import Edit, effect_step, with_output
+from astromesh.durable.steps import EditKind, step_content, step_json
+from astromesh.errors import InvalidInput, TaskNotFound
+from astromesh.tools.results import to_text
+from astromesh.types import JsonObject
+from astromesh.workflow.base import CONTEXT, STEP, NotJson, canonical, stage_path
+from astromesh.workflow.journal import call_place
+
+#: kind of a recorded call → kind of its step
+_KINDS: Mapping[str, StepKind] = {"model": "model", "tool": "tool", "agent": "node", "person": "wait"}
+#: what a fork can edit at a step, by its kind, beside the models and the manifests of its workflow
+_EDITS: Mapping[str, EditKind] = {
+    "model": "output",
+    "tool": "tool_result",
+    "node": "output",
+    "value": "output",
+}
+
+
+class TaskStep(NamedTuple):
+    """A step of a Task.
+
+    Args:
+        step: as others see it.
+        record: of its stage.
+        call: the call; None: the stage itself.
+        place: the path and number of the call in the journal.
+    """
+
+    step: JournalStep
+    record: Mapping[str, Any]
+    call: JsonObject | None = None
+    place: tuple[str, int] = ("", 0)
+
+    @property
+    def stage(self) -> tuple[str, str]:
+        entry = self.record["entry"]
+        return entry["task"], entry["stage_id"]
+
+    @property
+    def editable(self) -> tuple[EditKind, ...]:
+        first: tuple[EditKind, ...] = ("query",) if self.step.ordinal == 1 else ()
+        return (*first, _EDITS[self.step.kind], "model", "manifest")
+
+    def to_json(self) -> JsonObject:
+        return {**step_json(self.step), "editable": list(self.editable)}
+
+    def content(self) -> JsonObject:
+        """Returns the step with its input and output."""
+        found = step_content([self.step], self.step.ordinal)
+        assert found is not None
+        return {**found, "editable": list(self.editable)}
+
+
+def task_steps(records: Iterable[Mapping[str, Any]]) -> list[TaskStep]:
+    """Returns the steps of a Task. Questions to people have numbers, too.
+
+    Args:
+        records: of the stages that counted, in order.
+    """
+    found: list[TaskStep] = []
+    for record in records:
+        place = stage_path(record["entry"]["task"], record["entry"]["stage_id"])
+        shown, places = Counter[str](), Counter[str]()
+        request: JsonObject = {}
+        for call in record.get("calls", ()):
+            path, kept = f"{place}/{call['kind']}:{call['name']}", call_place(place, call)
+            shown[path] += 1
+            places[kept] += 1
+            if call["kind"] == "model":
+                request = _whole(request, call["request"])
+            step = _call_step(path, shown[path], len(found) + 1, call, request, record["entry"])
+            found.append(TaskStep(step, record, call, (kept, places[kept])))
+        found.append(TaskStep(_stage_step(place, len(found) + 1, record["entry"]), record))
+    return found
+
+
+def visible(steps: Iterable[TaskStep]) -> list[TaskStep]:
+    """Returns the steps without questions to people."""
+    return [one for one in steps if one.step.kind != "wait"]
+
+
+def step_at(steps: Iterable[TaskStep], number: int, task_id: str) -> TaskStep:
+    """Raises: TaskNotFound: there is no such step."""
+    found = next((one for one in visible(steps) if one.step.ordinal == number), None)
+    if found is None:
+        raise TaskNotFound(f"The Task {task_id!r} has no step {number}.")
+    return found
+
+
+def _whole(before: JsonObject, new: JsonObject) -> JsonObject:
+    """Returns a request. Args: new: what it has that the one before had not, see `StageCalls.new_in`."""
+    earlier = before.get("messages", [])
+    messages = [*earlier[: new.get("same", len(earlier))], *new.get("messages", ())]
+    return {**before, **{key: value for key, value in new.items() if key != "same"}, "messages": messages}
+
+
+def _call_step(
+    path: str, n: int, number: int, call: JsonObject, request: JsonObject, entry: JsonObject
+) -> JournalStep:
+    kind = _KINDS[call["kind"]]
+    seen: Any = call["request"]
+    if kind == "model":
+        rest = {key: value for key, value in request.items() if key != "messages"}
+        seen = {"messages": request["messages"], "rest": rest}
+    elif kind == "tool":
+        seen = orjson.dumps(seen).decode()
+    elif kind == "node":
+        seen = {"query": seen[0], "context": seen[1]}
+    output = _OUTPUTS[kind](call)
+    about = {"name": call["name"], "in": seen}
+    at: float = call["started_at"] if "started_at" in call else entry["started_at"]
+    took: float = call.get("duration_ms", 0.0)
+    return JournalStep(path, n, kind, "", "done", output, number, at, took, about)
+
+
+def _answered(call: JsonObject) -> JsonObject:
+    """Returns the answer of a model as the record of a run has it."""
+    failed = "error" in call
+    return {"step": 0, "failure": call["error"]} if failed else {"step": 0, "result": call["answer"]}
+
+
+def _returned(call: JsonObject) -> JsonObject:
+    """Returns the result of a tool as the record of a run has it."""
+    if "error" in call:
+        error = call["error"]
+        return {"content": error["message"], "ok": False, "error": error["type"], "value": None}
+    answer = call["answer"]
+    return {"content": to_text(answer), "ok": True, "error": "", "value": answer}
+
+
+def _responded(call: JsonObject) -> JsonObject:
+    """Returns the response of an agent as the record of a run has the result of a node."""
+    if "error" in call:
+        return {"result": {"error": call["error"]}}
+    usage = (call["answer"].get("metadata") or {}).get("usage")
+    return {"result": {**call["answer"], "usage": usage}}
+
+
+_OUTPUTS: Mapping[StepKind, Any] = {
+    "model": _answered, "tool": _returned, "node": _responded, "wait": lambda call: call.get("answer"),
+}  # fmt: skip
+
+
+def _stage_step(place: str, number: int, entry: JsonObject) -> JournalStep:
+    keys = ("status", "output", "error", "edge")
+    out = {key: entry[key] for key in keys if entry[key] or key in ("status", "output")}
+    about = {"name": entry["stage_id"], "in": {"input": entry["input"]}, "out": out, "usage": entry["usage"]}
+    took = round((entry["finished_at"] - entry["started_at"]) * 1000, 3)
+    return JournalStep(place, 1, "value", "", "done", out, number, entry["started_at"], took, about)
+
+
+# -- forks ---------------------------------------------------------------------------------------------------
+
+
+def forked_records(
+    records: Sequence[Mapping[str, Any]], steps: Sequence[TaskStep], at: TaskStep, edit: Edit | None
+) -> list[JsonObject]:
+    """Returns the records that a fork begins with, behind its `begin` record.
+
+    Args:
+        records: all of the Task.
+        steps: of the Task.
+        at: the step that the Task is forked at.
+
+    Raises:
+        InvalidInput: the step cannot be edited like that, or the value does not fit.
+    """
+    if edit is not None and edit.kind not in at.editable:
+        can = ", ".join(at.editable)
+        raise InvalidInput(f"edit: at step {at.step.ordinal}, {can} can be edited.")
+    if edit is not None and edit.kind == "query":
+        return [*_effects(records, steps)]
+    before = [one for one in steps if one.step.ordinal < at.step.ordinal]
+    edited = edit if edit is not None and edit.kind in ("output", "tool_result") else None
+    ended = [dict(one.record) for one in before if one.call is None]
+    if edited is not None and at.call is None:
+        ended.append(_edited_stage(at.record, edited))
+    if edited is not None and at.call is not None:
+        before.append(at._replace(call=_edited_call(at, edited)))
+    complete = {(one["entry"]["task"], one["entry"]["stage_id"]) for one in ended}
+    begun = [one for one in before if one.call is not None and one.stage not in complete]
+    return [*_contexts(begun), *map(_journaled, begun), *_effects(records, steps), *ended]
+
+
+def _contexts(begun: Iterable[TaskStep]) -> Iterable[JsonObject]:
+    stages = {one.stage: one.record.get("context") for one in begun}
+    for (task, stage), context in stages.items():
+        if context is not None:
+            yield {"type": CONTEXT, "task": task, "stage": stage, "context": context}
+
+
+def _journaled(one: TaskStep) -> JsonObject:
+    """Returns a call as a step in the journal of a Task."""
+    call = one.call or {}
+    output: JsonObject = {key: call[key] for key in ("answer", "error") if key in call}
+    return _record(JournalStep(*one.place, "value", call["request_hash"], "done", output))
+
+
+def _record(step: JournalStep) -> JsonObject:
+    return {"type": STEP, **step._asdict()}
+
+
+def _effects(records: Iterable[Mapping[str, Any]], steps: Iterable[TaskStep]) -> Iterator[JsonObject]:
+    """Yields what tools have returned, for calls that must not happen again."""
+    seen = Counter[str]()
+    for record in records:
+        if record["type"] == STEP and record["path"].startswith("effect:"):
+            yield dict(record)  # of a Task that is a fork itself
+            seen[record["path"]] += 1
+    called = [(one.step.about, one.step.output) for one in steps if one.step.kind == "tool"]
+    # those of agents in stages
+    called += [(r.get("about"), r["output"]) for r in records if _is_nested_tool(r)]
+    for about, output in called:
+        assert about is not None and output is not None
+        step = effect_step(about["name"], about["in"], output)
+        seen[step.path] += 1
+        yield _record(step._replace(n=seen[step.path]))
+
+
+def _is_nested_tool(record: Mapping[str, Any]) -> bool:
+    if record["type"] != STEP or record["kind"] != "tool" or record["state"] != "done":
+        return False
+    return bool(record.get("about")) and "content" in (record["output"] or {})
+
+
+def _edited_stage(record: Mapping[str, Any], edit: Edit) -> JsonObject:
+    changed = {"status": "success", "output": _value_of(edit), "error": None, "edge": ""}
+    return {**record, "entry": {**record["entry"], **changed}, "edited": True}
+
+
+def _edited_call(at: TaskStep, edit: Edit) -> JsonObject:
+    call = {key: value for key, value in (at.call or {}).items() if key != "error"}
+    if call["kind"] == "model":
+        return {**call, "answer": with_output(at.step, edit).output["result"]}  # type: ignore[index]
+    if call["kind"] == "agent":
+        return {**call, "answer": {**call.get("answer", {}), "response": to_text(_value_of(edit))}}
+    return {**call, "answer": _value_of(edit)}
+
+
+def _value_of(edit: Edit) -> Any:
+    try:
+        return canonical(edit.value)
+    except NotJson as error:
+        raise InvalidInput(f"edit.{edit.kind}: {error}") from error

@@ -1,0 +1,323 @@
+"""Steps, forks and comparisons of Tasks: what is before a step is read from the records."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from astromesh.access.scopes import Viewer
+from astromesh.durable.fork import Edit
+from astromesh.errors import TaskNotFound
+from astromesh.types import CallerContext, CompletionRequest, ToolCall
+from tests.integration.agents_folder import client_of
+from tests.integration.workflow.folders import ENDED, runtime_with, sample, until
+from tests.integration.workflow.test_sample_project import CONTRACT, lawyer
+
+RUN, RUNS = "/v1/workflows/shop/run", "/v1/workflows/shop/runs"
+OPS = """
+import pathlib
+LOG = pathlib.Path(__file__).parent / "log"
+
+def note(what):
+    with LOG.open("a") as file:
+        file.write(what + "\\n")
+
+def check(input, context, tools):
+    note("check")
+    return {"plan": input, "amount": 3}
+
+async def order(input, context, tools):
+    note("order")
+    seen = await tools.call("look", item="tea")
+    paid = await tools.call("pay", amount=input["amount"])
+    return {"paid": paid.value if paid.ok else paid.content, "seen": seen.value}
+
+def look(item):
+    note("look")
+    return f"price of {item}"
+
+def pay(amount):
+    note("pay")
+    return amount
+"""
+TOOLS = """tools:
+  - {id: look, type: python, entrypoint: 'ops:look', effect: read,
+     schema_in: {type: object, properties: {item: {type: string}}}}
+  - {id: pay, type: python, entrypoint: 'ops:pay', effect: external,
+     schema_in: {type: object, properties: {amount: {type: number}}}}
+"""
+AGENTS = "agents: [{id: planner, model: m, system_prompt: Plan., tools: [look]}]\n"
+PROVIDERS = "providers: [{id: m, adapter: scripted, model: small}]\n"
+WORKFLOW = """version: 1
+workflow: shop
+nodes:
+  - {id: s, kind: deterministic, role: start, default: true, context: none}
+  - {id: plan, kind: agent, agent: planner, role: linear, context: none, tools: [look]}
+  - {id: check, kind: deterministic, role: linear, context: none, op: 'ops:check'}
+  - {id: order, kind: deterministic, role: linear, context: none, op: 'ops:order', tools: [look, pay]}
+  - {id: e, kind: deterministic, role: exit, context: none}
+edges:
+  - {from: s, to: plan}
+  - {from: plan, to: check}
+  - {from: check, to: order}
+  - {from: order, to: e}
+"""
+
+
+class Planner:
+    """A model that looks something up, then answers. It counts its calls."""
+
+    def __init__(self) -> None:
+        self.requests: list[CompletionRequest] = []
+
+    def __call__(self, request: CompletionRequest) -> Any:
+        self.requests.append(request)
+        results = [one.content for one in request.messages if one.role == "tool"]
+        return f"plan: {results[0]}" if results else ToolCall("c1", "look", '{"item": "tea"}')
+
+
+class Shop:
+    """A configuration folder with the workflow, and what its code has done."""
+
+    def __init__(self, config: Path) -> None:
+        self.config, self.folder = config, config / "workflows" / "shop"
+        self.folder.mkdir(parents=True)
+        files = {"ops.py": OPS, "tools.yaml": TOOLS, "agents.yaml": AGENTS, "providers.yaml": PROVIDERS}
+        for name, text in {**files, "workflow.yaml": WORKFLOW}.items():
+            (self.folder / name).write_text(text)
+        self.model = Planner()
+
+    def runtime(self) -> Any:
+        return runtime_with(self.config, self.model)
+
+    def done(self) -> list[str]:
+        """What was executed since the last look: operations, tools, model calls."""
+        file = self.folder / "log"
+        found = file.read_text().split() if file.exists() else []
+        file.write_text("")
+        calls, self.model.requests = len(self.model.requests), []
+        return [*found, *["model"] * calls]
+
+
+@pytest.fixture
+def shop(tmp_path: Path) -> Shop:
+    return Shop(tmp_path / "config")
+
+
+async def started(client: httpx.AsyncClient, route: str) -> str:
+    task_id: str = (await client.post(route, json={"input": "tea"})).json()["task_id"]
+    await until(client, task_id, *ENDED)
+    return task_id
+
+
+async def forked(client: httpx.AsyncClient, task_id: str, at: int, **edit: Any) -> dict[str, Any]:
+    body = {"at": at, **({"edit": edit} if edit else {})}
+    answer = await client.post(f"/v1/tasks/{task_id}/fork", json=body)
+    assert answer.status_code == 202, answer.text
+    found: dict[str, Any] = await until(client, answer.json()["task_id"], *ENDED)
+    return found
+
+
+async def steps_of(client: httpx.AsyncClient, task_id: str) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = (await client.get(f"/v1/tasks/{task_id}/steps")).json()["steps"]
+    return found
+
+
+STEPS = [
+    ("stage", "s"), ("model", "m"), ("tool", "look"), ("model", "m"), ("stage", "plan"), ("stage", "check"),
+    ("tool", "look"), ("tool", "pay"), ("stage", "order"), ("stage", "e"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("route", [RUN, RUNS])
+async def test_steps_are_the_calls_of_the_stages_and_the_stages(shop: Shop, route: str) -> None:
+    async with client_of(shop.runtime()) as client:
+        task_id = await started(client, route)
+        steps = await steps_of(client, task_id)
+        model = (await client.get(f"/v1/tasks/{task_id}/steps/4")).json()
+        tool = (await client.get(f"/v1/tasks/{task_id}/steps/3")).json()
+        stage = (await client.get(f"/v1/tasks/{task_id}/steps/9")).json()
+        none = await client.get(f"/v1/tasks/{task_id}/steps/11")
+    assert [(one["kind"], one["path"].rpartition(":")[2].rpartition("@")[2]) for one in steps] == STEPS
+    assert [one["step"] for one in steps] == list(range(1, 11))
+    assert [one["role"] for one in model["input"]["messages"]] == ["system", "user", "assistant", "tool"]
+    assert model["output"]["content"] == "plan: price of tea" and model["usage"]["input_tokens"] >= 0
+    assert (json.loads(tool["input"]["arguments"]), tool["output"]["value"]) == (
+        {"item": "tea"},
+        "price of tea",
+    )
+    assert stage["input"]["input"]["amount"] == 3
+    assert stage["output"] == {"status": "success", "output": {"paid": 3, "seen": "price of tea"}}
+    assert steps[0]["editable"] == ["query", "output", "model", "manifest"]
+    assert all(one["started_at"] > 0 and one["duration_ms"] >= 0 for one in steps)
+    assert (none.status_code, none.json()["code"]) == (404, "task_not_found")
+
+
+#: what an unedited fork executes at each step: only what is behind it, and `pay` never again
+BEHIND = ["model", "look", "model", "check", "order", "look"]
+
+
+@pytest.mark.parametrize("route", [RUN, RUNS])
+async def test_a_fork_executes_nothing_before_its_step(shop: Shop, route: str) -> None:
+    expected = {
+        1: BEHIND, 2: BEHIND, 3: BEHIND[1:], 4: BEHIND[2:], 5: BEHIND[3:], 6: BEHIND[3:], 7: BEHIND[4:],
+        8: ["order"], 9: ["order"], 10: [],
+    }  # fmt: skip
+    async with client_of(shop.runtime()) as client:
+        task_id = await started(client, route)
+        origin = (await client.get(f"/v1/tasks/{task_id}")).json()
+        before = await steps_of(client, task_id)
+        shop.done()
+        for at, done in expected.items():
+            fork = await forked(client, task_id, at)
+            assert sorted(shop.done()) == sorted(done), at
+            assert (fork["status"], fork["output"]) == (origin["status"], origin["output"]), at
+            assert fork["forked_from"] == {"task_id": task_id, "step": at, "edit": None}
+            steps = await steps_of(client, fork["task_id"])
+            assert [one["path"] for one in steps] == [one["path"] for one in before]
+            replay = (await client.post(f"/v1/tasks/{fork['task_id']}/replay")).json()
+            assert replay["same"], replay
+            shop.done()  # a replay executes operations
+            again = await forked(client, fork["task_id"], at)  # of a fork
+            assert sorted(shop.done()) == sorted(done) and again["output"] == origin["output"], at
+
+
+async def test_edits_of_a_task(shop: Shop) -> None:
+    (shop.folder / "ops.py").write_text(OPS.replace("effect: external", "effect: read"))
+    async with client_of(shop.runtime()) as client:
+        task_id = await started(client, RUN)
+        shop.done()
+        plan = await forked(client, task_id, 5, output="another plan")
+        assert shop.done() == ["check", "order", "look"]
+        answer = await forked(client, task_id, 4, output="said otherwise")
+        assert shop.done() == ["check", "order", "look"]
+        seen = await forked(client, task_id, 7, tool_result="9 euros")
+        assert shop.done() == ["order"]
+        looked = await forked(client, task_id, 3, tool_result="sold out")
+        assert sorted(shop.done()) == ["check", "look", "model", "order"]
+        calls = {"tool_calls": [{"name": "look", "arguments": {"item": "milk"}}]}
+        milk = await forked(client, task_id, 2, output=calls)
+        await forked(client, task_id, 1, query="coffee")
+        asked = shop.model.requests[-1].messages[1].content
+        contents = {
+            name: (await client.get(f"/v1/tasks/{fork['task_id']}/steps/5")).json()["output"]["output"]
+            for name, fork in {"plan": plan, "answer": answer, "looked": looked, "milk": milk}.items()
+        }
+        replays = [
+            (await client.post(f"/v1/tasks/{fork['task_id']}/replay")).json()
+            for fork in (plan, answer, seen, looked, milk)
+        ]
+        wrong = await client.post(f"/v1/tasks/{task_id}/fork", json={"at": 5, "edit": {"tool_result": 1}})
+        two = await client.post(
+            f"/v1/tasks/{task_id}/fork", json={"at": 5, "edit": {"output": 1, "model": "x"}}
+        )
+        none = await client.post(f"/v1/tasks/{task_id}/fork", json={"at": 11})
+    assert contents == {
+        "plan": "another plan", "answer": "said otherwise", "looked": "plan: sold out",
+        "milk": "plan: price of milk",
+    }  # fmt: skip
+    assert seen["output"] == {"paid": 3, "seen": "9 euros"} and asked == "coffee"
+    assert [one["divergence"] for one in replays] == [None] * 5
+    assert (wrong.status_code, two.status_code, none.status_code) == (422, 422, 404)
+    assert "output, model, manifest can be edited" in wrong.json()["detail"]
+
+
+async def test_a_new_call_with_an_effect_waits_for_a_person(shop: Shop) -> None:
+    async with client_of(shop.runtime()) as client:
+        task_id = await started(client, RUN)
+        shop.done()
+        body = {"at": 6, "edit": {"output": {"amount": 5}}}
+        fork = (await client.post(f"/v1/tasks/{task_id}/fork", json=body)).json()["task_id"]
+        while not (task := (await client.get(f"/v1/tasks/{fork}")).json())["waiting_for"]:
+            pass
+        assert shop.done() == ["order", "look"]
+        question = task["waiting_for"][0]
+        assert (question["kind"], question["name"], question["arguments"]) == (
+            "approval",
+            "pay",
+            {"amount": 5},
+        )
+        await client.post(f"/v1/tasks/{fork}/decide", json={"decision": "approve"})
+        ended = await until(client, fork, *ENDED)
+    assert ended["output"]["paid"] == 5 and shop.done() == ["order", "look", "pay"][2:]
+
+
+async def test_another_model_and_the_present_manifests(shop: Shop) -> None:
+    async with client_of(shop.runtime()) as client:
+        task_id = await started(client, RUN)
+        fork = await forked(client, task_id, 2, model="openai:large")
+        manifest = (await client.get(f"/v1/tasks/{fork['task_id']}/manifest")).json()
+    (shop.folder / "workflow.yaml").write_text(
+        WORKFLOW.replace(
+            "kind: deterministic, role: linear, context: none, op: 'ops:order'",
+            "timeout_s: 9, kind: deterministic, role: linear, context: none, op: 'ops:order'",
+        )
+    )
+    async with client_of(shop.runtime()) as client:
+        shop.done()
+        same = await forked(client, task_id, 9)
+        current = await forked(client, task_id, 9, manifest="current")
+        texts = [
+            (await client.get(f"/v1/tasks/{one['task_id']}/manifest")).json()["files"]["workflow.yaml"]
+            for one in (same, current)
+        ]
+    (shop.folder / "workflow.yaml").write_text(WORKFLOW.replace("check", "verify"))
+    (shop.folder / "ops.py").write_text(OPS.replace("check", "verify"))
+    async with client_of(shop.runtime()) as client:
+        body = {"at": 9, "edit": {"manifest": "current"}}
+        other = await client.post(f"/v1/tasks/{task_id}/fork", json=body)
+    assert '"adapter":"openai","model":"large"' in manifest["files"]["providers.yaml"]
+    assert ["timeout_s" in text for text in texts] == [False, True]
+    assert (other.status_code, other.json()["code"]) == (409, "conflict")
+
+
+async def test_tasks_are_compared_step_by_step(shop: Shop) -> None:
+    async with client_of(shop.runtime()) as client:
+        task_id = await started(client, RUN)
+        same = (await forked(client, task_id, 6))["task_id"]
+        other = (await forked(client, task_id, 4, output="said otherwise"))["task_id"]
+        query = {"a": task_id, "b": same, "c": other}
+        found = (await client.get("/v1/tasks/compare", params=query)).json()
+    assert [one["equal"] for one in found["steps"]] == [True] * 3 + [False] * 3 + [True, True, False, True]
+    assert found["divergence"]["kind"] == "model" and list(found["divergence"]["diff"]) == ["c"]
+    assert [one["model_calls"] for one in found["runs"].values()] == [2, 2, 2]
+    assert found["runs"]["c"]["output"] == {"paid": 3, "seen": "price of tea"}
+
+
+async def test_a_task_with_clones_and_merges_is_forked_at_every_step(tmp_path: Path) -> None:
+    calls: list[CompletionRequest] = []
+
+    def counted(request: CompletionRequest) -> Any:
+        calls.append(request)
+        return lawyer(request)
+
+    async with client_of(runtime_with(sample(tmp_path / "config"), counted)) as client:
+        body = {"input": {"text": CONTRACT}}
+        task = (await client.post("/v1/workflows/contract_review/run", json=body)).json()
+        steps = await steps_of(client, task["task_id"])
+        models = [one["step"] for one in steps if one["kind"] == "model"]
+        for step in steps[:: max(len(steps) // 12, 1)]:
+            calls.clear()
+            fork = await forked(client, task["task_id"], step["step"])
+            assert (fork["status"], fork["output"]) == (task["status"], task["output"]), step
+            assert len(calls) == sum(one >= step["step"] for one in models), step
+
+
+async def test_tasks_of_others_are_not_found(shop: Shop) -> None:
+    runtime = shop.runtime()
+    async with client_of(runtime) as client:
+        task_id = await started(client, RUN)
+        tasks, other = runtime.workflows, Viewer("default", "somebody")
+        for viewer in (other, Viewer("another", None)):
+            for work in (
+                tasks.fork(task_id, viewer, 2, Edit("output", "x"), CallerContext()),
+                tasks.tasks.listed_steps(task_id, viewer),
+                tasks.tasks.step_content(task_id, 2, viewer),
+                tasks.tasks.compare([task_id, task_id], viewer),
+            ):
+                with pytest.raises(TaskNotFound):
+                    await work
