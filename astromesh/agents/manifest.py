@@ -46,6 +46,7 @@ class AgentKeys(TypedDict, total=False):
     on_disconnect: Literal["continue", "cancel"] | None
     recording: bool | None
     client_tools: Literal["allow", "deny"]
+    overridable: Sequence[Literal["model", "temperature", "max_tokens", "tools"]] | None
 
 
 @dataclass(frozen=True)

@@ -164,9 +164,23 @@ class RunBody(BaseModel):
     tags: Tags = Field(
         default_factory=list, description="Stored with the run; lists can be filtered by them."
     )
+    output_schema: dict[str, Any] | None = Field(
+        None, description="JSON Schema of the answer, in place of the agent's."
+    )
+    model: str = Field("", description="One of the agent's models, if `overridable` has `model`.")
+    temperature: Annotated[float, Field(ge=0, le=2)] | None = None
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Most tokens of the answer.")
+    tools: list[str] | None = Field(
+        None, description="Those of the agent's tools that it may call, if `overridable` has `tools`."
+    )
     client_tools: Annotated[list[ClientToolIn], Field(max_length=MAX_TOOLS)] = Field(
         default_factory=list, description="Tools that the client executes; they make the run durable."
     )
+
+    def parameters(self) -> dict[str, Any]:
+        """Returns the parameters of the model calls that the body has."""
+        found = {"temperature": self.temperature, "max_tokens": self.max_tokens}
+        return {name: value for name, value in found.items() if value is not None}
 
 
 _RUN: TypeAdapter[RunBody] = TypeAdapter(RunBody)
@@ -213,6 +227,10 @@ async def read_run_request(request: Request) -> RunRequest:
         caused_by=cause,
         tags=tuple(body.tags),
         client_tools=ClientTools(tuple(tool.spec() for tool in body.client_tools)),
+        output_schema=body.output_schema,
+        model=body.model,
+        tools=None if body.tools is None else tuple(body.tools),
+        parameters=body.parameters(),
     )
 
 

@@ -1,6 +1,6 @@
 """Parameters of chat completions: which a model call carries, which have no effect, which are refused.
 
-An agent gives one answer, with its own schema. What a client asks for beyond that is
+An agent gives one answer. What a client asks for beyond that is
 refused with the name of the parameter: ignoring it would mislead the client. A parameter at the protocol's
 default is always accepted (https://platform.openai.com/docs/api-reference/chat/create).
 """
@@ -27,7 +27,6 @@ _DEFAULTS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "n": ((1,), "an agent gives one answer"),
     "functions": (([],), _OWN_TOOLS),
     "function_call": (("auto", "none"), _OWN_TOOLS),
-    "response_format": (({"type": "text"},), "the agent's output_schema determines the format"),
     "modalities": ((["text"],), "an agent answers with text"),
     "audio": ((), "an agent answers with text"),
     "logprobs": ((False,), "agents return no log probabilities"),

@@ -315,6 +315,11 @@ class AgentSpec(Record):
     client_tools: Literal["allow", "deny"] = Field(
         "allow", description="Whether requests may bring tools that the client executes."
     )
+    overridable: tuple[Literal["model", "temperature", "max_tokens", "tools"], ...] | None = Field(
+        None,
+        description="What a request may change; absent: temperature and other sampling parameters, and "
+        "max_tokens downwards.",
+    )
     recording: bool | None = Field(
         None, description="Whether plain runs are recorded; absent: recording.enabled of runtime.yaml."
     )

@@ -464,6 +464,14 @@ class ModelRouter:
         """The router of a role of `model.roles`, or this one."""
         return self.roles.get(role, self)
 
+    def only(self, name: str) -> ModelRouter:
+        """A router with one of the providers, by its name; its roles stay."""
+        chosen = [provider for provider in self.providers if provider.name == name]
+        return ModelRouter(
+            chosen, strategy=self.strategy, roles=self.roles, health=self.health, retries=self.retries,
+            chance=self.chance, rules=self.rules,
+        )  # fmt: skip
+
     async def route(
         self,
         request: CompletionRequest,
@@ -603,17 +611,17 @@ class RunModel:
 
     Args:
         schema: the agent's output schema, or None.
-        parameters: of the run's request. They apply to calls whose result may be the answer, and never raise
-            the limit of an answer.
+        parameters: of the run's request. They apply to calls whose result may be the answer.
 
     `attempts` has one line for each failed try of the whole run, `{provider, error, status}`.
+    `raises_limit` is whether the parameters may raise the limit of an answer.
     `left_out` is what the newest request that did not fit its models has lost.
     `streaming_request` is the newest request whose answer streams.
     """
 
     __slots__ = (
         "_parameters", "_requests", "_router", "_schema", "_scope", "attempts", "last", "left_out",
-        "streaming_request",
+        "raises_limit", "streaming_request",
     )  # fmt: skip
 
     def __init__(
@@ -624,6 +632,7 @@ class RunModel:
         parameters: Mapping[str, Any] = NO_PARAMETERS,
     ) -> None:
         self._router, self._scope, self._schema, self._parameters = router, scope, schema, parameters
+        self.raises_limit = False
         self.attempts: list[JsonObject] = []
         self.last: CompletionResult | None = None
         self.left_out: JsonObject = {}
@@ -715,7 +724,8 @@ class RunModel:
     def _merged(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the parameters of a call with those of the run; the smaller limit of the answer counts."""
         merged = {**own, **self._parameters}
-        if (asked := self._parameters.get("max_tokens")) is not None:
+        asked = self._parameters.get("max_tokens")
+        if asked is not None and not self.raises_limit:
             limits = [provider.capabilities.answer_tokens for provider in self._router.providers]
             most = own.get("max_tokens") or (max(limits) if all(limits) else asked)
             merged["max_tokens"] = min(asked, most)

@@ -46,6 +46,9 @@ class RunRequest(Struct, frozen=True):
         screening: What the input rules did to a request that was stored before it ran.
         continuation: Messages that follow the query: calls of the client's tools, and their results.
         client_tools: Tools that the client executes. A run with any is durable, so that it can wait.
+        output_schema: JSON Schema of the answer, in place of the agent's. None: the agent's.
+        model: The one of the agent's models that answers. Empty: as the agent's routing chooses.
+        tools: Those of the agent's tools that the run may call. None: all of them.
     """
 
     query: str
@@ -64,6 +67,9 @@ class RunRequest(Struct, frozen=True):
     parameters: Mapping[str, Any] = field(default_factory=dict)
     continuation: tuple[Message, ...] = ()
     client_tools: ClientTools = NO_CLIENT_TOOLS
+    output_schema: Mapping[str, Any] | None = None
+    model: str = ""
+    tools: tuple[str, ...] | None = None
 
 
 class RunAnswer(Struct, frozen=True):
@@ -154,6 +160,12 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
     }
     if request.parameters:
         data["parameters"] = dict(request.parameters)
+    if request.output_schema is not None:
+        data["output_schema"] = dict(request.output_schema)
+    if request.model:
+        data["model"] = request.model
+    if request.tools is not None:
+        data["tools"] = list(request.tools)
     if request.client_tools:
         data["client_tools"] = to_builtins(request.client_tools)
     if request.tags:
@@ -198,6 +210,9 @@ def request_of(data: JsonObject) -> RunRequest:
         screening=convert(data["screening"], Screening) if "screening" in data else None,
         continuation=_messages_of(data.get("continuation")) or (),
         client_tools=convert(data.get("client_tools", {}), ClientTools),
+        output_schema=data.get("output_schema"),
+        model=data.get("model", ""),
+        tools=tuple(data["tools"]) if "tools" in data else None,
     )
 
 

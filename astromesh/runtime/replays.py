@@ -19,6 +19,7 @@ from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.content_capture import redactor_of
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.records import RunAnswer, RunRequest, request_of
+from astromesh.runtime.request_options import changed_agent
 from astromesh.runtime.run import RunFactory
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import ToolContext
@@ -69,6 +70,7 @@ class Replays:
         inherited = None if row.forked_from is None else row.forked_from["inherited"]
         log = ReplayLog(row, steps, accepted_at, inherited, lists_tools=not agent.tools.live)
         request = replace(request_of(row.request), persist=False)
+        agent = changed_agent(agent, request)
         run = self._factory(RecordedClock(accepted_at)).new_run(
             agent, request, caller_of(row.caller), trace_id=row.trace_id, run_id=row.run_id
         )

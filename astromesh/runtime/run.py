@@ -26,6 +26,7 @@ from astromesh.runtime.budgets import Accounts, ChargedModel
 from astromesh.runtime.content_capture import ContentCapture, redactor_of
 from astromesh.runtime.message_order import AcceptedRun
 from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.request_options import raises_limit
 from astromesh.runtime.sessions import SessionLock
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
@@ -308,7 +309,7 @@ class RunFactory:
         self.captures_content = False
         self.max_answer_bytes = MAX_ANSWER_BYTES
 
-    def new_run(  # noqa: PLR0913 (what a run is made of)
+    def new_run(  # noqa: PLR0913, PLR0915 (what a run is made of)
         self,
         agent: Agent,
         request: RunRequest,
@@ -370,6 +371,7 @@ class RunFactory:
         )  # fmt: skip
         scope.deps, scope.metadata, scope.tags = _deps_of(agent, request, outer), log.metadata, log.tags
         scope.max_answer_bytes, scope.tool_choice = self.max_answer_bytes, request.client_tools.choice
+        model.raises_limit = raises_limit(agent)
         if (sampled := caused.sampled if outer is None else outer.sampled) is not None:
             log.sampled = scope.sampled = sampled
         log.stream = stream = EventStream(run_id, (self._metrics, *sinks), log)

@@ -46,7 +46,7 @@ async def propose_case(runtime: AgentRuntime, run_id: str, viewer: Viewer, case_
     if row.status not in ENDED_STATUSES:
         raise Conflict(f"The run {run_id!r} has not ended; it can be a case when it has.")
     own = [step for step in listed(steps) if _NESTED not in step.path]
-    requests = _requests(steps, own, _output_schema(runtime, row.agent))
+    requests = _requests(steps, own, _output_schema(runtime, row))
     case = {"id": case_id or run_id, **_input(row, own), "assertions": _checks(row, own, requests)}
     folder = runtime.config_dir / FOLDER
     if row.status != "completed":
@@ -77,7 +77,10 @@ def _with_schema(request: CompletionRequest, schema: JsonObject | None) -> Compl
     return replace(request, output_schema=schema)
 
 
-def _output_schema(runtime: AgentRuntime, agent: str) -> JsonObject | None:
+def _output_schema(runtime: AgentRuntime, row: RunRow) -> JsonObject | None:
+    if (asked := row.request.get("output_schema")) is not None:
+        return dict(asked)
+    agent = row.agent
     found = runtime.agent(agent).output_schema if agent in runtime.agents else None
     return None if found is None else found.json_schema
 

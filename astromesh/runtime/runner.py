@@ -41,7 +41,7 @@ from astromesh.logs import get_logger
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState
-from astromesh.runtime.client_tools import require_client_tools, screened_answer
+from astromesh.runtime.client_tools import screened_answer
 from astromesh.runtime.config_loader import agents_with_approval
 from astromesh.runtime.idempotency import IdempotentRuns
 from astromesh.runtime.message_order import become_newest
@@ -56,6 +56,7 @@ from astromesh.runtime.pipeline import answer
 from astromesh.runtime.recordings import PlainRecorder
 from astromesh.runtime.records import RunAnswer, RunRequest, request_of
 from astromesh.runtime.replays import Replays
+from astromesh.runtime.request_options import changed_agent, require_allowed
 from astromesh.runtime.run import Handler, Run, RunFactory
 from astromesh.runtime.run_metadata import require_valid
 from astromesh.runtime.runs import Decision, Runs
@@ -243,6 +244,8 @@ class AgentRunner:
                     agent, request, caller=caller, trace_id=trace_id, key=key, watch=watch
                 )
                 return await self._wait(row, sinks)
+            require_allowed(agent, request)
+            agent = changed_agent(agent, request)
             if key is not None:
                 return await self._start_idempotent(key, agent, request, caller, sinks, trace_id)
             if agent.merges_messages:
@@ -394,7 +397,7 @@ class AgentRunner:
             IdempotencyConflict: the key was used with another body.
         """
         require_valid(request)
-        require_client_tools(agent, request.client_tools)
+        require_allowed(agent, request)
         tenant, owner = principal_of(caller)
         rejects = agent.manifest.spec.sessions.concurrency == "reject" and key is None
         if rejects and SessionKey(tenant, agent.name, request.session_id, owner) in self.sessions.active:
@@ -545,6 +548,7 @@ class AgentRunner:
             AgentNotFoundError, InvalidManifest: the agent cannot be opened any more.
         """
         agent = await self.directory.of_snapshot(row.agent, row.manifest or {})
+        agent = changed_agent(agent, request_of(row.request))
         return Segment(self, store, row, agent, caller, notify)
 
     def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:

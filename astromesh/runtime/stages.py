@@ -38,7 +38,7 @@ from astromesh.errors import (
     UpstreamError,
 )
 from astromesh.graph.call_record import arguments_of
-from astromesh.graph.calls import ASSISTANT, call_model
+from astromesh.graph.calls import ASSISTANT, SelectedTools, call_model
 from astromesh.graph.scope import ToolCallRecord
 from astromesh.logs import get_logger
 from astromesh.orchestration.base import Outcome, PatternTask
@@ -64,7 +64,7 @@ from astromesh.telemetry.clock import TimeLimit
 from astromesh.telemetry.events import MODEL_DELTA, ms_since
 from astromesh.tools.base import ToolPort
 from astromesh.tools.policies import identity_question
-from astromesh.tools.toolbox import JoinedTools, NoTools
+from astromesh.tools.toolbox import JoinedTools, NoTools, ToolBox
 from astromesh.types import CompletionRequest, JsonObject, MemoryContext, Message, ToolSpec, Turn
 
 log = get_logger("astromesh.run")
@@ -338,6 +338,8 @@ async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuer
     request = prompted.recalled.admitted.request
     offered = request.terms.tools
     tools: ToolPort = agent.tools if offered is None else JoinedTools(offered, agent.tools)
+    if request.tools is not None:
+        tools = SelectedTools("run", request.tools, ToolBox(), tools, inject_all=False)
     if request.client_tools:
         tools = JoinedTools(tools, client_tool_port(agent, request.client_tools.specs))
     if not agent.can_call_tools:

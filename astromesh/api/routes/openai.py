@@ -40,8 +40,9 @@ from astromesh.api.schemas import ModelOut, ModelsOut, answers, problems, reques
 from astromesh.durable.base import RunRow
 from astromesh.errors import ApprovalRequired, Forbidden, Interrupted, InvalidInput, error_class
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.client_tools import ClientCall, find_waiting, open_calls, require_client_tools
+from astromesh.runtime.client_tools import ClientCall, find_waiting, open_calls
 from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.request_options import require_allowed
 from astromesh.telemetry import ids
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import is_blank
@@ -99,6 +100,39 @@ class ChatMessage(BaseModel):
         return tuple(_image(str(p.image_url.get("url", ""))) for p in parts if p.type == "image_url")
 
 
+class AnySchema(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    name: str = ""
+    form: dict[str, Any] = Field(alias="schema")
+
+
+class TextFormat(BaseModel):
+    type: Literal["text"]
+
+    def schema_for(self, agent: Agent) -> JsonObject | None:
+        return None
+
+
+class ObjectFormat(BaseModel):
+    type: Literal["json_object"]
+
+    def schema_for(self, agent: Agent) -> JsonObject | None:
+        """Returns no schema if the agent has one: its answers are JSON."""
+        return None if agent.output_schema is not None else {"type": "object"}
+
+
+class SchemaFormat(BaseModel):
+    type: Literal["json_schema"]
+    json_schema: AnySchema
+
+    def schema_for(self, agent: Agent) -> JsonObject | None:
+        return self.json_schema.form
+
+
+ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
+
+
 class ChatBody(Sampling):
     """The fields that have an effect. Others are refused unless they have the protocol's default."""
 
@@ -112,6 +146,9 @@ class ChatBody(Sampling):
         None, description="Tools that the client executes."
     )
     tool_choice: ToolChoice | None = None
+    response_format: ResponseFormat | None = Field(
+        None, description="The form of the answer; the agent checks it, and repairs it once."
+    )
     parallel_tool_calls: bool | None = Field(
         None, description="false: the calls of one step are handed out one after the other."
     )
@@ -174,7 +211,6 @@ async def chat_completions(request: Request) -> Response:
     if not tools and (body.tool_choice not in (None, "auto", "none") or body.parallel_tool_calls is False):
         name = "tool_choice" if body.parallel_tool_calls is not False else "parallel_tool_calls"
         raise InvalidInput(f"Remove {name}: the request has no tools.", param=name)
-    require_client_tools(agent, tools)
     runtime = runtime_of(request)
     form = _Form(body.model, one_call=body.parallel_tool_calls is False)
     results = {m.tool_call_id: m.text() for m in _after_last_call(body.messages)}
@@ -193,7 +229,13 @@ async def chat_completions(request: Request) -> Response:
             caller=caller_of(request),
         )
     else:
-        new = replace(_run_request(body, request.headers, names), parameters=parameters, client_tools=tools)
+        new = replace(
+            _run_request(body, request.headers, names),
+            parameters=parameters,
+            client_tools=tools,
+            output_schema=body.response_format.schema_for(agent) if body.response_format else None,
+        )
+        require_allowed(agent, new)
         start = partial(
             runtime.runner.start,
             agent,

@@ -189,7 +189,12 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a text as a picture": (picture("data:text/plain;base64,aGk="), "'text/plain' is not supported. Use one"),
     "a picture that is no base64": (picture("data:image/png;base64,!!!!"), "is not base64"),
     "an empty picture": (picture("data:image/png;base64,"), "is not base64"),
-    "a format": ({"response_format": {"type": "json_object"}}, "output_schema"),
+    "a format of no kind": ({"response_format": {"type": "xml"}}, "response_format"),
+    "a format without its schema": ({"response_format": {"type": "json_schema"}}, "response_format"),
+    "a format of no schema": (
+        {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": {"type": "no"}}}},
+        "not a JSON Schema",
+    ),
     "a session with a tab": ({"extra_headers": {"x-session-id": "a\tb"}}, "X-Session-Id"),
     "a long session": ({"extra_headers": {"x-session-id": "a" * 257}}, "X-Session-Id"),
     "a long user": ({"user": "a" * 257}, "user"),

@@ -33,7 +33,8 @@ ARGUMENTS = {
     "spec.tools": "tools", "spec.skills": "skills", "spec.memory": "memory", "spec.guardrails": "guardrails",
     "spec.permissions": "permissions", "spec.budgets": "budgets", "spec.sessions": "sessions",
     "spec.queue": "queue", "spec.stream": "stream", "spec.on_disconnect": "on_disconnect",
-    "spec.recording": "recording", "spec.client_tools": "client_tools", "spec.output_schema": "output_type",
+    "spec.recording": "recording", "spec.client_tools": "client_tools",
+    "spec.overridable": "overridable", "spec.output_schema": "output_type",
 }  # fmt: skip
 #: mappings whose keys are arguments of their own
 OPEN = {"spec.identity", "spec.model", "spec.prompts", "spec.orchestration"}
@@ -90,6 +91,7 @@ EVERYTHING: dict[str, Any] = {
     "on_disconnect": "continue",
     "recording": True,
     "client_tools": "deny",
+    "overridable": ["model", "temperature"],
 }
 
 

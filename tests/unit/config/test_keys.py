@@ -178,6 +178,7 @@ AGENT_KEYS = [
     *[Key("Agent", ("spec", "on_disconnect"), right, "stop", None) for right in ("continue", "cancel")],
     Key("Agent", ("spec", "skills"), [], "skills", ()),
     *[Key("Agent", ("spec", "client_tools"), right, "ask", "allow") for right in ("allow", "deny")],
+    Key("Agent", ("spec", "overridable"), ["model", "tools"], ["seed"], None),
     Key("Agent", ("spec", "recording"), True, "perhaps", None),
     Key("Agent", ("spec", "output_schema"), {"type": "object"}, "object", None),
 ]
