@@ -48,7 +48,7 @@ export default function Agent({ path: [, name] }) {
 function AgentGraph({ name }) {
   const [drawing, setDrawing] = useState(/** @type {any} */ (null));
   useEffect(() => {
-    get(`/v1/agents/${encodeURIComponent(name)}/graph`).then((text) => setDrawing({ text, ...fromMermaid(text) }), () => setDrawing({ nodes: [], edges: [], text: "" }));
+    get(`/v1/agents/${encodeURIComponent(name)}/graph`).then((text) => setDrawing({ text, ...fromMermaid(text) }), () => setDrawing({ nodes: [], edges: [], groups: [], text: "" }));
   }, [name]);
   if (!drawing) return html`<p class="muted pad">Loading.</p>`;
   if (!drawing.nodes.length) return html`<${Empty}>This agent has no graph that can be drawn.<//>`;

@@ -33,25 +33,33 @@ function Talk({ agents, agent, session }) {
   const [run, setRun] = useState("");
   /** The stored turns that stand before the run that is shown: its own ones come with its events. */
   const [before, setBefore] = useState(Infinity);
+  /** The runs of the session, which the buttons of its messages fork. */
+  const [runs, setRuns] = useState(/** @type {any[]} */ ([]));
   const [wanted, setWanted] = useState("");
   const action = useAction();
   const talk = useTalk(run);
   const bottom = useRef(/** @type {HTMLElement | null} */ (null));
+  const asked = useRef("");
 
   const loadTurns = async () => {
     if (!session) return [];
     const stored = await get(`${at}/sessions/${encodeURIComponent(session)}?limit=1000`).catch(() => ({ turns: [] }));
     return stored.turns;
   };
+  const loadRuns = async () => {
+    const found = await get(`/v1/runs?limit=1000&agent=${encodeURIComponent(agent)}&session=${encodeURIComponent(session)}`).catch(() => ({ runs: [] }));
+    setRuns(found.runs);
+    return found.runs;
+  };
   useEffect(() => {
     if (!session) return;
     // a run that still goes on is followed from its beginning; its question is not a turn yet
-    const newest = get(`/v1/runs?limit=1&agent=${encodeURIComponent(agent)}&session=${encodeURIComponent(session)}`).catch(() => ({ runs: [] }));
-    newest.then(async ({ runs: [last] }) => {
+    loadRuns().then(async ([last]) => {
       const stored = await loadTurns();
       if (last && GOING_ON.includes(last.status)) {
         setBefore(stored.filter((/** @type {any} */ turn) => turn.created_at < last.created_at).length);
-        setRun(last.run_id);
+        if (!question) questionOf(last.run_id).then((query) => ((asked.current = query), setRun(last.run_id)));
+        else setRun(last.run_id);
       }
       setTurns(stored);
     });
@@ -59,6 +67,7 @@ function Talk({ agents, agent, session }) {
   useEffect(() => {
     if (!talk.story.endType) return;
     refresh(`${at}/sessions`, "/v1/approvals");
+    loadRuns();
     if (talk.story.endType === "run.completed" && session) {
       loadTurns().then((stored) => {
         if (!stored.length) return; // an agent without memory: the run is all there is
@@ -70,7 +79,6 @@ function Talk({ agents, agent, session }) {
   }, [talk.story.endType]);
   useEffect(() => bottom.current?.scrollIntoView({ block: "end" }), [turns.length, run, talk.story.last]);
 
-  const asked = useRef("");
   const send = (/** @type {string} */ query) =>
     action.run(async () => {
       asked.current = query;
@@ -79,6 +87,16 @@ function Talk({ agents, agent, session }) {
       setBefore(turns.length);
       setRun(accepted.run_id);
       if (!session) go(link(["chat"], { agent, session: ownSession }));
+    });
+  /** Goes on from a message in a session of its own: with another text, or with the same. */
+  const branch = (/** @type {string} */ from, /** @type {string} */ query, /** @type {boolean} */ edited) =>
+    action.run(async () => {
+      const { steps } = await get(`/v1/runs/${encodeURIComponent(from)}/steps`);
+      const first = steps.find((/** @type {any} */ step) => step.editable.includes("query"));
+      const body = { at: first.step, session: "new", ...(edited && { edit: { query } }) };
+      const made = await post(`/v1/runs/${encodeURIComponent(from)}/fork`, body, crypto.randomUUID?.());
+      sessionStorage.setItem(`astromesh-question-${agent}/${made.run_id}`, query);
+      go(link(["chat"], { agent, session: made.run_id }));
     });
   const question = asked.current || sessionStorage.getItem(`astromesh-question-${agent}/${ownSession}`) || "";
   const isGoingOn = !!run && !talk.story.endType;
@@ -107,9 +125,11 @@ function Talk({ agents, agent, session }) {
       <div class="talk">
         <div class="turns" role="log" aria-label="Conversation">
           ${!turns.length && !run && html`<${Empty}>Ask ${plain(agent)} something. ${plain(agents.find((one) => one.name === agent)?.description || "")}<//>`}
-          ${turns.slice(0, before).map((turn) => html`<${Turn} key=${turn.seq} turn=${turn} agent=${agent} />`)}
+          ${turns.slice(0, before).map((turn) => turn.role === "user"
+            ? html`<${Question} key=${turn.seq} text=${turn.content} run=${runOf(turn, runs)} busy=${isGoingOn || action.busy} branch=${branch} />`
+            : html`<${Turn} key=${turn.seq} turn=${turn} agent=${agent} />`)}
           ${run && html`
-            ${question && html`<div class="turn user">${plain(question)}</div>`}
+            ${question && html`<${Question} text=${question} run=${run} busy=${isGoingOn || action.busy} branch=${branch} />`}
             <${Answering} agent=${agent} run=${run} talk=${talk} />`}
           <div ref=${bottom}></div>
         </div>
@@ -117,7 +137,7 @@ function Talk({ agents, agent, session }) {
         <${Composer} agent=${agent} busy=${isGoingOn || action.busy} onSend=${send} retry=${question && !isGoingOn ? () => send(question) : null} last=${question} />
       </div>
       <aside class="right" aria-label="Steps of the answer">
-        <h2>Graph</h2><${Graph} agent=${agent} story=${talk.story} />
+        <h2>Graph</h2><${Graph} agent=${agent} story=${talk.story} short />
         <h2>Steps</h2>
         ${talk.story.steps.length
           ? html`<table><tbody>${talk.story.steps.filter((step) => step.kind !== "node").map((step) => html`
@@ -154,11 +174,32 @@ function useTalk(run) {
   return kept.current;
 }
 
+/** The run that has stored a turn. @param {any} turn @param {any[]} runs */
+const runOf = (turn, runs) =>
+  runs.find((run) => run.created_at <= turn.created_at && run.finished_at && turn.created_at <= run.finished_at)?.run_id || "";
+
+/** What a run was asked, from its record. @param {string} run @returns {Promise<string>} */
+const questionOf = (run) =>
+  get(`/v1/runs/${encodeURIComponent(run)}/steps/1`).then((step) => step.output?.query || "", () => "");
+
+/** A message of the person, which can be edited and sent again from where it stands.
+ * @param {{text: string, run: string, busy: boolean, branch: (run: string, text: string, edited: boolean) => void}} props */
+function Question({ text, run, busy, branch }) {
+  const [edited, setEdited] = useState(/** @type {string | null} */ (null));
+  if (edited !== null) {
+    return html`<form class="turn user editing" onSubmit=${(/** @type {Event} */ event) => (event.preventDefault(), branch(run, edited, true))}>
+      <textarea rows="3" aria-label="The edited message" value=${edited} onInput=${(/** @type {any} */ event) => setEdited(event.target.value)}></textarea>
+      <span class="muted">The answers before it stay; the conversation goes on in a new session.</span>
+      <span class="group"><button class="primary" disabled=${busy || !edited.trim() || edited === text}>Send from here</button><button type="button" onClick=${() => setEdited(null)}>Discard</button></span>
+    </form>`;
+  }
+  return html`<div class="asked"><div class="turn user">${plain(text)}</div>
+    ${run && html`<span class="group"><button type="button" class="quiet small" disabled=${busy} onClick=${() => setEdited(text)}>Edit</button>
+      <button type="button" class="quiet small" disabled=${busy} onClick=${() => branch(run, text, false)}>Retry</button></span>`}</div>`;
+}
+
 /** @param {{turn: any, agent: string}} props */
-const Turn = ({ turn, agent }) =>
-  turn.role === "user"
-    ? html`<div class="turn user">${plain(turn.content)}</div>`
-    : html`<div class="turn"><div class="by">${plain(turn.role === "assistant" ? agent : turn.role)}${turn.status === "partial" ? " · partial" : ""}</div><${Markdown} text=${turn.content || ""} /></div>`;
+const Turn = ({ turn, agent }) => html`<div class="turn"><div class="by">${plain(turn.role === "assistant" ? agent : turn.role)}${turn.status === "partial" ? " · partial" : ""}</div><${Markdown} text=${turn.content || ""} /></div>`;
 
 /** The answer that is being made. @param {{agent: string, run: string, talk: any}} props */
 function Answering({ agent, run, talk }) {

@@ -2,7 +2,7 @@
 // One run: its facts, its steps as a waterfall, the chosen step, the raw events. A run that is going on grows in place.
 import { follow, get, post, Problem } from "../api.js";
 import { MakeCase } from "../case.js";
-import { Diagram, fromMermaid } from "../diagram.js";
+import { Diagram, fromMermaid, wayOf } from "../diagram.js";
 import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
 import { useKeys } from "../keys.js";
 import { Markdown } from "../markdown.js";
@@ -244,13 +244,14 @@ function Answer({ story, run }) {
     ${text ? html`<${Markdown} text=${text} />` : html`<p class="muted">No text yet.</p>`}`;
 }
 
-/** @param {{agent: string, story: any}} props */
-export function Graph({ agent, story }) {
+/** The graph of an agent with what has been visited; short: without its models and tools. @param {{agent: string, story: any, short?: boolean}} props */
+export function Graph({ agent, story, short = false }) {
   const [drawing, setDrawing] = useState(/** @type {any} */ (null));
   useEffect(() => {
-    get(`/v1/agents/${encodeURIComponent(agent)}/graph`).then((text) => setDrawing(fromMermaid(text)), () => setDrawing({ nodes: [], edges: [] }));
+    get(`/v1/agents/${encodeURIComponent(agent)}/graph`).then((text) => setDrawing(fromMermaid(text)), () => setDrawing({ nodes: [], edges: [], groups: [] }));
   }, [agent]);
-  if (!drawing) return html`<p class="muted pad">Loading the graph.</p>`;
+  const drawn = useMemo(() => drawing && (short ? wayOf(drawing) : drawing), [drawing, short]);
+  if (!drawn) return html`<p class="muted pad">Loading the graph.</p>`;
   /** @type {Map<string, string>} */
   const states = new Map();
   for (const step of story.steps) {
@@ -258,8 +259,8 @@ export function Graph({ agent, story }) {
       states.set(step.name, step.state === "running" ? "lit" : step.state === "failed" ? "bad" : "done");
     }
   }
-  return html`<${Diagram} label=${`Graph of ${agent}`} edges=${drawing.edges}
-    nodes=${drawing.nodes.map((/** @type {any} */ node) => ({ ...node, state: states.get(node.label) || "" }))} />`;
+  return html`<${Diagram} label=${`Graph of ${agent}`} edges=${drawn.edges} groups=${drawn.groups}
+    nodes=${drawn.nodes.map((/** @type {any} */ node) => ({ ...node, state: states.get(node.label.split(" (")[0]) || "" }))} />`;
 }
 
 /** @param {{events: any[]}} props */

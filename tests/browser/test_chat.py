@@ -1,0 +1,151 @@
+"""The chat in a real browser: edit, retry, stop, and streams that survive a reload and a crash."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx
+import pytest
+from playwright.sync_api import Page
+
+from tests.browser.conftest import QUESTION, Console, recorded
+from tests.conftest import ServerFactory
+from tests.integration.agents_folder import manifest, write
+from tests.platform.astromesh import ServerProcess
+from tests.platform.model import MockModel
+
+MODELS = {
+    "slow": "mock+tokens=400+gap=40",
+    "short": "mock+tokens=60+gap=40",
+    "fast": "mock+tokens=6000+gap=1",
+}
+COUNT_FRAMES = """() => {
+  window.drawn = 0;
+  const draw = () => { window.drawn++; requestAnimationFrame(draw); };
+  draw();
+}"""
+MEMORY = {"conversational": {"backend": "sqlite", "strategy": "sliding_window", "max_turns": 20}}
+
+
+@pytest.fixture
+def streaming(server_process: ServerFactory, mock_llm: MockModel, tmp_path: Path) -> ServerProcess:
+    """Agents whose model streams slowly, shortly, or a thousand tokens per second."""
+    primary = {"provider": "openai", "endpoint": mock_llm.url, "api_key": "sk-test", "timeout": 60}
+    agents = [
+        manifest(name, model={"primary": {**primary, "model": model}}, memory=MEMORY)
+        for name, model in MODELS.items()
+    ]
+    return server_process(write(tmp_path, *agents))
+
+
+def asked(shown: Console, agent: str, question: str = "Tell me a story.") -> Page:
+    """Sends a message, and returns when its answer has begun."""
+    page = shown.open(f"chat?agent={agent}")
+    page.get_by_label(f"Message to {agent}").fill(question)
+    page.keyboard.press("Enter")
+    page.locator(".turn .markdown", has_text="fox").wait_for()
+    return page
+
+
+def newest(server: ServerProcess) -> dict[str, object]:
+    found: dict[str, object] = httpx.get(f"{server.url}/v1/runs?limit=1").json()["runs"][0]
+    return found
+
+
+def finished(page: Page) -> str:
+    """The text of the only answer when it has been made."""
+    page.locator(".cursor").wait_for(state="detached", timeout=60_000)
+    page.get_by_role("button", name="Stop").wait_for(state="detached")
+    return page.locator(".turn .markdown").inner_text()
+
+
+def test_a_message_is_edited_and_the_conversation_goes_on_beside_the_old_one(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    recorded(server, query="Which plans are there?")
+    recorded(server)
+    page = console(server).open("chat?agent=support-agent&session=recorded")
+    page.locator(".turn.user").nth(1).wait_for()
+    page.get_by_role("button", name="Edit").nth(1).click()
+    page.get_by_label("The edited message").fill("How do I invite a colleague?")
+    page.get_by_role("button", name="Send from here").click()
+    page.locator(".turn .markdown", has_text="Invite").wait_for()
+    assert page.locator(".turn.user").all_inner_texts() == [
+        "Which plans are there?",
+        "How do I invite a colleague?",
+    ]
+    page.go_back()
+    page.locator(".turn.user", has_text=QUESTION).wait_for()
+    assert page.locator(".turn.user").count() == 2
+
+
+def test_a_message_is_tried_again(server: ServerProcess, console: Callable[..., Console]) -> None:
+    recorded(server)
+    page = console(server).open("chat?agent=support-agent&session=recorded")
+    page.get_by_role("button", name="Retry").click()
+    page.wait_for_url("**session=run_*")
+    page.locator(".turn .markdown", has_text="Forgot password?").wait_for()
+    assert page.locator(".turn.user").all_inner_texts() == [QUESTION]
+
+
+def test_an_answer_is_stopped_by_escape_and_its_message_edited(
+    streaming: ServerProcess, console: Callable[..., Console]
+) -> None:
+    page = asked(console(streaming), "slow")
+    page.keyboard.press("Escape")
+    page.get_by_text("Stopped.").wait_for()
+    assert newest(streaming)["status"] == "cancelled"
+    page.get_by_role("button", name="Edit").click()
+    page.get_by_label("The edited message").fill("Another story.")
+    page.get_by_role("button", name="Send from here").click()
+    page.locator(".turn.user", has_text="Another story.").wait_for()
+
+
+def test_a_reload_in_the_middle_of_an_answer_loses_nothing(
+    streaming: ServerProcess, console: Callable[..., Console]
+) -> None:
+    page = asked(console(streaming), "short")
+    page.reload()
+    page.locator(".turn .markdown", has_text="fox").wait_for()
+    assert page.locator(".turn.user").all_inner_texts() == ["Tell me a story."]
+    assert_shows_the_answer(page, streaming)
+
+
+def test_an_answer_goes_on_when_the_server_is_killed_and_starts_again(
+    streaming: ServerProcess, console: Callable[..., Console]
+) -> None:
+    shown = console(streaming)
+    page = asked(shown, "short")
+    streaming.kill()
+    page.get_by_text("The server does not answer.").first.wait_for()
+    streaming.start()
+    assert_shows_the_answer(page, streaming)
+    page = shown.open(f"runs/{newest(streaming)['run_id']}")
+    page.locator(".step", has_text="Output rules").wait_for()
+    numbers = page.locator(".step .name i").all_inner_texts()
+    assert len(numbers) == len(set(numbers)) > 3
+    shown.faults.clear()  # a browser logs each request that a dead server has not answered
+
+
+def assert_shows_the_answer(page: Page, server: ServerProcess) -> None:
+    text = finished(page)
+    result = newest(server)["result"]
+    assert isinstance(result, dict)
+    assert text.split() == result["response"].split()
+    assert page.locator(".turn").count() == 2
+
+
+def test_a_thousand_tokens_a_second_leave_the_page_free(
+    streaming: ServerProcess, console: Callable[..., Console]
+) -> None:
+    page = asked(console(streaming), "fast")
+    page.evaluate(COUNT_FRAMES)
+    box = page.get_by_label("Message to fast")
+    for n in range(5):  # the page takes what is typed, and draws, while the answer grows
+        drawn = page.evaluate("() => window.drawn")
+        box.press_sequentially("abc")
+        assert box.input_value() == "abc" * (n + 1)
+        page.wait_for_function("(drawn) => window.drawn > drawn + 3", arg=drawn)
+    assert page.locator(".cursor").count() == 1
+    assert_shows_the_answer(page, streaming)
