@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from math import inf
 from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel
@@ -33,6 +34,7 @@ from astromesh.durable.replay import NoReplays, ReplayJournal
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import ApprovalNotFound, Conflict, Divergence, InvalidInput, RunNotFound
 from astromesh.graph.checkpoints import Checkpoint
+from astromesh.graph.node_json import NotRecordable, to_json
 from astromesh.graph.records import Interrupt
 from astromesh.plugins import Deps
 from astromesh.storage.queries import NoOptions
@@ -103,8 +105,12 @@ class GraphRuns:
             if key not in open_ones:
                 names = ", ".join(open_ones) or "none"
                 raise ApprovalNotFound(f"The run {run_id!r} has no question {key!r}. Open: {names}.")
-            step = open_ones[key]
-            decision = {**_decision_of(step.output or {}, value), "by": "", "decided_at": self._clock.now()}
+            step, now = open_ones[key], self._clock.now()
+            question = step.output or {}
+            answer = _decision_of(question, value)
+            if question.get("expires_at", inf) <= now:  # too late: nobody has answered in time
+                answer = {"decision": "expired"}
+            decision = {**answer, "by": "", "decided_at": now}
             decided.append(decided_step(step, decision, [*steps, *decided]))
         return decided
 
@@ -269,8 +275,12 @@ def _decision_of(question: JsonObject, value: Any) -> JsonObject:
     """Returns the answer of a program as a decision: of an interrupt, any value.
 
     Raises:
-        InvalidInput: The question does not allow it.
+        InvalidInput: The question does not allow it, or it is not JSON.
     """
+    try:
+        value = to_json(value, "The answer")
+    except NotRecordable as error:
+        raise InvalidInput(str(error)) from error
     if question.get("kind") == "interrupt":
         return {"decision": "answer", "answer": value}
     if isinstance(value, Mapping) and value.get("decision") in ("approve", "deny", "answer"):

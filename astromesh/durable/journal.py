@@ -277,9 +277,13 @@ class StepLog:
         raise self.failure
 
     async def while_active(self) -> None:
-        """Returns at once, and never if the segment ends."""
+        """Returns at once.
+
+        Raises:
+            asyncio.CancelledError: the segment ends, also where foreign code has caught its cancellation.
+        """
         if self.suspended:
-            await asyncio.get_running_loop().create_future()
+            raise asyncio.CancelledError
 
     async def decision(
         self, step: JournalStep, question: HumanQuestion, found: JournalStep | None, place: str
@@ -818,25 +822,33 @@ class ToolCallStep:
     ) -> None:
         self.step, self.is_fork = step, step_log.is_fork
         self._step_log, self._call, self._found, self._agent = step_log, call, found, agent
+        self._is_begun = False
 
     async def record_intent(self, spec: ToolSpec) -> None:
         if spec.repeatable:
             return
-        if self._found is not None:
+        if self._found is not None and not (self._found.output or {}).get("waits"):
             await self._ask_whether_again()
         await self._step_log.write(self.step)
+        self._is_begun = True
         failpoints.reach(failpoints.TOOL_INTENT)
 
     async def ask(self, request: HumanQuestion) -> JsonObject:
         path = f"{self.step.path}/{request.kind}"
         n = self._step_log.number(path)
         found = self._step_log.find(path, n, self.step.request_hash)
-        return await self._step_log.decision(
+        waits = self._is_begun and (found is None or found.state != "done")
+        if waits:  # the call asks by itself, and begins again with the decision
+            self._step_log.add(self.step._replace(output={**(self.step.output or {}), "waits": True}))
+        decision = await self._step_log.decision(
             JournalStep(path, n, "wait", self.step.request_hash, "intent"),
             request._replace(agent=self._agent),
             found,
             path,
         )
+        if waits:
+            await self._step_log.write(self.step)
+        return decision
 
     def has_request(self, kind: str) -> bool:
         return self._step_log.has_next(f"{self.step.path}/{kind}")

@@ -1,4 +1,4 @@
-"""What the code of a node reaches without an argument: `interrupt`, and `emit`.
+"""What the code of a node or tool reaches without an argument: `interrupt`, and `emit`.
 
 The loop notes the active node where somebody listens or records, so that a plain run costs nothing for it.
 """
@@ -8,13 +8,16 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Mapping
 from contextvars import ContextVar, Token
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol, TypeAlias
 from weakref import ref
 
 from astromesh.errors import NotDurable
 from astromesh.graph.call_record import to_lenient_json
+from astromesh.graph.node_json import to_json
 from astromesh.graph.scope import Scope
-from astromesh.tools.base import HumanQuestion
+from astromesh.graph.validation import check_seconds
+from astromesh.tools.base import HumanQuestion, RecordedToolCall
+from astromesh.types import JsonObject
 
 #: Seconds that an interrupt waits for its answer.
 WAIT_SECONDS = 7 * 86_400.0
@@ -56,24 +59,48 @@ class ActiveNode:
         return self._run()
 
 
-_ACTIVE: ContextVar[ActiveNode | None] = ContextVar("astromesh_active_node", default=None)
+class ActiveTool(NamedTuple):
+    """One call of a tool in a durable run.
+
+    Args:
+        step: Refers to its place in the journal, while the call is active.
+        around: The node that calls it, if somebody listens or records.
+    """
+
+    name: str
+    step: ref[RecordedToolCall]
+    around: ActiveNode | None
 
 
-def enter_node(run: ActiveRun, path: str, name: str, visit: int) -> Token[ActiveNode | None]:
-    """Notes the active node of the current code, until `leave_node`."""
+Active: TypeAlias = ActiveNode | ActiveTool | None
+_ACTIVE: ContextVar[Active] = ContextVar("astromesh_active_node", default=None)
+
+
+def enter_node(run: ActiveRun, path: str, name: str, visit: int) -> Token[Active]:
+    """Notes the active node of the current code, until `leave`."""
     return _ACTIVE.set(ActiveNode(run, path, name, visit))
 
 
-def leave_node(token: Token[ActiveNode | None]) -> None:
+def enter_tool(name: str, step: RecordedToolCall) -> Token[Active]:
+    """Notes the active tool call of the current code, until `leave`."""
+    return _ACTIVE.set(ActiveTool(name, ref(step), _active_node()))
+
+
+def leave(token: Token[Active]) -> None:
     _ACTIVE.reset(token)
 
 
-async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
-    """Asks a person, or a program, from inside a node. Returns the answer.
+def _active_node() -> ActiveNode | None:
+    active = _ACTIVE.get()
+    return active.around if isinstance(active, ActiveTool) else active
 
-    The run waits in its store, without a process. With the answer the node runs again from its beginning.
-    Interrupts that have their answer return it at once, in order, and its model and tool calls come from the
-    journal. Everything else that it does before the interrupt happens again.
+
+async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
+    """Asks a person, or a program, from inside a node or a tool. Returns the answer.
+
+    The run waits in its store, without a process. With the answer the node, or the tool alone, runs again
+    from its beginning. Interrupts that have their answer return it at once, in order, and model and tool
+    calls of a node come from the journal. Everything else before the interrupt happens again.
 
     Args:
         value: What is asked. Its `question` is shown as text, if it is a mapping with one.
@@ -83,25 +110,37 @@ async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
         The value of the answer. True and False for `approve` and `deny`.
 
     Raises:
-        NotDurable: The run has no journal: give the engine a `store`, or start a durable run.
+        NotDurable: The run has no journal: give the engine or the agent a `store`, or start a durable run.
+        ValueError, TypeError: `seconds` is no time, or `value` is not JSON.
         TimeoutError: There was no answer in time.
     """
+    check_seconds("interrupt()", "seconds", seconds)
+    text = value.get("question", "") if isinstance(value, Mapping) else ""
+    asked, text = to_json(value, "The value of interrupt()"), text if isinstance(text, str) else ""
     active = _ACTIVE.get()
+    if isinstance(active, ActiveTool):
+        step = active.step()
+        if step is None:
+            raise NotDurable(f"interrupt() came when the call of the tool {active.name!r} had ended.")
+        decision = await step.ask(HumanQuestion("interrupt", active.name, asked, text, seconds))
+        return _answer(active.name, decision, seconds)
     run = None if active is None else active.run
     scope = None if active is None or run is None else run.scope_at(active.path)
     journal = None if scope is None else scope.journal
     if active is None or scope is None or journal is None or not journal.is_durable:
         raise NotDurable(
-            "interrupt() needs a run that can wait. Call it in a node, and give the engine a `store`, or "
-            "start the agent with POST /v1/agents/NAME/runs."
+            "interrupt() needs a run that can wait. Call it in a node or a tool, and give the engine or the "
+            "agent a `store`, or start the agent with POST /v1/agents/NAME/runs."
         )
     ticket = f"{active.path}#{active.visit}:{active.asked}"
     active.asked += 1
-    text = value.get("question", "") if isinstance(value, Mapping) else ""
-    question = HumanQuestion("interrupt", active.name, value, text if isinstance(text, str) else "", seconds)
-    decision = await journal.person(scope, ticket, question)
+    question = HumanQuestion("interrupt", active.name, asked, text, seconds)
+    return _answer(active.name, await journal.person(scope, ticket, question), seconds)
+
+
+def _answer(name: str, decision: JsonObject, seconds: float) -> Any:
     if decision["decision"] == "expired":
-        raise TimeoutError(f"{active.name!r} got no answer within {seconds:g} s.")
+        raise TimeoutError(f"{name!r} got no answer within {seconds:g} s.")
     return decision.get("answer") if decision["decision"] == "answer" else decision["decision"] == "approve"
 
 
@@ -110,7 +149,7 @@ def emit(value: Any) -> None:
 
     Without a listener it does nothing. Functions that run in a thread may call it, too.
     """
-    active = _ACTIVE.get()
+    active = _active_node()
     if active is None:
         return
     try:

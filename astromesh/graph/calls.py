@@ -16,6 +16,7 @@ from typing import Any, NamedTuple, TypeAlias
 import orjson
 
 from astromesh.errors import AnswerTooLong, AstromeshError, ConfigError, InvalidToolCall, ProviderUnavailable
+from astromesh.graph.active_node import enter_tool, leave
 from astromesh.graph.call_bounds import bounds_of, limited
 from astromesh.graph.ledger import OPEN_CALL, OpenCall, RunLedger
 from astromesh.graph.runner import together
@@ -373,7 +374,8 @@ def goto_of(results: Sequence[ToolResult]) -> str:
 async def call_tool(scope: Scope, tools: ToolPort, call: ToolCall) -> ToolResult:
     """Makes one tool call with its events. A failed tool is a result with `ok=False`, never an exception."""
     if (journal := scope.journal) is not None:
-        call_now, replay = partial(_call, scope, tools, call), partial(_replay, scope, tools, call)
+        call_now = partial(_call_recorded if journal.is_durable else _call, scope, tools, call)
+        replay = partial(_replay, scope, tools, call)
         return await journal.tool(scope, tools, call, call_now, replay)
     return await _call(scope, tools, call, scope.tool_context(call.id, call.name))
 
@@ -389,6 +391,17 @@ async def _call(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolCont
     if scope.capture is not None:
         scope.capture.tool(call, result)
     return result
+
+
+async def _call_recorded(scope: Scope, tools: ToolPort, call: ToolCall, context: ToolContext) -> ToolResult:
+    """Makes a call that may ask people by `interrupt`."""
+    if context.step is None:
+        return await _call(scope, tools, call, context)
+    token = enter_tool(call.name, context.step)
+    try:
+        return await _call(scope, tools, call, context)
+    finally:
+        leave(token)
 
 
 def _replay(scope: Scope, tools: ToolPort, call: ToolCall, result: ToolResult) -> None:

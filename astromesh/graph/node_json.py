@@ -57,6 +57,18 @@ def _encoded(value: Any, what: str) -> bytes:
     return encoded
 
 
+def to_json(value: Any, what: str) -> Any:
+    """Returns a value as plain data of JSON.
+
+    Args:
+        what: Its name in the message.
+
+    Raises:
+        NotRecordable: It has no JSON form.
+    """
+    return orjson.loads(_encoded(value, what))
+
+
 _NOT_JSON = "{} is not JSON, which a durable run or a worker process needs: {}"
 
 

@@ -35,7 +35,7 @@ from astromesh.errors import (
     is_failure,
 )
 from astromesh.graph import mutations
-from astromesh.graph.active_node import enter_node, leave_node
+from astromesh.graph.active_node import enter_node, leave
 from astromesh.graph.audibility import Audibility
 from astromesh.graph.base import BaseNode
 from astromesh.graph.calls import SelectedTools, call_tool, call_tools
@@ -713,7 +713,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                         is_plain = kind in SCALARS or decides_nothing(value, kind)
         finally:
             if active is not None:  # somebody listens, or records
-                leave_node(active)
+                leave(active)
                 if emit is not None:
                     emit("node.finished", node=path, duration_ms=ms_since(started))
         output = result.output

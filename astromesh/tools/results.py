@@ -20,6 +20,7 @@ from msgspec import Struct, structs
 from astromesh.errors import (
     InvalidToolCall,
     LimitReached,
+    NotDurable,
     ToolBusy,
     ToolError,
     ToolFailed,
@@ -61,7 +62,7 @@ async def result_of(
         untrusted: whether the tool's text, also of its errors, comes from a third party.
 
     Raises:
-        LimitReached: of the run; it is not an error of the tool.
+        LimitReached, NotDurable: of the run; it is not an error of the tool.
         asyncio.CancelledError: the run was cancelled.
     """
     started = perf_counter()
@@ -71,7 +72,7 @@ async def result_of(
             command = answer
             answer = dict(command.update) if command.result is None else command.result
         content = to_text(answer, max_characters, store)
-    except LimitReached:
+    except (LimitReached, NotDurable):
         raise
     except ToolError as error:
         return failed_result(call, error, started, untrusted)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any, Protocol
 
@@ -86,11 +87,14 @@ class ToolQuestions:
     """
 
     def __init__(self, call: ToolCall, number: int, ask: Ask, *, is_fork: bool = False) -> None:
-        self._ask, self.is_fork = ask, is_fork
+        self._ask, self.is_fork, self._asked = ask, is_fork, Counter[str]()
         self._ticket = f"{call.name}:{hash_of([call.name, call.arguments])[:16]}:{number}"
 
     async def ask(self, request: HumanQuestion) -> JsonObject:
-        return await self._ask(f"{request.kind}:{self._ticket}", question_about(request))
+        number = self._asked[request.kind]
+        self._asked[request.kind] += 1
+        ticket = f"{request.kind}:{self._ticket}{f'#{number}' if number else ''}"
+        return await self._ask(ticket, question_about(request))
 
     def has_request(self, kind: str) -> bool:
         """Returns False: every question is asked as its call is made."""

@@ -321,7 +321,7 @@ async def test_a_graph_that_was_changed_is_not_resumed(store: str) -> None:
 
 async def test_interrupts_need_a_store() -> None:
     result = await PromptGraphEngine(chain(FunctionNode("ask", ask_twice))).ainvoke("q")
-    assert "give the engine a `store`" in result.error
+    assert "give the engine or the agent a `store`" in result.error
     assert isinstance(result.report.errors[0].exception, NotDurable)
     with pytest.raises(NotDurable):
         await interrupt("outside")
