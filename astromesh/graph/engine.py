@@ -41,8 +41,8 @@ from astromesh.graph.streams import (
     StateListener,
     checked_modes,
     execute_stored,
-    listening,
     run_with_events,
+    stop,
 )
 from astromesh.graph.validation import check_int, check_seconds
 from astromesh.providers.base import ModelPort
@@ -381,9 +381,12 @@ class PromptGraphEngine(Generic[S]):
             self._run_heard(input, state, Call(config, caller, listener), context, run_id)
         )
         task.add_done_callback(lambda _: listener.close())
-        async with listening(task):
+        try:
             async for event in listener:
                 yield event
+            await task
+        finally:
+            await stop(task)
 
     async def _run_heard(
         self,

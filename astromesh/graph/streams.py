@@ -12,8 +12,7 @@ There is one stream of events. A mode is an encoder of it:
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from types import TracebackType
 from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias, get_args
 
@@ -91,16 +90,11 @@ class QueueListener:
             yield event
 
 
-@asynccontextmanager
-async def listening(task: asyncio.Task[Any]) -> AsyncIterator[None]:
-    """Awaits a run at the end of its events. Cancels it if its listener leaves before."""
-    try:
-        yield
-        await task
-    finally:
-        if not task.done():
-            task.cancel()
-            await asyncio.wait([task])
+async def stop(task: asyncio.Task[Any]) -> None:
+    """Cancels a run whose listener leaves before its end."""
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
 
 
 def checked_modes(mode: Mode | Sequence[Mode]) -> frozenset[Mode]:
@@ -118,7 +112,7 @@ def checked_modes(mode: Mode | Sequence[Mode]) -> frozenset[Mode]:
 class GraphStream(Generic[S]):
     """The parts of one run, in order: `async for mode, node, data in engine.astream("Hi")`.
 
-    The run starts with the first part. `async with` cancels it when the block is left before the end.
+    The run starts with the first part. Leaving the loop or an `async with` before the end cancels it.
 
     Args:
         modes: Of the parts.
@@ -128,13 +122,8 @@ class GraphStream(Generic[S]):
     def __init__(
         self, modes: frozenset[Mode], start: Callable[[StateListener], Coroutine[Any, Any, GraphResult[S]]]
     ) -> None:
-        self._modes, self._start = modes, start
-        self._listener = QueueListener()
-        self._listener.wants_state = bool(modes & {"values", "updates"})
-        self._listener.wants_deltas = "messages" in modes
-        self._nodes: dict[int, str] = {}
-        self._parts: AsyncIterator[StreamPart] | None = None
-        self._result: GraphResult[S] | None = None
+        self._reading = _Reading[S](modes, start)
+        self._parts: AsyncGenerator[StreamPart] | None = None
 
     @property
     def result(self) -> GraphResult[S]:
@@ -143,22 +132,22 @@ class GraphStream(Generic[S]):
         Raises:
             InvalidInput: The run has not ended.
         """
-        if self._result is None:
+        if self._reading.result is None:
             raise InvalidInput("The run has not ended: read the stream to its end first.")
-        return self._result
+        return self._reading.result
 
     def __aiter__(self) -> Self:
         return self
 
     async def __anext__(self) -> StreamPart:
         if self._parts is None:
-            self._parts = self._run()
+            self._parts = self._reading.parts()
         return await anext(self._parts)
 
     async def aclose(self) -> None:
         """Cancels the run unless it has ended."""
         if self._parts is not None:
-            await self._parts.aclose()  # type: ignore[attr-defined]  # a generator
+            await self._parts.aclose()
 
     async def __aenter__(self) -> Self:
         return self
@@ -168,14 +157,30 @@ class GraphStream(Generic[S]):
     ) -> None:
         await self.aclose()
 
-    async def _run(self) -> AsyncIterator[StreamPart]:
-        task = asyncio.create_task(self._start(self._listener))
-        task.add_done_callback(lambda _: self._listener.close())
-        async with listening(task):
-            async for event in self._listener:
+
+class _Reading(Generic[S]):
+    """The run behind a stream. It does not know the stream, which asyncio closes when nobody holds it."""
+
+    def __init__(
+        self, modes: frozenset[Mode], start: Callable[[StateListener], Coroutine[Any, Any, GraphResult[S]]]
+    ) -> None:
+        self._modes, self._start = modes, start
+        self._nodes: dict[int, str] = {}
+        self.result: GraphResult[S] | None = None
+
+    async def parts(self) -> AsyncGenerator[StreamPart]:
+        listener = QueueListener()
+        listener.wants_state = bool(self._modes & {"values", "updates"})
+        listener.wants_deltas = "messages" in self._modes
+        task = asyncio.create_task(self._start(listener))
+        task.add_done_callback(lambda _: listener.close())
+        try:
+            async for event in listener:
                 for part in self._parts_of(event):
                     yield part
-        self._result = task.result()
+            self.result = await task
+        finally:
+            await stop(task)
 
     def _parts_of(self, event: Event) -> Sequence[StreamPart]:
         data, modes = event.data, self._modes

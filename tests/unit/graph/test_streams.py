@@ -127,6 +127,32 @@ async def test_a_stream_has_the_result_and_leaving_it_cancels_the_run() -> None:
     assert stream.result.state.n == 1
 
 
+@pytest.mark.parametrize("seconds", [0.0, 0.2])
+def test_leaving_a_loop_cancels_the_run_and_prints_nothing(
+    seconds: float, capfd: pytest.CaptureFixture[str]
+) -> None:
+    ended: list[str] = []
+
+    async def slow(state: Any) -> None:
+        try:
+            emit(1)
+            await asyncio.sleep(60)
+        finally:
+            ended.append("cancelled")
+
+    engine = PromptGraphEngine(PromptGraph("g", nodes=[FunctionNode("slow", slow)]))
+
+    async def read() -> None:
+        async for _ in engine.astream("q", "custom"):
+            break
+        await asyncio.sleep(seconds)
+        assert ended == ["cancelled"] or not seconds
+
+    asyncio.run(read())
+    assert ended == ["cancelled"]
+    assert capfd.readouterr() == ("", "")
+
+
 async def test_modes_are_checked_and_errors_arrive() -> None:
     engine = PromptGraphEngine(PromptGraph("g", nodes=[up], state=Count))
     with pytest.raises(InvalidInput, match="no stream mode 'update'"):
