@@ -24,6 +24,7 @@ from astromesh.text import did_you_mean
 from astromesh.types import JsonObject
 
 _WORKFLOW_FILE = "workflow.yaml"
+_MANY_FILES = tuple(f"{folder}/*{suffix}" for folder, (suffix, _, _) in FILE_FOLDERS.items())
 
 
 def load_valid(folder: Path, *, strict: bool = False) -> Configuration:
@@ -121,10 +122,10 @@ def report_faults(path: Path, config: Path = CONFIG_FOLDER, output: Format = For
 
 
 def findings(path: Path, config: Path) -> Findings:
-    """Checks a configuration folder with its workflows, one workflow, or one file of either.
+    """Checks configurations with their workflows, one workflow, or a file or folder of either.
 
     Args:
-        path: a folder, a file, or the name of a workflow of `config`.
+        path: a configuration, a folder above or in one, a file, or the name of a workflow of `config`.
         config: the configuration that has a named workflow.
 
     Raises:
@@ -135,19 +136,52 @@ def findings(path: Path, config: Path) -> Findings:
     workflow = next((place for place in (path, *path.absolute().parents) if _is_workflow(place)), None)
     if workflow is not None:
         return _of_workflow(path, workflow, config)
-    folder = _folder_of(path) if path.is_file() else path
+    if whole := _folder_of(path):
+        one = _of_configuration(whole)
+        return Findings(_about(path, one.faults), _about(path, one.warnings), f"{path} is fine.")
+    folders = [path] if _is_configuration(path) else [*_configurations_below(path)]
+    found = [*map(_of_configuration, folders or [path])]
+    workflows = sum(one.workflows for one in found)
+    summary = f"{path} is fine: {_counted(sum(one.agents for one in found), 'agent')}"
+    summary += f", {_counted(workflows, 'workflow')}." if workflows else "."
+    faults = tuple(fault for one in found for fault in one.faults)
+    return Findings(faults, tuple(warning for one in found for warning in one.warnings), summary)
+
+
+class _Checked(NamedTuple):
+    """What the check of a configuration has found. Args: agents, workflows: how many it has."""
+
+    faults: Faults
+    warnings: Faults
+    agents: int
+    workflows: int
+
+
+def _of_configuration(folder: Path) -> _Checked:
+    """Checks a configuration folder with its workflows."""
     configuration = load_configuration(folder, Plugins(), lint=True)
     faults = (*configuration.every_fault(), *dataset_faults(folder))
     warnings = configuration.warnings
-    if path.is_file():
-        return Findings(_about(path, faults), _about(path, warnings), f"{path} is fine.")
     names = workflow_names(folder)
     for name in names:
         more = _check_workflow(folder / WORKFLOWS_FOLDER / name, tuple(configuration.edges))
         faults, warnings = (*faults, *more[0]), (*warnings, *more[1])
-    summary = f"{path} is fine: {_counted(len(configuration.agents), 'agent')}"
-    summary += f", {_counted(len(names), 'workflow')}." if names else "."
-    return Findings(faults, (*warnings, *_strays(folder)), summary)
+    return _Checked(faults, (*warnings, *_strays(folder)), len(configuration.agents), len(names))
+
+
+def _is_configuration(folder: Path) -> bool:
+    """Whether a folder has a file of a configuration where one reads it."""
+    places = (*SINGLE_FILES, *_MANY_FILES, f"{WORKFLOWS_FOLDER}/*/{_WORKFLOW_FILE}")
+    return any(True for place in places for _ in folder.glob(place))
+
+
+def _configurations_below(folder: Path) -> Iterator[Path]:
+    """Yields the configurations below a folder, but none within another or a hidden folder."""
+    for place in sorted(folder.glob("[!.]*/")):
+        if _is_configuration(place):
+            yield place
+        elif not place.is_symlink():
+            yield from _configurations_below(place)
 
 
 def _of_workflow(path: Path, folder: Path, config: Path) -> Findings:
@@ -239,24 +273,24 @@ def _escaped(text: str, more: str = "") -> str:
 _PRINTERS = {Format.TEXT: _print_text, Format.JSON: _print_json, Format.GITHUB: _print_github}
 
 
-def _folder_of(path: Path) -> Path:
-    """Returns the configuration folder that reads this file."""
-    parent = path.parent
+def _folder_of(path: Path) -> Path | None:
+    """Returns the configuration of a file, or of a folder such as `agents/`; None for another folder."""
+    place = path.resolve()
+    above = place.parent
+    if not path.is_file():
+        is_part = place.name in (*FILE_FOLDERS, WORKFLOWS_FOLDER, DATASETS_FOLDER)
+        return above if is_part and _is_configuration(above) else None
     if path.name in SINGLE_FILES:
-        return parent
-    if path.resolve().parent.name == DATASETS_FOLDER:
-        return path.resolve().parent.parent
-    kind = FILE_FOLDERS.get(path.resolve().parent.name)
-    if kind is not None and path.name.endswith(kind[0]):
-        return path.resolve().parent.parent
-    read = [*SINGLE_FILES, *(f"{folder}/*{kind[0]}" for folder, kind in FILE_FOLDERS.items())]
-    raise InvalidInput(
-        f"{path} is not a file of a configuration. Files of a configuration: {', '.join(read)}."
-    )
+        return path.parent
+    kind = FILE_FOLDERS.get(above.name)
+    if above.name == DATASETS_FOLDER or (kind is not None and path.name.endswith(kind[0])):
+        return above.parent
+    read = ", ".join((*SINGLE_FILES, *_MANY_FILES))
+    raise InvalidInput(f"{path} is not a file of a configuration. Files of a configuration: {read}.")
 
 
 def _about(path: Path, faults: Iterable[InvalidManifest]) -> Faults:
-    return tuple(fault for fault in faults if Path(fault.file).resolve() == path.resolve())
+    return tuple(fault for fault in faults if Path(fault.file).resolve().is_relative_to(path.resolve()))
 
 
 def _fault_json(fault: InvalidManifest) -> JsonObject:

@@ -72,6 +72,35 @@ def test_one_workflow_is_checked_when_it_is_named(
     assert "workflow.yaml" in told and "helper.agent.yaml" not in told
 
 
+@pytest.mark.parametrize(
+    "path", ["", "config", "config/agents", "config/workflows", "config/workflows/small"]
+)
+def test_faults_are_found_from_every_folder_above_or_in_the_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], path: str
+) -> None:
+    folder = small(helper(tmp_path / "config"))
+    assert report_faults(tmp_path / path) == 0
+    told = capsys.readouterr()
+    assert "is fine" in told.out and "not read" not in told.err
+    agent = folder / "agents" / "helper.agent.yaml"
+    workflow = folder / "workflows" / "small" / "workflow.yaml"
+    for file in (agent, workflow):
+        file.write_text(file.read_text().replace("nodes:", "nodez:").replace("spec:", "spek:"))
+    is_below = [file for file in (agent, workflow) if file.is_relative_to(tmp_path / path)]
+    assert report_faults(tmp_path / path) == 2
+    assert {line.split(":")[0] for line in capsys.readouterr().out.splitlines()} == {*map(str, is_below)}
+
+
+def test_every_configuration_below_a_folder_is_checked(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small(helper(tmp_path / "one"))
+    small(helper(tmp_path / "more" / "two"))
+    helper(tmp_path / ".venv" / "hidden", prompts={"system": "{{ broken"})
+    assert report_faults(tmp_path) == 0
+    assert capsys.readouterr().out == f"{tmp_path} is fine: 2 agents, 2 workflows.\n"
+
+
 def test_files_that_nothing_reads_are_named_wherever_they_are(tmp_path: Path) -> None:
     folder = helper(tmp_path)
     for stray in ("agent/other.agent.yaml", "extra/deep/x.rag.yaml", "flows/a/workflow.yaml"):
