@@ -53,8 +53,10 @@ MARKS = (
 )
 _THOUGHT_LINES = re.compile(rf"(?:{_THOUGHT}[^\n]*(?:\n\s*|\Z))+", re.I)
 
-#: The ends of thinking whose beginning was part of the prompt.
-_ENDS_ALONE = re.compile(rf"</{_TAG}>[ \t]*(?=\n|\Z)|<\|end\|><\|start\|>assistant{_FINAL}", re.I)
+#: The ends of thinking whose beginning was part of the prompt: a tag has a line of its own.
+_ENDS_ALONE = re.compile(
+    rf"^[ \t]*</{_TAG}>[ \t]*(?=\n|\Z)|<\|end\|><\|start\|>assistant{_FINAL}", re.I | re.M
+)
 _HARMONY_END = re.compile(r"<\|(?:end|return|call)\|>\s*\Z")
 _SPACE, _GAP = re.compile(r"[\s\ufeff\u200b]*"), re.compile(r"(?:\s*\n|[ \t]+)?")
 

@@ -33,10 +33,11 @@ def answer_in(text: str) -> str:
     """Returns an answer for the reader, without the thinking before it.
 
     If the whole text is an envelope in the controller's own schema (`{"thoughts": …, "answer": …}`), the
-    answer is the text in it, also behind a code fence. Any other JSON is the answer itself.
+    answer is the text in it. Any other JSON is the answer itself, and so is what stands in a code fence.
     """
     text = without_thinking(text)
-    whole = whole_object(text.strip().removeprefix("\ufeff"))
+    message = text.strip().removeprefix("\ufeff")
+    whole = whole_object(message) if message.startswith("{") else None
     return whole["answer"] if whole is not None and _is_envelope(whole) else text
 
 

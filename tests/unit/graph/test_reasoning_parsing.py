@@ -27,7 +27,8 @@ HIDDEN = [
     ("<think>a</think>Close it with `</think>`.", "Close it with `</think>`."),
     ("<think>a</think>Use <think>this</think> tag.", "Use <think>this</think> tag."),
     ("a, begun in the prompt\n</think>\n\nb", "b"),
-    ("a, begun in the prompt.</think>\nb", "b"),
+    ("a, begun in the prompt\n  </think>  \nb", "b"),
+    ("a, begun in the prompt\n</thinking>\n```\nb\n```", "```\nb\n```"),
     ("[THINK]a[/THINK]b", "b"),
     ("◁think▷a◁/think▷b", "b"),
     ("<|START_THINKING|>a<|END_THINKING|>b", "b"),
@@ -48,7 +49,6 @@ HIDDEN = [
     ("Thought: a\nover lines\n\n**Final Answer:** b", "b"),
     ('{"chain_of_thought": "a", "answer": "b"}', "b"),
     ('{"Thoughts": "a", "answer": "b 1.50", "confidence": 0.9}', "b 1.50"),
-    ('```json\n{"scratchpad": ["a"], "answer": "{\\"raw\\": 1.50}"}\n```', '{"raw": 1.50}'),
     ('\ufeff{"scratchpad": ["a"], "answer": "{\\"raw\\": 1.50}"}', '{"raw": 1.50}'),
     ("\ufeff<think>a</think>b", "b"),
     ("\u200b\n<think>a</think>b", "b"),
@@ -87,6 +87,12 @@ KEPT = [
     "Use the literal `<think>` tag; close it with `</think>`.",
     "`<think>` opens a block.",
     "The tag </think> ends the block.",
+    "The block ends with </think>\nThe answer follows.",
+    "Models end their thinking with </think>",
+    "- opens: <think>\n- closes: </think>\n- then: the answer",
+    '```json\n{"answer": "x", "raw": {"price": 1.50}}\n```',
+    '```json\n{"scratchpad": ["a"], "answer": "{\\"raw\\": 1.50}"}\n```',
+    '```\n{"thoughts": "a", "answer": "b"}\n```\n',
     "```html\n<think>a</think>\n```",
     "```\nreasoning\n</think>\n```",
     "Text, then <think> without an end",
@@ -175,7 +181,8 @@ async def test_49_the_arguments_of_a_tool_are_reported_as_they_were_sent() -> No
 def test_49_taking_it_out_is_linear_in_the_length_of_the_text() -> None:
     assert without_thinking("<think>" * 50_000) == ""
     assert without_thinking("<think></think>" * 50_000) == ""
-    assert without_thinking("</think>" * 50_000) == ""
+    assert without_thinking("</think>" * 50_000) == "</think>" * 50_000
+    assert without_thinking("a\n</think>\n" * 50_000) == "a\n</think>\n" * 49_999
     assert without_thinking("<think " * 50_000) == "<think " * 50_000
     assert without_thinking("[THINK] a" * 50_000) == "[THINK] a" * 50_000
     assert without_thinking("[THINK] a[/THINK]" * 50_000) == ""
