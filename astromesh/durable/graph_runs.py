@@ -29,8 +29,9 @@ from astromesh.durable.history import (
     node_at,
     steps_until,
 )
-from astromesh.durable.journal import RunJournal, StepLog
+from astromesh.durable.journal import RunJournal
 from astromesh.durable.replay import NoReplays, ReplayJournal
+from astromesh.durable.step_log import StepLog
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import ApprovalNotFound, Conflict, Divergence, InvalidInput, RunNotFound
 from astromesh.graph.checkpoints import Checkpoint

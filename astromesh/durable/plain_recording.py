@@ -6,13 +6,13 @@ by `astromesh.durable.run_archive`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 
 import orjson
 from msgspec import Struct
 
 from astromesh.durable.base import JournalStep
+from astromesh.durable.waits import UncountedWaits
 from astromesh.errors import ToolFailed
 from astromesh.tools.base import HumanQuestion
 from astromesh.types import JsonObject
@@ -65,20 +65,8 @@ def _size(step: JournalStep) -> int:
     return len(orjson.dumps([step.output, step.about], option=orjson.OPT_NON_STR_KEYS))
 
 
-class NoWaits:
+class NoWaits(UncountedWaits):
     """Asks nobody: a plain run does not wait."""
-
-    def begin(self) -> None:
-        """Counts nothing."""
-
-    def end(self) -> None:
-        """Counts nothing."""
-
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        yield
-
-    suspended_call = calling
 
     async def decision(
         self, step: JournalStep, human_question: HumanQuestion, found: JournalStep | None

@@ -8,12 +8,13 @@ if it does nothing to the world by itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, NoReturn
 
 from astromesh.durable.base import JournalStep
-from astromesh.durable.journal import NODE_PREFIX, NodeVisit, RunJournal, StepLog
+from astromesh.durable.journal import NodeVisit, RunJournal
+from astromesh.durable.step_log import NODE_PREFIX, StepLog
+from astromesh.durable.waits import UncountedWaits
 from astromesh.graph.scope import AskModel, CallTool, NodeEffect, ReplayTool
 from astromesh.tools.base import HumanQuestion, ToolPort
 from astromesh.types import CompletionRequest, CompletionResult, JsonObject, ToolCall, ToolResult
@@ -113,20 +114,8 @@ class _NoWriter:
         """Has nothing to write."""
 
 
-class _NoWaits:
+class _NoWaits(UncountedWaits):
     """Asks nobody."""
-
-    def begin(self) -> None:
-        """Counts nothing."""
-
-    def end(self) -> None:
-        """Counts nothing."""
-
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        yield
-
-    suspended_call = calling
 
     async def decision(
         self, step: JournalStep, human_question: HumanQuestion, found: JournalStep | None

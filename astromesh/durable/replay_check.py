@@ -10,17 +10,17 @@ record of a call answers a tool, too, but not one that runs an agent: that run i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Iterable, Sequence
 from typing import Any, NoReturn
 
 import orjson
 from msgspec.structs import replace
 
 from astromesh.durable.base import JournalStep, RunChange, RunRow
-from astromesh.durable.journal import NODE_PREFIX, SegmentRecord, StepLog
 from astromesh.durable.recording import Redactor, message_json, redacted, redacted_arguments, requests_of
+from astromesh.durable.step_log import NODE_PREFIX, SegmentRecord, StepLog
 from astromesh.durable.steps import kind_of, name_of
+from astromesh.durable.waits import UncountedWaits
 from astromesh.errors import Divergence
 from astromesh.graph import call_record
 from astromesh.tools.base import HumanQuestion
@@ -205,20 +205,8 @@ class _NoWrites:
         """Has nothing to erase."""
 
 
-class _NoWaits:
+class _NoWaits(UncountedWaits):
     """Asks nobody. A question without a decision has expired."""
-
-    def begin(self) -> None:
-        """Counts nothing."""
-
-    def end(self) -> None:
-        """Counts nothing."""
-
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        yield
-
-    suspended_call = calling
 
     async def decision(
         self, step: JournalStep, human_question: HumanQuestion, found: JournalStep | None

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from astromesh.config.runtime import Recording as RecordingKeys
-from astromesh.durable.journal import RunJournal, StepLog
+from astromesh.durable.journal import RunJournal
 from astromesh.durable.plain_recording import MemorySteps, NoWaits, Recording
 from astromesh.durable.serialization import caller_to_json, ended_request
+from astromesh.durable.step_log import StepLog
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.content_capture import redactor_of
 from astromesh.runtime.records import RunRequest, request_to_json

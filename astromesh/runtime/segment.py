@@ -15,10 +15,11 @@ from astromesh.durable import failpoints
 from astromesh.durable.approvals import ApprovalWaits, decision_event, decisions_of, question_id
 from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
 from astromesh.durable.event_stream import DurableStream
-from astromesh.durable.journal import RunJournal, SegmentRecord, StepLog
+from astromesh.durable.journal import RunJournal
 from astromesh.durable.run_registry import partial_result
 from astromesh.durable.run_worker import Admission
 from astromesh.durable.serialization import SCHEMA, caller_to_json, ended_request
+from astromesh.durable.step_log import SegmentRecord, StepLog
 from astromesh.durable.writer import SegmentWriter, retry_while_unavailable
 from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable
 from astromesh.runtime.agent import Agent

@@ -6,12 +6,13 @@ again; its finished calls, and those of the runs of agents in it, are answered f
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from astromesh.durable.base import JournalStep
-from astromesh.durable.journal import RunJournal, StepLog
+from astromesh.durable.journal import RunJournal
+from astromesh.durable.step_log import StepLog
+from astromesh.durable.waits import UncountedWaits
 from astromesh.tools.base import HumanQuestion
 from astromesh.types import CompletionRequest, CompletionResult, JsonObject
 from astromesh.workflow.base import STEP, RecordWriter
@@ -45,20 +46,8 @@ class _TaskWriter:
         await self._writer.flush()
 
 
-class _StageWaits:
-    """Asks people about the stage that the current code runs in. What waits is not counted here."""
-
-    def begin(self) -> None:
-        """Counts nothing."""
-
-    def end(self) -> None:
-        """Counts nothing."""
-
-    @contextmanager
-    def calling(self) -> Iterator[None]:
-        yield
-
-    suspended_call = calling
+class _StageWaits(UncountedWaits):
+    """Asks people about the stage that the current code runs in."""
 
     async def decision(
         self, step: JournalStep, human_question: HumanQuestion, found: JournalStep | None

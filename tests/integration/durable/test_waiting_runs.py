@@ -10,7 +10,7 @@ from typing import Any
 
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import RunQuery
-from astromesh.durable.journal import StepLog
+from astromesh.durable.step_log import StepLog
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.run import Run
