@@ -19,6 +19,7 @@ from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from threading import get_ident
 from typing import Any, Generic, NamedTuple, Self, Unpack, overload
 from uuid import uuid4
 
@@ -227,8 +228,8 @@ class Agent(Generic[DepsT, OutputT]):
         source = Source(name, manifest, live, servers=blocks, called=called)
         self._set_up(source, plugins, on_error, output_type, data_dir, store)
 
-    #: keeps its event loop between calls of `run_sync`, inside `with agent`
-    _runner: asyncio.Runner | None = None
+    #: keeps the event loop of its thread between calls of `run_sync`, inside `with agent`
+    _runner: tuple[int, asyncio.Runner] | None = None
     #: replaces the `deps` of every run, inside `override`
     _deps: Any = UNSET
 
@@ -354,7 +355,8 @@ class Agent(Generic[DepsT, OutputT]):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            return asyncio.run(work) if self._runner is None else self._runner.run(work)
+            kept = self._runner
+            return kept[1].run(work) if kept is not None and kept[0] == get_ident() else asyncio.run(work)
         work.close()
         raise RuntimeError(f"{name}_sync cannot wait inside a running event loop. Await `agent.{name}(…)`.")
 
@@ -433,7 +435,13 @@ class Agent(Generic[DepsT, OutputT]):
     # -- conversations ---------------------------------------------------------------------------------------
 
     def session(self, session_id: str) -> Session[DepsT, OutputT]:
-        """Returns a conversation: its runs find the turns before."""
+        """Returns a conversation: its runs find the turns before.
+
+        Raises:
+            InvalidInput: The id is empty.
+        """
+        if not session_id:
+            raise InvalidInput("A session needs an id. Without one, call `agent.run`, which stores nothing.")
         return Session(self, session_id)
 
     def as_tool(self, name: str = "", description: str = "") -> AgentTool:
@@ -501,13 +509,13 @@ class Agent(Generic[DepsT, OutputT]):
         return self.__aenter__().__await__()
 
     def __enter__(self) -> Self:
-        self._runner = asyncio.Runner()
+        self._runner = get_ident(), asyncio.Runner()
         return self
 
     def __exit__(self, *exc: object) -> None:
         runner, self._runner = self._runner, None
         if runner is not None:
-            runner.close()  # the end of its loop closes the connections
+            runner[1].close()  # the end of its loop closes the connections
 
     def __repr__(self) -> str:
         return f"<Agent {self.name!r}>"
@@ -707,6 +715,8 @@ class Session(Generic[DepsT, OutputT]):
         return self._agent.stream(query, deps=deps, **self._keys(keys))
 
     def _keys(self, keys: RunKeys) -> RunKeys:
+        if keys.get("session_id", self.id) != self.id:
+            raise InvalidInput(f"This is the session {self.id!r}; another one is `agent.session(id)`.")
         return {**keys, "session_id": self.id}
 
 

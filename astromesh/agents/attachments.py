@@ -54,6 +54,8 @@ def _read_all(
     texts = [query]
     for one in attachments:
         if isinstance(one, Image):
+            if not (one.url or one.data):
+                raise InvalidInput("An Image among the attachments has neither a `url` nor `data`.")
             images.append(one)
         elif isinstance(one, str) and one.startswith(("http://", "https://")):
             images.append(Image(url=one))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from astromesh import Agent, File
 from astromesh.errors import ConfigError, InvalidInput
 from astromesh.testing import ScriptedProvider
+from astromesh.types import Image
 
 
 async def later(text: str) -> None:
@@ -70,6 +72,7 @@ def test_a_wrong_argument_of_an_agent_is_a_configuration_error(name: str, value:
         ("history", 5),
         ("attachments", "photo.png"),
         ("attachments", [5]),
+        ("attachments", [Image()]),
         ("attachments", [File("x.txt", "text")]),  # type: ignore[arg-type]
         ("context", [1]),
         ("caller", "ada"),
@@ -114,3 +117,17 @@ async def test_a_broken_pdf_prints_nothing(capfd: pytest.CaptureFixture[str]) ->
     with pytest.raises(InvalidInput, match="cannot be read"):
         await Agent(ScriptedProvider("a")).run("q", attachments=[File("a.pdf", b"nope")])
     assert "pdf" not in "".join(capfd.readouterr())
+
+
+def test_a_session_has_one_id() -> None:
+    agent = Agent(ScriptedProvider("a"), memory="memory")
+    with pytest.raises(InvalidInput, match="needs an id"):
+        agent.session("")
+    with pytest.raises(InvalidInput, match="is the session 'k'"):
+        agent.session("k").run_sync("q", session_id="other")
+
+
+def test_threads_run_beside_the_kept_loop() -> None:
+    with Agent(ScriptedProvider("a", repeat=True)) as agent, ThreadPoolExecutor(4) as pool:
+        found = [agent.run_sync("q"), *pool.map(agent.run_sync, ["q"] * 8), agent.run_sync("q")]
+    assert [result.output for result in found] == ["a"] * 10
