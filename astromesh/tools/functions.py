@@ -34,6 +34,7 @@ from pydantic_core import PydanticSerializationError, SchemaError
 from typing_extensions import ParamSpec, TypeVar
 
 from astromesh.errors import ConfigError, InvalidToolCall, is_failure, text_of
+from astromesh.text import did_you_mean
 from astromesh.tools.base import ToolContext
 from astromesh.tools.executor import TOOL_CALLS, FunctionExecutor
 from astromesh.types import Effect, JsonObject, ToolSpec
@@ -111,7 +112,7 @@ class FunctionTool(Generic[P, R]):
 
     Raises:
         ConfigError: the function cannot be a tool: positional-only or variadic parameters, unknown types, or
-            hints, defaults or schemas that raise.
+            hints, defaults or schemas that raise. Or `policy` has an unknown key.
     """
 
     __name__: str
@@ -130,6 +131,7 @@ class FunctionTool(Generic[P, R]):
         self.policy = dict(policy or {})
         self.signature = read_signature(function, name=name, description=description, effect=effect)
         self.spec = self.signature.spec
+        _check_keys(self.spec.name, self.policy)
         with _config_errors(f"The tool {self.spec.name!r} cannot be offered"):
             self._async = _is_async(function)
             update_wrapper(self, function, updated=())
@@ -151,8 +153,16 @@ class ToolKeys(TypedDict, total=False):
     idempotency: Literal["none", "key"]
     timeout_seconds: float
     rate_limit: Mapping[str, Any]
+    max_calls_per_run: int
     max_result_tokens: int
     trusted: bool
+
+
+def _check_keys(name: str, policy: Mapping[str, Any]) -> None:
+    """Raises: ConfigError: a tool is declared with a key that there is not."""
+    for key in policy.keys() - ToolKeys.__annotations__.keys():
+        hint = did_you_mean(key, {"name", "description", "effect", *ToolKeys.__annotations__})
+        raise ConfigError(f"The tool {name!r} has the unknown key `{key}`. {hint}".rstrip())
 
 
 @overload
@@ -184,10 +194,10 @@ def tool(
         name, description: instead of the function's own.
         effect: `read` may be repeated after a crash; `write` and `external` may not.
         policy: further keys of a tool in an agent's YAML: `approval`, `timeout_seconds`, `rate_limit`,
-            `idempotency`, `max_result_tokens`, `trusted`.
+            `max_calls_per_run`, `idempotency`, `max_result_tokens`, `trusted`.
 
     Raises:
-        ConfigError: the function cannot be a tool.
+        ConfigError: the function cannot be a tool, or there is no such key.
     """
 
     def decorate(decorated: Callable[..., Any]) -> FunctionTool[..., Any]:
@@ -226,6 +236,8 @@ def read_signature(
 def _read_function(
     function: Callable[..., Any], tool_name: str, description: str, effect: Effect
 ) -> Signature:
+    _check_text(tool_name, "name", tool_name)
+    _check_text(tool_name, "description", description)
     _check_callable(function, tool_name)
     hints, doc = _hints(function, tool_name), _docstring(function)
     described = {p.arg_name: " ".join((p.description or "").split()) for p in doc.params}
@@ -249,6 +261,11 @@ def _read_function(
     spec = ToolSpec(tool_name, description or _summary(doc), schema, effect)
     orjson.dumps(spec.description)  # rejects half a surrogate pair
     return Signature(spec, model, names, tuple(contexts))
+
+
+def _check_text(tool_name: str, key: str, value: object) -> None:
+    if not isinstance(value, str):
+        raise ConfigError(f"The {key} of the tool {tool_name!r} must be a text.")
 
 
 @contextmanager

@@ -14,9 +14,10 @@ import pytest
 from pydantic import BaseModel, Field
 from typing_extensions import TypedDict
 
+from astromesh.config.agent import ToolBlock
 from astromesh.errors import ConfigError, InvalidToolCall
 from astromesh.tools.base import ToolContext
-from astromesh.tools.functions import FunctionTool, tool_schema
+from astromesh.tools.functions import FunctionTool, ToolKeys, tool, tool_schema
 
 
 @dataclass
@@ -388,3 +389,30 @@ async def test_two_context_parameters_are_both_given():
         return one is two
 
     assert await FunctionTool(both).call({}, ToolContext())
+
+
+@pytest.mark.parametrize(
+    ("keys", "says"),
+    [
+        ({"aproval": "required"}, "unknown key `aproval`. Did you mean `approval`?"),
+        ({"efect": "external"}, "unknown key `efect`. Did you mean `effect`?"),
+        ({"timeot": 5}, "unknown key `timeot`. Did you mean `timeout_seconds`?"),
+        ({"zzz": 1}, "unknown key `zzz`."),
+        ({"description": 5}, "must be a text"),
+        ({"name": 5}, "must be a text"),
+    ],
+)
+def test_wrong_keys_of_a_tool_are_refused_when_it_is_declared(keys: dict[str, Any], says: str):
+    """A misspelled `approval` would let the tool run without a person."""
+    with pytest.raises(ConfigError) as caught:
+
+        @tool(**keys)
+        def refund(order: int) -> str:
+            return "done"
+
+    assert says in str(caught.value)
+
+
+def test_every_key_of_a_tool_in_yaml_is_a_key_of_the_decorator():
+    own = {"name", "type", "description", "parameters", "effect"}
+    assert set(ToolKeys.__annotations__) == ToolBlock.model_fields.keys() - own
