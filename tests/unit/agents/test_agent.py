@@ -572,7 +572,9 @@ def test_nothing_is_printed_and_nothing_is_left_in_the_folder(tmp_path: Path) ->
         text=True,
         check=False,
     )
-    assert (done.stdout, done.stderr) == ("False\n", "")
+    # asyncio itself names what a busy machine makes slow
+    told = [line for line in done.stderr.splitlines() if not line.startswith("Executing <")]
+    assert (done.stdout, told) == ("False\n", [])
     assert list(tmp_path.iterdir()) == []
 
 
