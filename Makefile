@@ -35,7 +35,7 @@ help: ## show this text
 # -- running --------------------------------------------------------------------------------------
 
 run: $(VENV)/.runtime $(VENV)/.project $(VENV)/.console ## serve the agents in config/
-	$(BIN)/astromesh serve --config $(CONFIG) --host $(HOST) --port $(PORT)
+	$(BIN)/astromesh serve --dev --config $(CONFIG) --host $(HOST) --port $(PORT)
 
 # -- checking -------------------------------------------------------------------------------------
 
@@ -65,6 +65,7 @@ acceptance: venv ## tests of the server as a process
 	$(PYTEST) tests/acceptance $(ARGS)
 
 reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far more fuzzing (EXAMPLES=)
+	ASTROMESH_RANDOM_RUNS=100 $(PYTEST) -n 2 tests/integration/orchestration/test_random_time_travel.py $(ARGS)
 	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/reliability tests/integration/api/test_fuzz.py \
 		tests/unit/workflow/test_state_machine_properties.py $(ARGS)
 	$(BIN)/python scripts/kills.py --kills $(KILLS)

@@ -14,7 +14,7 @@ made in it, so that a resumed run counts and emits them without the node.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
@@ -437,14 +437,19 @@ class RunJournal:
         make: Callable[[], T],
         to_json: Callable[[T], JsonObject],
         of_json: Callable[[JsonObject], T],
+        rules: Sequence[str] = (),
     ) -> T:
-        """Does what `value` does, for a value that needs no await."""
+        """Does what `value` does, for a value that needs no await.
+
+        Args:
+            rules: types of the rules that have checked it, in order.
+        """
         path = self.at(name)
         found = self.step_log.find(path, 1, "")
         if found is not None and found.output is not None:
             return of_json(found.output)
         start, made = StepStart.now(), make()
-        self._add_value(name, start, to_json(made))
+        self._add_value(name, start, to_json(made), rules)
         return made
 
     async def value(
@@ -465,25 +470,28 @@ class RunJournal:
         self._add_value(name, start, to_json(made))
         return made
 
-    def note(self, name: str, output: JsonObject) -> None:
+    def note(self, name: str, output: JsonObject, rules: Sequence[str] = ()) -> None:
         """Records a value that the run makes again when it is resumed, so that others can see it.
 
         Args:
             output: as the rules of the agent leave it.
+            rules: as of `once`.
         """
         path = self.at(name)
         self.step_log.check_value(path, output, self.redact)
         if self.step_log.find(path, 1, "") is None:
-            self.step_log.add(JournalStep(path, 1, _VALUE, "", "done", output, about={"name": name}))
+            about = {"name": name, **({"rules": list(rules)} if rules else {})}
+            self.step_log.add(JournalStep(path, 1, _VALUE, "", "done", output, about=about))
 
     def note_prompt(self, messages: Iterable[Message]) -> None:
         """Records the message array that the run begins with."""
         self.note("prompt", {"messages": [message_json(one, self.redact) for one in messages]})
 
-    def _add_value(self, name: str, start: StepStart, output: JsonObject) -> None:
+    def _add_value(self, name: str, start: StepStart, output: JsonObject, rules: Sequence[str] = ()) -> None:
         step = JournalStep(self.at(name), 1, _VALUE, "", "done", output)
         if name in LISTED_VALUES:
             shown = {} if self.redact is None else {"out": self.redact(output, "output")}
+            shown |= {"rules": list(rules)} if rules else {}
             step = start.of(step, {"name": name, **shown})
         self.step_log.add(step)
 

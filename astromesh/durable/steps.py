@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from astromesh.durable.base import JournalStep
 from astromesh.durable.recording import requests_of
+from astromesh.telemetry.ids import derived_run_id
 from astromesh.types import JsonObject
 
 RecordedKind = Literal["rule", "memory", "prompt", "model", "tool", "node", "stage"]
@@ -58,6 +59,25 @@ def step_json(step: JournalStep) -> JsonObject:
         "usage": usage_of(step),
         "editable": list(editable(step)),
     }
+
+
+def steps_of_nested(steps: Sequence[JournalStep], run_id: str, nested_id: str) -> list[JournalStep]:
+    """Returns the steps that a nested run has made.
+
+    Args:
+        run_id: of the run that has the record.
+    """
+    places = {place for step in steps for place in _places(step)}
+    own = [place for place in places if derived_run_id(run_id, place) == nested_id]
+    return [step for step in steps if any(place in _places(step) for place in own)]
+
+
+def _places(step: JournalStep) -> Iterator[str]:
+    """Yields the places of the nested runs that a step is in."""
+    parts = step.path.removeprefix("node:").split("/")
+    for n, part in enumerate(parts, 1):
+        if part.startswith("run:"):
+            yield "/".join(parts[:n])
 
 
 def editable(step: JournalStep) -> tuple[EditKind, ...]:
@@ -116,6 +136,23 @@ def input_of(steps: Sequence[JournalStep], step: JournalStep) -> JsonObject | No
 
 def output_of(step: JournalStep) -> JsonObject | None:
     """Returns the output of a step without what only the provider of a model may read."""
+    found, rules = _output_of(step), (step.about or {}).get("rules")
+    if found is None or not rules:
+        return found
+    return {**found, "verdicts": list(_verdicts(rules, found.get("actions", ())))}
+
+
+def _verdicts(rules: Iterable[str], actions: Sequence[JsonObject]) -> Iterator[JsonObject]:
+    """Yields what each rule has decided. A rule behind one that blocks has not been asked."""
+    for rule in dict.fromkeys(rules):
+        of_rule = (one for one in actions if one["type"] == rule)
+        acted = [{key: one[key] for key in ("type", "action", "count")} for one in of_rule]
+        yield from acted or [{"type": rule, "action": "pass", "count": 0}]
+        if any(one["action"] == "block" for one in acted):
+            return
+
+
+def _output_of(step: JournalStep) -> JsonObject | None:
     if step.about is not None and "out" in step.about:
         return dict(step.about["out"])
     output = step.output

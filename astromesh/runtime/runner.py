@@ -148,7 +148,7 @@ class AgentRunner:
     ) -> None:
         self.directory, self.stores, self.clock, self.metrics = directory, stores, clock, metrics
         self.active = ActiveRuns()
-        self.keeps_runs, self.is_durable = True, False
+        self.keeps_runs, self.is_durable, self.records_runs = True, False, False
         self.run_links = ""
         self.sessions = Sessions(clock)
         self._leases = SessionLeaseHolder()
@@ -187,7 +187,7 @@ class AgentRunner:
         if self.is_durable:
             self._durable_agents = frozenset(configuration.agents)
         self.exporter = exporter
-        self._recorder = PlainRecorder(configuration.runtime.spec.recording)
+        self._recorder = PlainRecorder(configuration.runtime.spec.recording, by_default=self.records_runs)
         self._factory.captures_content = configuration.runtime.spec.telemetry.capture_content
         self._factory.max_answer_bytes = configuration.runtime.spec.limits.max_answer_bytes
         limits = {name: agent.spec.queue.max_running for name, agent in configuration.agents.items()}

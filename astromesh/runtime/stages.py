@@ -194,7 +194,8 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     if journal is None:
         return _admit(agent, request, run)
     restore = partial(_restored, agent, request)
-    made = journal.once("input", lambda: _admit(agent, request, run), admitted_to_json, restore)
+    rules = [rule.type for rule in agent.guardrails.input_rules]
+    made = journal.once("input", lambda: _admit(agent, request, run), admitted_to_json, restore, rules)
     run.admitted_query = made.query
     if not journal.place:  # from here on no step needs the raw texts: they do not stay on disk
         run.admitted_request = request_to_json(made.request, made.query)
@@ -462,7 +463,8 @@ def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> 
     run.scope.check_answer(checked.text)
     _emit_checks(run, "output", checked.actions, started, checked.text)
     if run.journal is not None:
-        run.journal.note("output", {"response": checked.text, "actions": list(checked.actions)})
+        rules = [rule.type for rule in agent.guardrails.output_rules]
+        run.journal.note("output", {"response": checked.text, "actions": list(checked.actions)}, rules)
     details: JsonObject = {
         "provider": last.provider if last else "",
         "model": last.model if last else "",

@@ -12,7 +12,7 @@ from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, JournalStep, 
 from astromesh.durable.comparison import ComparedRun, compare
 from astromesh.durable.fork import Edit, check_edit, forked_steps, require_outputs
 from astromesh.durable.run_worker import RunWorker
-from astromesh.durable.steps import listed, step_content, steps_json
+from astromesh.durable.steps import listed, step_content, steps_json, steps_of_nested
 from astromesh.errors import Conflict, Forbidden, InvalidInput, NotRecorded, RunNotFound
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent_directory import AgentDirectory
@@ -47,7 +47,7 @@ class TimeTravel:
         Raises:
             NotRecorded: the run has no record.
         """
-        return steps_json((await self.recorded(run_id, viewer)).steps)
+        return steps_json(await self._shown_steps(run_id, viewer))
 
     async def step(self, run_id: str, step: int, viewer: Viewer) -> JsonObject:
         """Returns one step with its input and output.
@@ -56,10 +56,19 @@ class TimeTravel:
             NotRecorded: the run has no record.
             RunNotFound: the run has no such step.
         """
-        found = step_content((await self.recorded(run_id, viewer)).steps, step)
+        found = step_content(await self._shown_steps(run_id, viewer), step)
         if found is None:
             raise RunNotFound(f"The run {run_id!r} has no step {step}.")
         return found
+
+    async def _shown_steps(self, run_id: str, viewer: Viewer) -> Sequence[JournalStep]:
+        """Returns the steps of a run; those of a nested run have the numbers of the run above."""
+        row = await self._runs.row(run_id, viewer)
+        above = row.worker if row.nested else row.parent.partition(".")[0]
+        if not above or await self._durable.store.steps(run_id):
+            return (await self.recorded(run_id, viewer)).steps
+        found = await self.recorded(above, viewer)
+        return steps_of_nested(found.steps, found.row.run_id, run_id)
 
     async def fork(
         self,

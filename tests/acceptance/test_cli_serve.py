@@ -83,6 +83,20 @@ def test_with_port_0_it_says_which_one_it_took(config: Path, server_process: Ser
     assert httpx.get(f"{url}/health/live").status_code == 200
 
 
+def test_a_development_server_records_plain_runs(config: Path, server_process: ServerFactory) -> None:
+    """`make run` starts one. An agent that says otherwise is not recorded."""
+    silent = AGENT.format(name="silent") + "  recording: false\n"
+    (config / "agents" / "silent.agent.yaml").write_text(silent)
+    server = server_process(config, args=["--dev"])
+    body = {"query": "Hello", "session_id": "s"}
+
+    def steps(agent: str) -> int:
+        run_id = httpx.post(f"{server.url}/v1/agents/{agent}/run", json=body).json()["run_id"]
+        return httpx.get(f"{server.url}/v1/runs/{run_id}/steps").status_code
+
+    assert (steps("echo"), steps("silent")) == (200, 409)
+
+
 def test_sigterm_ends_it_with_0_and_without_noise(config: Path, server_process: ServerFactory) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         server = server_process(config)

@@ -50,6 +50,8 @@ TALLIES_VARIABLE = "ASTROMESH_TALLIES"
 LINKS_VARIABLE = "ASTROMESH_RUN_LINKS"
 #: names the agents made in Python, for worker processes
 AGENTS_VARIABLE = "ASTROMESH_AGENTS"
+#: set in the processes of a development server
+DEV_VARIABLE = "ASTROMESH_DEV"
 #: seconds that runs get after SIGTERM, and that their responses get after that
 GRACE, _RESPONSE_GRACE = 30, 5
 #: a vector search uses one core: threads of OpenBLAS that wait for a busy core make it five times slower
@@ -85,9 +87,12 @@ def serve(
     ] = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the port.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to start with a broken agent.")] = False,
+    dev: Annotated[bool, typer.Option("--dev", help="For development: record plain runs, too.")] = False,
 ) -> None:
     """Serve the agents over HTTP and WebSocket. SIGTERM or Ctrl-C ends it."""
     folders = folders_of(config, data)
+    if dev:
+        os.environ[DEV_VARIABLE] = "1"
     os.environ.setdefault(*_ONE_THREAD)
     os.environ[AGENTS_VARIABLE] = " ".join(agents or ())
     configuration = checked(runtime_of(folders).load_configuration(), strict=strict)
@@ -178,7 +183,12 @@ def runtime_of(folders: tuple[Path, Path]) -> AgentRuntime:
     Raises:
         ConfigError: such an agent cannot be imported.
     """
-    references = os.environ.get(AGENTS_VARIABLE, "").split()
+    runtime = _runtime_of(folders, os.environ.get(AGENTS_VARIABLE, "").split())
+    runtime.runner.records_runs = bool(os.environ.get(DEV_VARIABLE))
+    return runtime
+
+
+def _runtime_of(folders: tuple[Path, Path], references: list[str]) -> AgentRuntime:
     if not references:
         return AgentRuntime(folders[0], data_dir=folders[1])
     from astromesh.agents.loading import load_agents  # servers of a folder alone do not need it

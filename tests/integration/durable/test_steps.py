@@ -93,7 +93,9 @@ async def test_a_step_shows_what_it_has_read_and_written(tmp_path: Path) -> None
         missing = await client.get(f"/v1/runs/{run_id}/steps/99")
     rule, prompt, models = steps[0], steps[1], [s for s in steps if s["kind"] == "model"]
     (tool,) = [s for s in steps if s["kind"] == "tool"]
-    assert rule["output"] == {"query": "Hello", "actions": [], "history": None, "preface": []}
+    assert rule["output"] == {
+        "query": "Hello", "actions": [], "history": None, "preface": [], "continuation": [],
+    }  # fmt: skip
     assert [m["role"] for m in prompt["output"]["messages"]] == ["system", "user"]
     for request, step in zip(provider.requests, models, strict=True):
         said = [(m["role"], m.get("content", "")) for m in step["input"]["messages"]]
@@ -134,14 +136,40 @@ async def test_the_steps_of_a_nested_run_are_steps_of_the_run_above(tmp_path: Pa
         run_id = await ended(client)
         steps = await listed(client, run_id)
         runs = (await client.get("/v1/runs?agent=below")).json()["runs"]
-        refused = await client.get(f"/v1/runs/{runs[0]['run_id']}/steps")
+        nested = await listed(client, nested_id := runs[0]["run_id"])
+        model = (await client.get(f"/v1/runs/{nested_id}/steps/{nested[2]['step']}")).json()
+        outside = await client.get(f"/v1/runs/{nested_id}/steps/{steps[0]['step']}")
+        refused = await client.post(f"/v1/runs/{nested_id}/fork", json={"at": nested[2]["step"]})
     inside = [s for s in steps if "/run:below:c1" in s["path"]]
     assert [s["kind"] for s in inside] == ["rule", "prompt", "model", "node", "rule"]
     numbers = [s["step"] for s in steps]
     assert numbers == sorted({*numbers})
     assert steps.index(inside[-1]) < steps.index(next(s for s in steps if s["name"] == "below"))
+    assert nested == inside and model["output"]["content"] == "It is me."
+    assert outside.status_code == 404
     assert (refused.status_code, refused.json()["code"]) == (409, "not_recorded")
     assert run_id in refused.json()["detail"]
+
+
+async def test_a_rule_step_has_the_verdict_of_each_rule(tmp_path: Path) -> None:
+    rules = [{"type": "max_length", "max_chars": 1000}, {"type": "pii_detection", "action": "redact"}]
+    folder = write(tmp_path, manifest(guardrails={"input": rules, "output": rules}))
+    async with serving(folder, ScriptedProvider("Write to ann@example.com")) as (client, _):
+        run_id = await ended(client)
+        steps = await listed(client, run_id)
+        first, last = [
+            (await client.get(f"/v1/runs/{run_id}/steps/{one['step']}")).json()["output"]["verdicts"]
+            for one in steps
+            if one["kind"] == "rule"
+        ]
+        replay = (await client.post(f"/v1/runs/{run_id}/replay")).json()
+    assert [(one["type"], one["action"]) for one in first] == [
+        ("max_length", "pass"), ("pii_detection", "pass"),
+    ]  # fmt: skip
+    assert [(one["type"], one["action"]) for one in last] == [
+        ("max_length", "pass"), ("pii_detection", "redact"),
+    ]  # fmt: skip
+    assert replay["reproduced"]
 
 
 async def test_the_nodes_of_a_graph_are_steps_around_their_calls(tmp_path: Path) -> None:

@@ -1,0 +1,118 @@
+"""Random runs of every pattern, forked at every step and replayed.
+
+`make test` takes some of them, `make reliability` 100 (`ASTROMESH_RANDOM_RUNS`).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+
+from astromesh.access.scopes import Viewer
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.forks import ForkRequest
+from astromesh.runtime.records import RunRequest
+from astromesh.testing import ScriptedProvider
+from astromesh.types import CallerContext, CompletionRequest, ToolCall
+from tests.integration.agents_folder import manifest, runtime_of, write
+from tests.integration.orchestration.pattern_cases import LOOK, PERMITTED, QUESTION, Case
+from tests.integration.orchestration.test_pattern_journals import CUTS, ended
+
+RUNS = int(os.environ.get("ASTROMESH_RANDOM_RUNS", "16"))
+ME, CALLER = Viewer("default", "anonymous"), CallerContext(scopes=frozenset({"admin"}))
+CALLS: list[str] = []
+TOOLS = [{"name": "lookup", "type": "internal", "function": f"{__name__}:lookup", "effect": "read"}]
+GRAPH = {
+    "apiVersion": "astromesh/v1",
+    "kind": "Graph",
+    "metadata": {"name": "plan"},
+    "spec": {
+        "entry": "find",
+        "nodes": [
+            {"name": "find", "kind": "prompt", "instructions": "Find.", "inject_tools": True},
+            {"name": "write", "kind": "prompt", "instructions": "Write.", "is_terminal": True},
+        ],
+        "edges": [{"from": "find", "to": "write"}],
+    },
+}
+PATTERNS = {
+    **CUTS,
+    "graph": Case({"pattern": "graph", "graph": "plan"}, [LOOK, "tea: 3", "3."], "3.", frozenset(), 0),
+}
+
+
+async def lookup(query: str) -> str:
+    """Look something up.
+
+    Args:
+        query: what to look for.
+    """
+    CALLS.append(query)
+    return f"found: {query}"
+
+
+def random_script(rng: Random, case: Case) -> list[Any]:
+    """The script of a pattern with 0 to 3 rounds of 1 to 3 calls of the tool where it has one."""
+    numbers = iter(range(100))
+
+    def call() -> ToolCall:
+        query = {"query": "".join(rng.choices('äbc \n"{}', k=rng.randint(1, 40)))}
+        return ToolCall(f"c{next(numbers)}", "lookup", json.dumps(query))
+
+    rounds = [[call() for _ in range(rng.randint(1, 3))] for _ in range(rng.randint(0, 3))]
+    return [*case.script[: case.tool_at], *rounds, *case.script[case.tool_at + 1 :]]
+
+
+class Script:
+    """A model that says the lines of a script, from any line on."""
+
+    def __init__(self, lines: Sequence[Any]) -> None:
+        self.lines, self.next = lines, 0
+
+    def __call__(self, request: CompletionRequest) -> Any:
+        self.next += 1
+        return self.lines[self.next - 1]
+
+
+def runtime_with(folder: Path, case: Case, script: Script) -> AgentRuntime:
+    tools: dict[str, Any] = {"tools": TOOLS, "permissions": PERMITTED}
+    others = [manifest(one["metadata"]["name"], **{**one["spec"], **tools}) for one in case.others]
+    own = tools if case.spec else {}
+    agents = (manifest(orchestration=case.orchestration, **own), *others)
+    (folder / "graphs").mkdir()
+    (folder / "graphs" / "plan.graph.yaml").write_text(json.dumps(GRAPH))
+    return runtime_of(write(folder, *agents), ScriptedProvider(script, repeat=True))
+
+
+@pytest.mark.parametrize("seed", range(RUNS))
+async def test_a_random_run_is_forked_at_every_step_and_replayed(tmp_path: Path, seed: int) -> None:
+    """A fork asks the model and the tool as often as the run from the step on, and has its answer."""
+    rng = Random(seed)
+    case = PATTERNS[sorted(PATTERNS)[seed % len(PATTERNS)]]
+    script = Script(random_script(rng, case))
+    async with runtime_with(tmp_path, case, script) as runtime:
+        await runtime.durable.start()
+        CALLS.clear()
+        run_id = (await runtime.runner.accept(runtime.agent("helper"), RunRequest(QUESTION, "s"))).run_id
+        whole = await ended(runtime, run_id)
+        steps, total = await runtime.time_travel.steps(run_id, ME), len(CALLS)
+        assert script.next == len(script.lines) == sum(one["kind"] == "model" for one in steps)
+        for step in steps:
+            before = [one["kind"] for one in steps if one["step"] < step["step"]]
+            script.next = before.count("model")
+            CALLS.clear()
+            row = await runtime.time_travel.fork(run_id, ME, ForkRequest(step["step"]), CALLER)
+            fork = await ended(runtime, row.run_id)
+            assert fork["result"]["response"] == whole["result"]["response"], step
+            assert script.next == len(script.lines), step
+            own = [one for one in steps if one["kind"] == "tool" and one["name"] == "lookup"]
+            assert len(CALLS) == total - sum(one["step"] < step["step"] for one in own), step
+        script.next = len(script.lines)
+        replay = await runtime.time_travel.replay(run_id, ME)
+    assert replay["divergence"] is None and replay["reproduced"]
