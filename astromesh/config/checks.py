@@ -77,7 +77,6 @@ def check_agent(
     yield from _stream(manifest)
     yield from _guardrails(manifest)
     yield from _schemas(manifest)
-    yield from _prices(manifest)
     yield from _cuts(manifest)
     if check is not None:
         yield from _templates(manifest, root, check)
@@ -251,19 +250,6 @@ def _cuts(manifest: AgentManifest) -> Iterator[Finding]:
             )
 
 
-def _prices(manifest: AgentManifest) -> Iterator[Finding]:
-    """Yields budgets of dollars that a model without a price would never use up."""
-    specs = [spec for _, models in manifest.spec.model.sets() for spec in models.specs()]
-    unknown = next((spec.block.name for spec in specs if spec.lacks_price), None)
-    for name, budget in manifest.spec.budgets if unknown else ():
-        if budget.cost_usd is not None:
-            yield Finding(
-                ("spec", "budgets", name, "cost_usd"),
-                f"has no effect on the model `{unknown}`, whose price is unknown",
-                "Write the price under `prices` of the model block or of its entry in providers.yaml.",
-            )
-
-
 def _schemas(manifest: AgentManifest) -> Iterator[Finding]:
     for at, mark, schema in marked_fields(manifest.spec, IsJsonSchema, ("spec",)):
         if schema is not None:
@@ -391,6 +377,40 @@ def _secret(secret: str, name: str, at: Steps) -> Iterator[Finding]:
         yield Finding(at, f"{name} is not set", "Set it.")
     elif size < _MIN_SECRET_BYTES:
         yield Finding(at, f"the secret in {name} has {size} bytes; HS256 needs at least {_MIN_SECRET_BYTES}")
+
+
+def check_prices(manifest: AgentManifest, below: Iterable[AgentManifest]) -> Iterator[Finding]:
+    """Yields budgets of dollars that models without a price would never use up.
+
+    Args:
+        below: the agents that it may call, directly or not, whose dollars count too.
+    """
+    unknown = [f"`{name}`" for name in _without_price(manifest)]
+    for agent in below:
+        unknown += (f"`{name}` of the agent {agent.metadata.name}" for name in _without_price(agent))
+    for name, budget in manifest.spec.budgets if unknown else ():
+        if budget.cost_usd is not None:
+            yield Finding(
+                ("spec", "budgets", name, "cost_usd"),
+                f"has no effect on models without a price: {', '.join(unknown)}",
+                "Write it under `prices` of the model block or of its entry in providers.yaml.",
+            )
+
+
+def _without_price(manifest: AgentManifest) -> Iterable[str]:
+    specs = (spec for _, models in manifest.spec.model.sets() for spec in models.specs())
+    return dict.fromkeys(spec.block.name for spec in specs if spec.lacks_price)
+
+
+def reachable_agents(edges: Mapping[str, Iterable[str]], names: Iterable[str]) -> set[str]:
+    """Returns these agents and those that they may call, directly or not."""
+    found: set[str] = set()
+    left = list(names)
+    while left:
+        if (name := left.pop()) not in found:
+            found.add(name)
+            left += edges.get(name, ())
+    return found
 
 
 def find_cycles(edges: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, ...]]:

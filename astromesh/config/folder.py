@@ -91,12 +91,7 @@ class Configuration:
 
     def of_agents(self, names: Iterable[str]) -> Configuration:
         """Returns the configuration with only these agents, and those that they may call."""
-        wanted: set[str] = set()
-        left = list(names)
-        while left:
-            if (name := left.pop()) not in wanted:
-                wanted.add(name)
-                left += self.edges.get(name, ())
+        wanted = checks.reachable_agents(self.edges, names)
         return replace(
             self,
             agents={name: agent for name, agent in self.agents.items() if name in wanted},
@@ -238,6 +233,7 @@ class _FolderLoader:
         for file in agents:
             self._agent(file, defaults, known)
         edges = {file.name: _called_agents(file, defaults.pattern) for file in agents}
+        _check_prices(agents, edges)
         single = (runtime, providers, mcp, channels)
         every = (*single, *agents, *pipelines, *graphs)
         return Configuration(
@@ -521,6 +517,15 @@ def _agent_references(root: Node, default: str) -> Iterator[tuple[str, Steps]]:
         for i, node in root.children(*steps):
             if isinstance(node.value, str) and node.value:
                 yield node.value, (*steps, i)
+
+
+def _check_prices(files: Collection[ConfigFile], edges: Mapping[str, tuple[str, ...]]) -> None:
+    manifests = {file.name: file.manifest for file in files if file.manifest is not None}
+    for file in files:
+        names = checks.reachable_agents(edges, edges[file.name]) - {file.name}
+        below = [manifests[name] for name in sorted(names) if name in manifests]
+        if file.manifest is not None:
+            file.add_findings(checks.check_prices(file.manifest, below))
 
 
 def _call_cycles(

@@ -606,4 +606,33 @@ def test_dollars_of_a_model_whose_price_nobody_knows_are_no_budget(
     faults = [str(fault) for fault in load(tmp_path, env=ENV, resolver=Plugins()).every_fault()]
     assert len(faults) == unknown
     for fault in faults:
-        assert f"spec.budgets.{budget}.cost_usd: has no effect on the model `openai/m`, whose price" in fault
+        assert (
+            f"spec.budgets.{budget}.cost_usd: has no effect on models without a price: `openai/m`." in fault
+        )
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        "tools: [{name: t, type: agent, agent: between}]",
+        "orchestration: {pattern: supervisor, workers: [between]}",
+        "orchestration: {pattern: swarm, agents: [between]}",
+    ],
+)
+def test_dollars_of_agents_below_count_too_and_every_model_without_a_price_is_named(
+    tmp_path: Path, calls: str
+) -> None:
+    (tmp_path / "agents").mkdir()
+    second = UNPRICED.replace("model: m", "model: n")
+    specs = {
+        "above": f"{MODEL}\n  {calls}\n  budgets: {{per_run: {{cost_usd: 1.0}}}}",
+        "between": f"{MODEL}\n  tools: [{{name: t, type: agent, agent: below}}]",
+        "below": f"model: {{primary: {{{UNPRICED}}}, fallback: {{{second}}}}}",
+    }
+    for name, spec in specs.items():
+        head = f"apiVersion: astromesh/v1\nkind: Agent\nmetadata: {{name: {name}}}\nspec:\n"
+        (tmp_path / "agents" / f"{name}.agent.yaml").write_text(f"{head}  {spec}\n")
+    faults = [str(fault) for fault in load(tmp_path, env=ENV, resolver=Plugins()).every_fault()]
+    assert len(faults) == 1
+    assert "above.agent.yaml" in faults[0]
+    assert "without a price: `openai/m` of the agent below, `openai/n` of the agent below." in faults[0]
