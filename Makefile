@@ -71,6 +71,7 @@ reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far
 	$(BIN)/python scripts/kills.py --kills $(KILLS)
 	$(BIN)/python scripts/kills.py --kills 2 --flat-out
 	$(BIN)/python scripts/interrupts.py
+	$(BIN)/python scripts/stalled_readers.py
 
 architecture: venv ## who may import whom
 	$(PYTEST) tests/test_architecture.py $(ARGS)

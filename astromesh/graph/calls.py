@@ -108,7 +108,7 @@ class _ModelCall(NamedTuple):
     async def make(self, step: int) -> CompletionResult:
         scope, model, request, role, _, add_usage = self
         ledger, events = scope.ledger, scope.events
-        received: list[str] = []
+        received: list[int] = []
         opened: OpenCall | None = None
         if ledger.limits_calls:
             opened, request = await _open(ledger, model, request)
@@ -155,7 +155,7 @@ class _ModelCall(NamedTuple):
         return result
 
     async def _stream(
-        self, request: CompletionRequest, step: int, received: list[str]
+        self, request: CompletionRequest, step: int, received: list[int]
     ) -> tuple[CompletionResult, float | None]:
         """Returns the result, and the milliseconds to the first delta, None where there was none."""
         result: CompletionResult | None = None
@@ -167,9 +167,9 @@ class _ModelCall(NamedTuple):
                 if isinstance(piece, Delta):
                     if first_ms is None:
                         first_ms = ms_since(started)
-                    received.append(piece.content)
                     text = piece.content
-                    left -= len(text) if text.isascii() else utf8_size(text)
+                    received.append(size := len(text) if text.isascii() else utf8_size(text))
+                    left -= size
                     if left < 0:
                         raise AnswerTooLong(self.scope.max_answer_bytes)
                     if visible_text is None:
@@ -245,7 +245,7 @@ def _charge_failed(
     opened: OpenCall | None,
     error: BaseException,
     request: CompletionRequest,
-    received: Sequence[str] = (),
+    received: Sequence[int] = (),
 ) -> None:
     """Charges a call without a result: what its provider has reported, else an estimate.
 
@@ -253,11 +253,11 @@ def _charge_failed(
     is charged, because the provider may have worked on it.
 
     Args:
-        received: The pieces of text that came.
+        received: The bytes of each piece of text that came.
     """
     usage = attached_usage(error)
     if usage is None and (received or isinstance(error, asyncio.CancelledError)):
-        output = estimate_size(utf8_size("".join(received)))
+        output = estimate_size(sum(received))
         usage = Usage(estimate_request(request), output, estimated=True)
         attach_usage(error, usage)
     if usage is not None:

@@ -56,8 +56,10 @@ class _GatedCall:
         #: what the model said; without rules that is what leaves
         self.raw = TextBuffer() if has_rules else None
 
-    def text(self) -> str:
-        return self.gate.released.text if self.raw is None else self.raw.getvalue()
+    def end(self) -> tuple[str, CheckedText]:
+        """Returns the text as the model said it, and the result of the rules."""
+        released = self.gate.released
+        return released.text if self.raw is None else self.raw.getvalue(), released
 
 
 class GatedEvents:
@@ -156,7 +158,7 @@ class GatedEvents:
         if rest := call.gate.finish(tokens_used=used, output_tokens=output_tokens):
             self._stream.emit(MODEL_DELTA, step=step, role=call.role, content=rest)
         if call.role == ASSISTANT:
-            self.last = (call.text(), call.gate.released)
+            self.last = call.end()
 
     def retract(self, step: int) -> bool:
         """Discards a broken answer so that another one may begin. Returns False if some of it has left."""
