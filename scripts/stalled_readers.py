@@ -69,7 +69,17 @@ def ended(url: str) -> int:
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("astromesh_runs_total{"))
 
 
-def measure(server: ServerProcess, readers: int) -> tuple[int, int, int, int]:
+def lowest(pid: int, bound: int) -> int:
+    """Bytes of a process as soon as they are within the bound, at the latest after half a minute."""
+    end = time.monotonic() + _RETURN
+    least = resident(pid)
+    while time.monotonic() < end and least > bound:
+        time.sleep(0.5)
+        least = min(least, resident(pid))
+    return least
+
+
+def measure(server: ServerProcess, readers: int, waited: int) -> tuple[int, int, int, int]:
     """Bytes before, at most, when all runs have ended and the readers wait, and after they have left."""
     for n in range(_WARM):  # what the first long answers need stays
         with stalled(server.port, f"warm-{n}") as reader:
@@ -83,14 +93,10 @@ def measure(server: ServerProcess, readers: int) -> tuple[int, int, int, int]:
             raise SystemExit(f"the runs have not ended after {_PATIENCE:g} s")
         most = max(most, resident(server.pid))
         time.sleep(0.2)
-    waiting = resident(server.pid)
+    waiting = lowest(server.pid, before + int(_MOST * waited) + _ALWAYS)
     for reader in held:
         reader.close()
-    end = time.monotonic() + _RETURN
-    after = resident(server.pid)
-    while time.monotonic() < end and after > before + _LEFT:
-        time.sleep(0.5)
-        after = min(after, resident(server.pid))
+    after = lowest(server.pid, before + _LEFT)
     return before, max(most, waiting), waiting, after
 
 
@@ -101,6 +107,7 @@ def main() -> int:
     parser.add_argument("--readers", type=int, default=150)
     parser.add_argument("--bytes", type=int, default=2_000_000)
     args = parser.parse_args()
+    waited = args.readers * args.bytes
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as folder:
         home = Path(folder)
         model, config = MockModel(home), home / "config"
@@ -111,11 +118,10 @@ def main() -> int:
         try:
             model.start()
             server.start()
-            before, most, waiting, after = measure(server, args.readers)
+            before, most, waiting, after = measure(server, args.readers, waited)
         finally:
             server.close()
             model.close()
-    waited = args.readers * args.bytes
     cost, mib = (waiting - before) / waited, 1 << 20
     print("| readers | they wait for | before | at most | while they wait | after | cost |")
     print(

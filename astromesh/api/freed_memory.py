@@ -1,7 +1,7 @@
-"""Returns freed memory to the system when readers have left who had not read their streams.
+"""Returns freed memory to the system: of long runs whose readers do not read, and of such readers who leave.
 
-What waited for them is thousands of small texts. The C library keeps the pages that they leave until it is
-asked.
+What runs and readers have held is thousands of small texts. The C library keeps the pages that they leave
+until it is asked.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import asyncio
 import ctypes
 from collections.abc import Callable
 
-#: seconds from the first reader that leaves until memory is returned: others leave meanwhile
+#: seconds until memory is returned: other runs end, and other readers leave, meanwhile
 _PAUSE_SECONDS = 5.0
 
 

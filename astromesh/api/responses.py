@@ -26,11 +26,11 @@ from astromesh.types import Event
 MAX_SEPARATE_EVENTS = 512
 #: characters of a joined delta that takes another one: each join copies the whole text
 _MAX_MERGED_CHARS = 16 * 1024
-#: estimated bytes that wait; beyond that the buffer drops events, which the gap in `seq` shows. As many again
-#: may be on their way: those that a writer took before its socket stopped
+#: estimated bytes that wait or are on their way; beyond that the buffer drops events, which the gap in `seq`
+#: shows
 MAX_PENDING_BYTES = 1 << 20
 #: bytes that the socket's writer gets at a time: it copies them, and a reader may never take them
-_PIECE = 128 * 1024
+_PIECE = 64 * 1024
 
 
 def json_bytes(value: Any) -> bytes:
@@ -58,7 +58,7 @@ class EventBuffer:
 
     Args:
         max_separate: how many events wait before the buffer joins deltas.
-        max_bytes: how many bytes wait before the buffer drops events.
+        max_bytes: how many bytes wait, or have been taken and not yet sent, before the buffer drops events.
         close_at_end: closes after the last event of a run.
 
     `pending_bytes` counts the bytes that wait, `dropped` the lost events, `dropped_by_all` those of every
@@ -82,6 +82,8 @@ class EventBuffer:
         self._ready: asyncio.Future[None] | None = None
         self._closed = False
         self.pending_bytes = 0
+        #: of the events that were taken last: who takes more has sent them
+        self._taken_bytes = 0
         self.dropped = 0
 
     def send(self, event: Event) -> None:
@@ -90,7 +92,7 @@ class EventBuffer:
         last = event.type in TERMINAL_EVENTS
         is_delta = event.type == MODEL_DELTA  # by far the most frequent event: its length is taken in place
         size = EVENT_OVERHEAD + (len(event.data["content"]) if is_delta else text_length(event))
-        if self.pending_bytes + size > self._max_bytes and not last:
+        if self.pending_bytes + self._taken_bytes + size > self._max_bytes and not last:
             self.dropped += 1
             EventBuffer.dropped_by_all += 1
             return
@@ -114,11 +116,12 @@ class EventBuffer:
 
     async def take(self) -> Sequence[Event]:
         """Returns everything that waits, at least one event; nothing once closed and drained."""
+        self._taken_bytes = 0
         while not self._pending and not self._closed:
             self._ready = asyncio.get_running_loop().create_future()
             await self._ready
         taken, self._pending = self._pending, []
-        self.pending_bytes = 0
+        self._taken_bytes, self.pending_bytes = self.pending_bytes, 0
         return taken
 
     def _wake(self) -> None:
@@ -319,3 +322,7 @@ class RunStreamResponse(EventStreamResponse):
                 self._buffer.send(Event("", 0, 0.0, "run.failed", {"code": error.code, "detail": str(error)}))
         finally:
             self._buffer.close()
+            if (
+                self._buffer.pending_bytes > _PIECE
+            ):  # the client does not read as fast as the model has written
+                freed_memory.return_soon()
