@@ -14,6 +14,17 @@ const ALLOWED = {
   ALLOWED_URI_REGEXP: /^(?:https?:|mailto:|#)/i,
 };
 
+/** Elements without attributes, which models write in Markdown. Any other HTML is shown as the text that it is. */
+const SIMPLE = /^<\/?(?:b|br|code|del|em|i|strong)\s*\/?>$/i;
+/** @type {Record<string, string>} */
+const ENTITIES = { "&": "&amp;", "<": "&lt;", ">": "&gt;", '"': "&quot;" };
+
+marked.use({
+  renderer: {
+    html: (/** @type {{text: string}} */ { text }) => (SIMPLE.test(text.trim()) ? text : text.replace(/[&<>"]/g, (one) => ENTITIES[one])),
+  },
+});
+
 const { sanitize } = /** @type {any} */ (DOMPurify);
 DOMPurify.addHook("afterSanitizeAttributes", (/** @type {Element} */ node) => {
   if (node.tagName !== "A") return;

@@ -27,8 +27,8 @@ function nameOf({ kind, name, path }) {
  */
 export function rowsOfSteps(steps, forkedAt) {
   const own = steps.filter((step) => step.step >= forkedAt);
-  const start = Math.min(...own.map((step) => step.started_at));
-  const whole = Math.max(...own.map((step) => (step.started_at - start) * 1000 + step.duration_ms), 0.001);
+  const start = own.reduce((least, step) => Math.min(least, step.started_at), Infinity);
+  const whole = own.reduce((most, step) => Math.max(most, (step.started_at - start) * 1000 + step.duration_ms), 0.001);
   const isOld = (/** @type {Recorded} */ step) => step.step < forkedAt;
   const order = (/** @type {Recorded} */ a, /** @type {Recorded} */ b) =>
     Number(isOld(b)) - Number(isOld(a)) || a.started_at - b.started_at || depthOf(a) - depthOf(b) || a.step - b.step;

@@ -269,11 +269,12 @@ export function LongList({ count: size, height, row, label, chosen = -1, stick =
     if (chosen * height < box.scrollTop) box.scrollTop = chosen * height;
     else if ((chosen + 1) * height > box.scrollTop + box.clientHeight) box.scrollTop = (chosen + 1) * height - box.clientHeight;
   }, [chosen]);
-  const last = Math.min(size, view.top + view.rows);
+  const first = Math.min(view.top, Math.max(0, size - view.rows)); // the list may have become shorter
+  const last = Math.min(size, first + view.rows);
   const rows = [];
-  for (let at = view.top; at < last; at++) rows.push(row(at));
+  for (let at = first; at < last; at++) rows.push(row(at));
   return html`<div class="long" ref=${element} onScroll=${look} tabindex="0" role="region" aria-label=${label}>
-    <div style=${{ height: `${view.top * height}px` }}></div>
+    <div style=${{ height: `${first * height}px` }}></div>
     ${rows}
     <div style=${{ height: `${Math.max(0, size - last) * height}px` }}></div>
   </div>`;

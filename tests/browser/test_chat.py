@@ -93,6 +93,7 @@ def test_an_answer_is_stopped_by_escape_and_its_message_edited(
     streaming: ServerProcess, console: Callable[..., Console]
 ) -> None:
     page = asked(console(streaming), "slow")
+    page.locator(".diagram .lit", has_text="react").wait_for()  # the graph shows where the run is
     page.keyboard.press("Escape")
     page.get_by_text("Stopped.").wait_for()
     assert newest(streaming)["status"] == "cancelled"

@@ -137,7 +137,7 @@ function Talk({ agents, agent, session }) {
         <${Composer} agent=${agent} busy=${isGoingOn || action.busy} onSend=${send} retry=${question && !isGoingOn ? () => send(question) : null} last=${question} />
       </div>
       <aside class="right" aria-label="Steps of the answer">
-        <h2>Graph</h2><${Graph} agent=${agent} story=${talk.story} short />
+        <h2>Graph</h2><${Graph} agent=${agent} story=${talk.story} last=${talk.story.last} short />
         <h2>Steps</h2>
         ${talk.story.steps.length
           ? html`<table><tbody>${talk.story.steps.filter((step) => step.kind !== "node").map((step) => html`

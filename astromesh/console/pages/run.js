@@ -22,12 +22,12 @@ export default function Run({ path: [, id] }) {
   const { story, events, problem } = useEvents(`${path}/events`);
   const run = state.value;
   const ended = story.endType || (run && !["queued", "running", "waiting"].includes(run.status));
+  const recording = useResource(ended ? `${path}/steps` : "", { live: false });
   const traceId = run?.result?.metadata?.trace_id || story.end?.metadata?.trace_id;
-  const trace = useResource(traceId && ended ? `/v1/traces/${traceId}` : "", { live: false });
+  const trace = useResource(traceId && recording.problem ? `/v1/traces/${traceId}` : "", { live: false });
   useEffect(() => {
     if (story.endType) refresh(path);
   }, [story.endType]);
-  const recording = useResource(ended ? `${path}/steps` : "", { live: false });
   const steps = recording.value?.steps;
   const isRecorded = steps?.length > 0;
   const rows = useMemo(
@@ -59,7 +59,7 @@ export default function Run({ path: [, id] }) {
           <a class="button" href=${link(["compare"], { a: run.forked_from?.run_id || id, b: run.forked_from ? id : "" })}>Compare</a>`}
         <${MakeCase} id=${id} />`}
       <${CopyRequest} path=${path} />
-      <button type="button" class="quiet" onClick=${() => download(`${id}.json`, { run, events, trace: trace.value })}>Download</button>
+      <button type="button" class="quiet" onClick=${() => download(`${id}.json`, { run, events, steps, trace: trace.value })}>Download</button>
     <//>
     <${Refusal} problem=${action.problem || state.problem || replay.problem} />
     ${replay.found && html`<${Replayed} replay=${replay.found} onClose=${replay.close} />`}
@@ -85,8 +85,8 @@ export default function Run({ path: [, id] }) {
       ${rows[at]?.recorded && html`<${RecordedStep} run=${id} chosen=${rows[at].recorded} draft=${draft} setDraft=${setDraft} canFork=${!isGoingOn}>
         <${StepTitle} step=${rows[at]} at=${at} of=${rows.length} /><//>`}<//>`}
     ${tab === "Answer" && html`<div class="pane narrow"><${Answer} story=${story} run=${run} /></div>`}
-    ${tab === "Graph" && run && html`<${Graph} agent=${run.agent} story=${story} />`}
-    ${tab === "Events" && html`<${Events} events=${events} />`}`;
+    ${tab === "Graph" && run && html`<${Graph} agent=${run.agent} story=${story} last=${story.last} />`}
+    ${tab === "Events" && html`<${Events} events=${events} size=${events.length} />`}`;
 }
 
 /** Follows the events of a run. Drawing waits for the next frame, however many come. @param {string} path */
@@ -127,13 +127,16 @@ function rowsOf(story, trace) {
       number: n + 1, name: step.name, kind: step.kind, state: step.state, ms: step.ms, depth: 0, left: 0, width: 0, detail: step.detail, text: step.text,
     }));
   }
-  const start = Math.min(...spans.map((/** @type {any} */ span) => span.start));
-  const whole = Math.max(...spans.map((/** @type {any} */ span) => (span.start - start) * 1000 + (span.duration_ms || 0)), 0.001);
+  const start = spans.reduce((/** @type {number} */ least, /** @type {any} */ span) => Math.min(least, span.start), Infinity);
+  const whole = spans.reduce((/** @type {number} */ most, /** @type {any} */ span) => Math.max(most, (span.start - start) * 1000 + (span.duration_ms || 0)), 0.001);
   /** @type {Map<string | null, any[]>} */
   const children = new Map();
+  const ids = new Set(spans.map((/** @type {any} */ span) => span.span_id));
   for (const span of spans) {
-    const parent = spans.some((/** @type {any} */ one) => one.span_id === span.parent_id) ? span.parent_id : null;
-    children.set(parent, [...(children.get(parent) || []), span]);
+    const parent = ids.has(span.parent_id) ? span.parent_id : null;
+    const known = children.get(parent);
+    if (known) known.push(span);
+    else children.set(parent, [span]);
   }
   /** @type {any[]} */
   const rows = [];
@@ -244,7 +247,8 @@ function Answer({ story, run }) {
     ${text ? html`<${Markdown} text=${text} />` : html`<p class="muted">No text yet.</p>`}`;
 }
 
-/** The graph of an agent with what has been visited; short: without its models and tools. @param {{agent: string, story: any, short?: boolean}} props */
+/** The graph of an agent with what has been visited. The story grows in place, so `last` says that it has.
+ * @param {{agent: string, story: any, last: number, short?: boolean}} props short: without its models and tools */
 export function Graph({ agent, story, short = false }) {
   const [drawing, setDrawing] = useState(/** @type {any} */ (null));
   useEffect(() => {
@@ -263,11 +267,11 @@ export function Graph({ agent, story, short = false }) {
     nodes=${drawn.nodes.map((/** @type {any} */ node) => ({ ...node, state: states.get(node.label.split(" (")[0]) || "" }))} />`;
 }
 
-/** @param {{events: any[]}} props */
-function Events({ events }) {
+/** The list grows in place, so `size` says that it has. @param {{events: any[], size: number}} props */
+function Events({ events, size }) {
   const [chosen, setChosen] = useState(0);
   const [wanted, setWanted] = useState("");
-  const shown = useMemo(() => (wanted ? events.filter((event) => event.type.includes(wanted)) : events), [events.length, wanted]);
+  const shown = useMemo(() => (wanted ? events.filter((event) => event.type.includes(wanted)) : events), [events, size, wanted]);
   const event = shown[chosen];
   return html`<div class="split">
     <section aria-label="Events">
