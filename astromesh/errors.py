@@ -4,7 +4,6 @@
     ├── ConfigError            the operator must change a file
     │   ├── InvalidManifest    (file, line, column, key)
     │   ├── InvalidConfiguration     InvalidWorkflow (ManifestLoadError, SchemaValidationError, …)
-    │   ├── UnreadableModule   (also a LookupError)
     │   ├── UnknownPlugin
     │   ├── MissingExtra
     │   ├── MissingKey         a provider's key is not set: the provider is skipped
@@ -183,10 +182,6 @@ class SchemaValidationError(InvalidWorkflow, code="schema_validation_error"):
 
 class DAGValidationError(InvalidWorkflow, code="dag_validation_error"):
     """Each file is valid, but the nodes and edges do not form a workflow."""
-
-
-class UnreadableModule(ConfigError, LookupError, code="unreadable_module"):
-    """A Python module of a workflow exists and cannot be imported."""
 
 
 class UnknownPlugin(ConfigError, code="unknown_plugin"):
@@ -676,6 +671,10 @@ class AgentUnavailable(Unavailable, code="agent_unavailable"):
 
 class WorkflowUnavailable(Unavailable, code="workflow_unavailable"):
     """The workflow's manifests have faults; other workflows run."""
+
+
+class UnreadableModule(Unavailable, LookupError, code="unreadable_module"):
+    """A Python module of a workflow exists and cannot be imported now."""
 
 
 class Overloaded(Unavailable, code="overloaded"): ...

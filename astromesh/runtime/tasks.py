@@ -441,6 +441,9 @@ class WorkflowTasks:
     async def _work_off(self, live: LiveTask) -> None:
         try:
             await self._store_end(live, await self._execute_when_free(live))
+        except UnreadableModule:
+            await self._note_stop(live)
+            raise
         except asyncio.CancelledError:
             if not live.cancelled:
                 await self._note_stop(live)
@@ -448,7 +451,7 @@ class WorkflowTasks:
             await self._store_end(live, self._cancelled(live))
 
     async def _note_stop(self, live: LiveTask) -> None:
-        """Records that this process ends in order, so that no stage is suspected of its end."""
+        """Records that this process leaves the Task in order, so that no stage is suspected of its end."""
         if not live.committing and any(record["type"] == START for record in live.records):
             with suppress(AstromeshError):
                 await self.records.commit(live.id, [{"type": STOP}])

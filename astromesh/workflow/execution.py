@@ -17,6 +17,7 @@ from functools import partial
 from typing import Any
 
 from astromesh.config.workflow.manifest import ContextProfile, TaskSpec
+from astromesh.errors import UnreadableModule
 from astromesh.graph.scope import Journal, Scope
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
@@ -28,7 +29,7 @@ from astromesh.workflow.memory import ContextPackage, RunMemory, package_from_js
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.slots import StageSlots, Stopwatch, TaskSlot
 from astromesh.workflow.snapshot import CODE_CHANGED
-from astromesh.workflow.stages import StageCall, StageExecution, complete_entry, route
+from astromesh.workflow.stages import StageCall, StageExecution, complete_entry, failing_call, route
 from astromesh.workflow.state_machine import (
     CancelStage,
     Command,
@@ -445,9 +446,18 @@ class Execution:
             outcome = Outcome(error=command.error)
         else:
             self._workers[task.path] = me
-            outcome = await self._setup.call(stage)(job, None)
+            outcome = await self._call(stage)(job, None)
             self._workers.pop(task.path, None)
         return self._complete_stage(job, stage, outcome)
+
+    def _call(self, stage: Stage) -> StageCall:
+        """Returns the call of a stage. A Task that can be resumed is left until its code can be imported."""
+        try:
+            return self._setup.call(stage)
+        except UnreadableModule as error:
+            if self._setup.log is not None and self._records_starts:
+                raise
+            return failing_call(error)
 
     def _complete_stage(self, job: StageExecution, stage: Stage, outcome: Outcome) -> Sequence[Command]:
         output = outcome.output

@@ -28,6 +28,7 @@ from astromesh.errors import (
     ProcessDied,
     ProviderError,
     TemplateFailed,
+    UnreadableModule,
     is_failure,
 )
 from astromesh.graph.runner import Call, bounded, unit
@@ -197,7 +198,11 @@ class StageResources:
 
 
 def compile_stage(stage: Stage, resources: StageResources) -> StageCall:
-    """Compiles a stage into a call that never raises: it returns an outcome, successful or not."""
+    """Compiles a stage into a call that never raises: it returns an outcome, successful or not.
+
+    Raises:
+        UnreadableModule: the module of its operation cannot be imported now.
+    """
     body, plain = _body(stage, resources)
     if not plain:
         body = bounded(body, stage.node.timeout_s, stage.id)
@@ -205,6 +210,15 @@ def compile_stage(stage: Stage, resources: StageResources) -> StageCall:
     for middleware in reversed(list(_middleware(stage, resources))):
         call = partial(middleware, call)
     return call
+
+
+def failing_call(error: Exception) -> StageCall:
+    """Returns the call of a stage that fails with this error."""
+
+    async def fail(job: StageExecution, package: ContextPackage | None) -> Outcome:
+        return Outcome(error=stage_error(error))
+
+    return fail
 
 
 def _succeeded(value: Any, job: StageExecution, package: ContextPackage | None, ms: float) -> Outcome:
@@ -446,6 +460,8 @@ def _missing(stage: Stage, resources: StageResources) -> list[str]:
     if node.op:
         try:
             load_operation(resources.project.folder, node.op)
+        except UnreadableModule:
+            raise
         except LookupError as error:
             found.append(f"the operation {node.op!r} ({error.args[0]})")
     return [*found, *(f"the tool {name!r}" for name in node.tools if name not in resources.tools)]

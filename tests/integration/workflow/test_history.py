@@ -367,6 +367,28 @@ async def test_a_module_that_cannot_be_imported_keeps_a_task_waiting_until_it_ca
         assert (task["status"], task["output"]["two"]) == ("success", 2)
 
 
+async def test_a_module_that_breaks_in_a_running_server_keeps_a_task_waiting_too(
+    config: Path, tmp_path: Path
+) -> None:
+    """The code of a stage is imported with its first Task; a Task with a caller fails, and says why."""
+    folder = config / "workflows" / "steps"
+    (tmp_path / "go").touch()
+    body = {"input": {"go": str(tmp_path / "go")}}
+    async with client_of(runtime_with(config)) as client:
+        good = (folder / "ops.py").read_text()
+        (folder / "ops.py").write_text(f"def two(:\n{good}")
+        failed = (await client.post("/v1/workflows/steps/run", json=body)).json()
+        task_id = (await client.post("/v1/workflows/steps/runs", json=body)).json()["task_id"]
+        await asyncio.sleep(0.2)
+        assert (await client.get(f"/v1/tasks/{task_id}")).json()["status"] in ("queued", "running")
+        (folder / "ops.py").write_text(good)
+        task = await until(client, task_id, *ENDED)
+        again = (await client.post("/v1/workflows/steps/run", json=body)).json()
+    assert (failed["status"], failed["error"]["code"]) == ("failure", "unreadable_module")
+    assert (task["status"], task["output"]["two"]) == ("success", 2)
+    assert again["status"] == "success"
+
+
 async def test_a_task_that_waits_for_its_code_can_be_cancelled(config: Path, tmp_path: Path) -> None:
     task_id = await interrupted(config, tmp_path / "go")
     edit(config / "workflows" / "steps" / "ops.py", lambda text: f"def two(:\n{text}")
