@@ -70,6 +70,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "knowledge.words": HEADS,
     # the engines
     "tools": ("telemetry", *SEAMS),
+    # it reads the keys of `@tool(…)` as a block of YAML, for graphs that no agent surrounds
+    "tools.declared_functions": ("config", "core", "tools", *SEAMS),
     "graph": ("telemetry", "tools", *SEAMS),
     # it opens models by name, for engines that no agent surrounds
     "graph.engine_models": ("event_loops", "graph", "net", *SEAMS),
@@ -106,8 +108,14 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 }
 
 # The lazy face of the package, and the commands, import when they are called: start-up pays for what is used.
-# A graph without a store does not load the plugins that open one.
-IMPORTS_WHEN_CALLED = ("astromesh", "astromesh.cli", "astromesh.api.app", "astromesh.graph.engine")
+# A graph without a store does not load the plugins that open one; tools without keys load no configuration.
+IMPORTS_WHEN_CALLED = (
+    "astromesh",
+    "astromesh.cli",
+    "astromesh.api.app",
+    "astromesh.graph.engine",
+    "astromesh.tools.toolbox",
+)
 # The runtime loads workflows with the first one: a sixth of our part of the start; most servers have none.
 # Type checkers read the names of the package's face, which are imported when they are used.
 NAMES_WITHOUT_LOADING = ("astromesh", "astromesh.api.routes.workflows", "astromesh.runtime.engine")

@@ -21,7 +21,6 @@ from astromesh.core.templates import STRICT, CompiledTemplate
 from astromesh.errors import AgentNotFoundError, ConfigError, InvalidToolCall, TemplateFailed
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
-from astromesh.tools.arguments import arguments
 from astromesh.tools.base import (
     DeclaredSource,
     DeclaredTool,
@@ -37,16 +36,10 @@ from astromesh.tools.long_results import LongResults
 from astromesh.tools.policies import (
     Layer,
     apply_layers,
-    approval,
-    idempotency,
-    identity,
-    intent,
+    call_layers,
     permission,
-    rate_limit,
-    run_limit,
-    time_limit,
 )
-from astromesh.tools.results import result_of, unknown_tool
+from astromesh.tools.results import CHARACTERS_PER_TOKEN, result_of, unknown_tool
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 
 # -- approval rules ----------------------------------------------------------------------------------------
@@ -111,8 +104,6 @@ def _always_holds(_: JsonObject) -> bool:
 
 # -- the registry ------------------------------------------------------------------------------------------
 
-#: the rule of thumb for English text; exact counts would need the tokenizer of every model
-_CHARACTERS_PER_TOKEN = 4
 _DEFAULT_POLICY = ToolPolicy()
 _DECLARATIONS = (DeclaredTool, DeclaredSource)
 #: cached views: callers may be offered different tools
@@ -200,9 +191,7 @@ class ToolRegistry:
         own = [one for one in tools if isinstance(one, DeclaredTool)]
         names = [tool.spec.name for tool in own]
         _check_names(agent_name, names, () if sources else permitted)
-        approved = approval(approve_if_tainted)
-        inner = (arguments, approved, identity, *self._layers, idempotency, intent, time_limit)
-        layers = (run_limit, rate_limit(self._clock), *inner)
+        layers = call_layers(self._clock, approve_if_tainted=approve_if_tainted, further=self._layers)
         own_layers = (permission(agent_name, permitted), *layers)
         ways = {tool.spec.name: _bind_tool(tool, own_layers) for tool in own}
         specs = [tool.spec for tool in own if permitted is None or tool.spec.name in permitted]
@@ -306,7 +295,7 @@ class AgentTools:
             LimitReached: a limit of the run was reached.
         """
         way = self._view().bound.get(call.name)
-        limit = (way.policy if way else _DEFAULT_POLICY).max_result_tokens * _CHARACTERS_PER_TOKEN
+        limit = (way.policy if way else _DEFAULT_POLICY).max_result_tokens * CHARACTERS_PER_TOKEN
         keep = (
             partial(_store_result, self.long_results, call.id, context)
             if self.long_results is not None

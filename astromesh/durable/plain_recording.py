@@ -73,6 +73,6 @@ class NoWaits(UncountedWaits):
     ) -> JsonObject:
         """Raises: ToolFailed: always."""
         raise ToolFailed(
-            f"The tool {human_question.name!r} needs a person's approval, which only durable runs can "
-            "wait for."
+            f"A person must approve a call of {human_question.name!r}, and this run cannot wait for one: "
+            "give the graph (its engine) or the agent a `store`, or start a durable run."
         )

@@ -23,6 +23,7 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.graph.problems import least_iterations, named_roles
 from astromesh.graph.serialization import find_problems, references
 from astromesh.plugins import Plugins
+from astromesh.tools.functions import FunctionTool
 
 
 def check_graph(spec: Mapping[str, Any]) -> GraphFindings:
@@ -134,16 +135,21 @@ def _needs_approval(agent: AgentManifest) -> bool:
 
 
 def has_human_node(graph: Any) -> bool:
-    """Whether a graph, or nodes as data, contain a node that asks people, at any depth."""
+    """Whether a graph, or nodes as data, contain a node or tool that asks people, at any depth."""
     if isinstance(graph, PromptGraph):
         return any(map(has_human_node, graph.nodes.values()))
     if isinstance(graph, BaseNode):
-        return graph.has_flag(NodeFlag.REQUIRES_HUMAN) or any(map(has_human_node, graph.children()))
+        asks = graph.has_flag(NodeFlag.REQUIRES_HUMAN) or any(map(_has_approval, graph.tools))
+        return asks or any(map(has_human_node, graph.children()))
     if isinstance(graph, Mapping):
         flags = graph.get("flags")
         asks = isinstance(flags, list) and NodeFlag.REQUIRES_HUMAN.value in flags
         return asks or graph.get("kind") == _HUMAN_KIND or any(map(has_human_node, graph.values()))
     return isinstance(graph, list | tuple) and any(map(has_human_node, graph))
+
+
+def _has_approval(tool: Any) -> bool:
+    return isinstance(tool, FunctionTool) and tool.policy.get("approval", "none") != "none"
 
 
 # -- workflows: `workflows/NAME/` of a configuration folder --------------------------------------------------

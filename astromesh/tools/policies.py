@@ -6,7 +6,7 @@ first, is that of document 001, step 9:
     permission → run limit → rate limit → arguments → approval → identity → further layers → idempotency →
     intent (of durable runs) → timeout → tool
 
-The layer `arguments` is in `tools.arguments`.
+The layer `arguments` is in `tools.arguments`. `call_layers` returns all but `permission`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from astromesh.errors import (
     ToolRateLimitError,
 )
 from astromesh.telemetry.clock import Clock, TimeLimit
-from astromesh.tools.arguments import argument_error, argument_validator
+from astromesh.tools.arguments import argument_error, argument_validator, arguments
 from astromesh.tools.base import DeclaredTool, HumanQuestion, Invoke, ToolContext, ToolPolicy
 from astromesh.tools.rate_limit import SlidingWindow
 from astromesh.tools.results import timeout_error
@@ -124,7 +124,8 @@ def approval(if_tainted: bool) -> Layer:
                 return await invoke(arguments, context)
             if context.step is None:
                 raise ToolFailed(
-                    f"The tool {name!r} needs a person's approval, which only durable runs can wait for."
+                    f"A person must approve a call of {name!r}, and this run cannot wait for one: give the "
+                    "graph (its engine) or the agent a `store`, or start a durable run."
                 )
             why = _taint_reason(context) if taints else ""
             why = why or (_FORKED if in_fork else "")
@@ -224,3 +225,17 @@ def time_limit(invoke: Invoke, tool: DeclaredTool) -> Invoke:
             ) from error
 
     return timed
+
+
+def call_layers(
+    clock: Clock, *, approve_if_tainted: bool = False, further: Sequence[Layer] = ()
+) -> tuple[Layer, ...]:
+    """Returns the layers of all tools, outermost first.
+
+    Args:
+        clock: for rate limits.
+        approve_if_tainted: see `approval`.
+        further: policies between the checked arguments and the timeout.
+    """
+    before = (run_limit, rate_limit(clock), arguments, approval(approve_if_tainted), identity)
+    return (*before, *further, idempotency, intent, time_limit)

@@ -35,6 +35,8 @@ from astromesh.types import Command, ToolCall, ToolResult
 StoreText: TypeAlias = Callable[[str], str]
 #: characters of a result that the model receives; more would push the conversation out of its window
 MAX_RESULT = 100_000
+#: the rule of thumb for English text; exact counts would need the tokenizer of every model
+CHARACTERS_PER_TOKEN = 4
 #: characters of one error that the model receives
 _MAX_ERROR = 500
 

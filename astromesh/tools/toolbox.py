@@ -1,28 +1,29 @@
 """A `ToolPort` over plain tools: parses and checks arguments, limits the time of calls, returns failures.
 
 Every call has exactly one result. For an error of the model (an unknown tool, invalid arguments), the result
-says what is right. The tools of agents have further policies: `astromesh.core.tools`.
+says what is right. The tools of agents also have permissions and sources: `astromesh.core.tools`.
 """
 
 from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, TypeAlias, cast
 
 from astromesh.errors import ConfigError, InvalidToolCall
-from astromesh.tools.arguments import arguments
+from astromesh.telemetry.clock import SystemClock
 from astromesh.tools.base import DeclaredTool, Invoke, Tool, ToolContext, ToolPolicy, ToolPort
-from astromesh.tools.policies import apply_layers, approval, intent, time_limit
-from astromesh.tools.results import failed_result, result_of, unknown_tool
+from astromesh.tools.policies import apply_layers, call_layers
+from astromesh.tools.results import CHARACTERS_PER_TOKEN, MAX_RESULT, failed_result, result_of, unknown_tool
 from astromesh.types import ToolCall, ToolResult, ToolSpec
 
 #: a tool, or a Python function that becomes one by its type hints and docstring
 ToolLike: TypeAlias = "Tool | Callable[..., Any]"
 
 TIMEOUT = 30.0
-_LAYERS = (arguments, approval(if_tainted=False), intent, time_limit)
+_CLOCK = SystemClock()
 
 
 class ToolBox:
@@ -32,7 +33,7 @@ class ToolBox:
         tools: tools and Python functions; names must differ.
         timeout: seconds of one call; None: limited by the run.
         timeouts: seconds by tool name, instead of `timeout`.
-        policies: by tool name, instead of a time limit alone: their approvals count too.
+        policies: by tool name, instead of a time limit, and of the keys of `@tool(…)`.
 
     Raises:
         ConfigError: two tools of one name, or a function that cannot be a tool.
@@ -48,19 +49,38 @@ class ToolBox:
     ) -> None:
         self._timeout, self._timeouts = timeout, dict(timeouts or {})
         self._policies = dict(policies or {})
-        self._tools: dict[str, Tool] = {}
+        self._layers = call_layers(_CLOCK)
+        self._tools: dict[str, DeclaredTool] = {}
         self._calls: dict[str, Invoke] = {}
+        #: characters of a result, of tools that limit them
+        self._sizes: dict[str, int] = {}
         for tool in map(as_tool, tools):
             if tool.spec.name in self._tools:
                 raise ConfigError(f"There are two tools named {tool.spec.name!r}.")
-            self._tools[tool.spec.name] = tool
+            self._tools[tool.spec.name] = self._declare(tool)
         self._specs = tuple(tool.spec for tool in self._tools.values())
+
+    def _declare(self, tool: Tool) -> DeclaredTool:
+        name = tool.spec.name
+        seconds = self._timeouts.get(name, self._timeout)
+        keys = getattr(tool, "policy", None)  # of `@tool(…)`
+        if not keys or name in self._policies:
+            limit = ToolPolicy(timeout_seconds=seconds)
+            return DeclaredTool(tool.spec, tool, self._policies.get(name, limit))
+        # imported on first use: it imports the configuration, which tools without keys do not need
+        module = importlib.import_module("astromesh.tools.declared_functions")
+        declared: DeclaredTool = module.declared(tool)
+        if "max_result_tokens" in keys:
+            self._sizes[name] = declared.policy.max_result_tokens * CHARACTERS_PER_TOKEN
+        if "timeout_seconds" in keys:
+            return declared
+        return replace(declared, policy=replace(declared.policy, timeout_seconds=seconds))
 
     def specs(self) -> tuple[ToolSpec, ...]:
         return self._specs
 
     async def execute(self, call: ToolCall, context: ToolContext) -> ToolResult:
-        return await result_of(call, self._run(call, context))
+        return await result_of(call, self._run(call, context), self._sizes.get(call.name, MAX_RESULT))
 
     async def _run(self, call: ToolCall, context: ToolContext) -> Any:
         invoke = self._calls.get(call.name)
@@ -73,8 +93,7 @@ class ToolBox:
         tool = self._tools.get(name)
         if tool is None:
             raise InvalidToolCall(unknown_tool(name, tuple(self._tools)))
-        limit = ToolPolicy(timeout_seconds=self._timeouts.get(name, self._timeout))
-        return apply_layers(DeclaredTool(tool.spec, tool, self._policies.get(name, limit)), _LAYERS)
+        return apply_layers(tool, self._layers)
 
 
 class CompiledTools:

@@ -19,7 +19,7 @@ from astromesh.errors import (
     RunNotFound,
 )
 from astromesh.events import RunWaiting
-from astromesh.graph import FunctionNode, PromptGraph, interrupt
+from astromesh.graph import FunctionNode, PromptGraph, PromptNode, interrupt
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CompletionRequest, ToolCall
 
@@ -214,3 +214,13 @@ async def test_waiting_runs_may_stand_in_postgresql(postgres_database: str) -> N
     assert (await second.resume(waiting.run_id)).output == "Done."
     assert accounts == {"Ada": 7}
     await second.close()
+
+
+async def test_tools_of_the_nodes_of_a_graph_wait_too() -> None:
+    graph = PromptGraph("shop", nodes=[PromptNode("p", tools=[pay])])
+    agent = Agent(ScriptedProvider(PAY, "Done."), pattern=graph, store="memory")
+    waiting = await agent.run("Pay Ada.", deps={})
+    assert waiting.waiting_for is not None
+    accounts: dict[str, int] = {}
+    result = await agent.resume(waiting.run_id, "approve", deps=accounts)
+    assert (result.text, accounts) == ("Done.", {"Ada": 7})

@@ -42,6 +42,7 @@ from astromesh.graph import (
     node,
 )
 from astromesh.testing import ManualClock, ScriptedProvider
+from astromesh.tools.functions import tool
 from astromesh.types import ToolCall
 
 
@@ -223,6 +224,59 @@ async def test_one_approval_that_arrives_several_times_counts_once(store: str) -
     assert counted.calls == ["charge"]
     assert [type(one) for one in ended].count(ApprovalNotFound) == 3
     assert [one.text for one in ended if not isinstance(one, BaseException)] == ["charged"]
+
+
+class Shop:
+    """A tool that a person must approve, in each place of a graph that may have tools."""
+
+    def __init__(self) -> None:
+        self.refunded: list[int] = []
+
+        @tool(approval={"when": "order > 5"}, effect="external")
+        def refund(order: int) -> str:
+            self.refunded.append(order)
+            return f"refunded {order}"
+
+        self.tool = refund
+
+    def engine(self, place: str, store: str | None) -> PromptGraphEngine:
+        model = ScriptedProvider(ToolCall("1", "refund", '{"order": 7}'), "done")
+        match place:
+            case "prompt":
+                return PromptGraphEngine(chain(PromptNode("p", tools=[self.tool])), model, store=store)
+            case "engine":
+                graph = chain(PromptNode("p", tools=["refund"]))
+                return PromptGraphEngine(graph, model, store=store, tools=[self.tool])
+            case "tool":
+                graph = chain(ToolNode("p", "refund", {"order": 7}, tools=[self.tool]))
+                return PromptGraphEngine(graph, store=store)
+        graph = chain(ToolNode("p", "refund", {"order": 7}))
+        return PromptGraphEngine(graph, store=store, tools=[self.tool])
+
+
+places = pytest.mark.parametrize("place", ["prompt", "engine", "tool", "tool of the engine"])
+
+
+@places
+async def test_tools_of_graphs_wait_for_their_approval(place: str, store: str) -> None:
+    shop = Shop()
+    engine = shop.engine(place, store)
+    waiting = await engine.ainvoke("q", run_id="r")
+    (question,) = waiting.interrupts
+    assert (waiting.report.stop_reason, question.kind, shop.refunded) == ("waiting", "approval", [])
+    result = await engine.resume("r", {question.id: True})
+    assert result.report.stop_reason == "completed"
+    assert shop.refunded == [7]
+
+
+@places
+async def test_tools_of_graphs_are_not_called_without_their_approval(place: str) -> None:
+    shop = Shop()
+    result = await shop.engine(place, None).ainvoke("q")
+    assert shop.refunded == []
+    told = [one.content for one in result.messages if one.role == "tool"] or [result.error]
+    assert "A person must approve a call of 'refund'" in told[0]
+    assert "`store`" in told[0]
 
 
 async def test_a_finalizer_does_not_run_while_a_run_waits(store: str) -> None:

@@ -11,6 +11,7 @@ from pydantic import BaseModel
 from astromesh.errors import BudgetExhausted, ConfigError, ToolPermissionError
 from astromesh.testing import RecordingTool, ScriptedTools
 from astromesh.tools.base import ToolContext
+from astromesh.tools.functions import tool
 from astromesh.tools.toolbox import ToolBox, as_tool, tool_port
 from astromesh.types import ToolCall, ToolSpec
 
@@ -146,3 +147,30 @@ def test_what_is_no_tool_is_refused():
     """A value that cannot be called is an error at once."""
     with pytest.raises(ConfigError, match="neither a tool nor a function"):
         as_tool(3)  # type: ignore[arg-type]
+
+
+async def test_keys_of_the_decorator_hold():
+    """A tool in a graph is limited as the same tool of an agent."""
+
+    @tool(timeout_seconds=0.01)
+    async def slow() -> str:
+        await asyncio.Event().wait()
+        return "late"
+
+    @tool(rate_limit={"max_calls": 1, "window_seconds": 3600}, max_result_tokens=10)
+    async def rare() -> str:
+        return "x" * 1000
+
+    box = ToolBox([slow, rare])
+    assert (await run(box, "slow")).error == "tool_timeout"
+    first, second = await run(box, "rare"), await run(box, "rare")
+    assert len(first.content) < 200
+    assert second.error == "tool_rate_limited"
+
+
+@pytest.mark.parametrize(
+    "keys", [{"approval": "requird"}, {"timeout_seconds": -1}, {"approval": {"when": "a >"}}]
+)
+def test_values_of_the_decorator_are_checked(keys):
+    with pytest.raises(ConfigError, match="'search'"):
+        ToolBox([tool(**keys)(search)])
