@@ -3,6 +3,7 @@
 import { get } from "../api.js";
 import { Diagram, fromMermaid } from "../diagram.js";
 import { html, useEffect, useState } from "../lib.js";
+import { Playground } from "../playground.js";
 import { useResource } from "../poll.js";
 import { link, place, refine } from "../router.js";
 import { Card, cost, count, CopyRequest, Empty, Fact, Head, Json, Pill, plain, Refusal, Tabs, tokens } from "../ui.js";
@@ -30,7 +31,7 @@ export default function Agent({ path: [, name] }) {
       <${Fact} name="Iterations at most">${count(agent.max_iterations)}<//><${Fact} name="Time at most">${agent.timeout_seconds ? `${agent.timeout_seconds} s` : "–"}<//>
       ${runs.value && html`<${Fact} name="Tokens of all runs">${count(tokens(runs.value.usage))}<//><${Fact} name="Cost of all runs">${cost(runs.value.usage.cost_usd)}<//>`}
     </div>`}
-    <${Tabs} tabs=${["Parts", "Graph", "Tools", "Runs", "Raw"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
+    <${Tabs} tabs=${["Parts", "Graph", "Tools", "Runs", "Playground", "Raw"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
     ${agent && tab === "Parts" && html`<div class="grid">
       ${agent.description && html`<${Card} title="Description" class="full"><p class="pad">${plain(agent.description)}</p><//>`}
       ${["guardrails", "memory", "sessions", "queue", "budgets", "permissions", "labels", "workers", "errors", "warnings"].filter((key) => agent[key] !== undefined).map((key) => html`
@@ -41,6 +42,7 @@ export default function Agent({ path: [, name] }) {
       <${Card} key=${tool.name} title=${plain(tool.name)} more=${html`<span class="muted">effect: ${plain(tool.effect)}</span>`} class="wide">
         <div class="pad"><p>${plain(tool.function.description)}</p><${Json} value=${tool.function.parameters} /></div><//>`) : html`<p class="muted">This agent has no tools.</p>`}</div>`}
     ${tab === "Runs" && (runs.value?.runs?.length ? html`<${RunTable} runs=${runs.value.runs} />` : html`<${Empty}>No run yet.<//>`)}
+    ${agent && tab === "Playground" && html`<${Playground} name=${name} />`}
     ${agent && tab === "Raw" && html`<div class="pane"><${Json} value=${agent} /></div>`}`;
 }
 
