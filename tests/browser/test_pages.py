@@ -41,6 +41,7 @@ PLACES = (
     "knowledge",
     "system",
     "system?tab=Stores",
+    "system?tab=Configuration",
     "system?tab=Audit",
     "nowhere",
 )
@@ -214,3 +215,19 @@ def test_the_documents_of_a_pipeline_are_listed_by_whose_they_are(
     page.get_by_label("Documents of").select_option("sources")
     page.get_by_role("cell", name=".md").first.wait_for()
     assert page.get_by_role("cell", name="My title").count() == 0
+
+
+def test_faults_of_the_configuration_are_listed_with_their_places(
+    server_process: ServerFactory, console: Callable[..., Console], tmp_path: Path
+) -> None:
+    folder = write(tmp_path, manifest("helper", model={"primary": {"provider": "embedded"}}))
+    (folder / "agents" / "broken.agent.yaml").write_text(
+        "apiVersion: astromesh/v1\nkind: Agent\nmetadata: {name: broken}\nspec: {modell: {}}\n"
+    )
+    shown = console(server_process(folder))
+    page = shown.open("system?tab=Configuration")
+    page.get_by_role("cell", name="broken.agent.yaml:4").first.wait_for()
+    page.get_by_role("link", name="broken").first.wait_for()
+    assert shown.violations() == []
+    page.set_viewport_size({"width": 390, "height": 800})
+    assert page.evaluate("() => document.querySelector('main').scrollWidth") <= 390
