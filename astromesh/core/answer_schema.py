@@ -57,9 +57,13 @@ class AnswerSchema:
     def parse(self, text: str) -> ParsedAnswer:
         """The value of a final text: bare JSON, JSON in a code fence, or JSON within other text."""
         try:
-            return ParsedAnswer(self._schema.parse_json(text))
+            parsed = ParsedAnswer(self._schema.parse_json(text))
+            orjson.dumps(parsed.value)
+        except orjson.JSONEncodeError as error:  # integers beyond 64 bits, half surrogate pairs
+            return ParsedAnswer(None, f"It has a value that JSON cannot carry: {error}.")
         except ValueError as error:
             return ParsedAnswer(None, str(error)[:_MAX_FAULT_LENGTH])
+        return parsed
 
 
 def repair_message(fault: str) -> Message:

@@ -60,3 +60,9 @@ def test_a_run_taken_up_again_knows_what_was_asked_for_its_answer():
     for other in (replace(asked, role="judge"), replace(asked, answers=False)):
         model.record_replay(other, CompletionResult("So so."))
         assert model.request_for("So so.") == other
+
+
+@pytest.mark.parametrize("value", ["18446744073709551616", '"\\ud800"'])
+def test_a_value_that_cannot_leave_as_json_is_a_fault_for_the_model(value):
+    read = AnswerSchema({"type": "object"}).parse(f'{{"a": {value}}}')
+    assert (read.value, "JSON cannot carry" in read.fault) == (None, True)
