@@ -712,8 +712,11 @@ class BudgetExhausted(LimitReached, code="budget_exhausted", status=429, public=
 class DeadlineExceeded(LimitReached, code="deadline_exceeded", status=504, public=True): ...
 
 
-class ClientToolExpired(LimitReached, code="client_tool_expired", status=504, public=True):
-    """The client of a run has not sent the result of a tool that it executes."""
+class ClientToolExpired(LimitReached, Interrupted, code="client_tool_expired"):
+    """The client of a run has not sent the result of a tool that it executes: the run is cancelled.
+
+    A client that wanted nothing but the arguments, e.g. a structured answer, never comes back.
+    """
 
     def __init__(self, tool: str, seconds: float) -> None:
         super().__init__(f"The client did not send the result of its tool {tool!r} within {seconds:g} s.")

@@ -532,7 +532,7 @@ class ToolCallStep:
         failpoints.reach(failpoints.TOOL_INTENT)
 
     async def ask(self, request: HumanQuestion) -> JsonObject:
-        path = f"{self.step.path}/{request.kind}"
+        path = self._question_path(request.kind)
         n = self._step_log.number(path)
         found = self._step_log.find(path, n, self.step.request_hash)
         waits = self._is_begun and (found is None or found.state != "done")
@@ -549,7 +549,12 @@ class ToolCallStep:
         return decision
 
     def has_request(self, kind: str) -> bool:
-        return self._step_log.has_next(f"{self.step.path}/{kind}")
+        return self._step_log.has_next(self._question_path(kind))
+
+    def _question_path(self, kind: str) -> str:
+        """Returns the path of questions. A later call with the same id of a model has its own."""
+        n = self.step.n
+        return f"{self.step.path}/{kind}" if n == 1 else f"{self.step.path}#{n}/{kind}"
 
     async def _ask_whether_again(self) -> None:
         """Asks a person: the process died during this call, and its outcome is unknown.
@@ -561,7 +566,7 @@ class ToolCallStep:
         question = HumanQuestion(
             "unknown_outcome", self._call.name, call_record.arguments_of(self._call), agent=self._agent
         )
-        path = f"{self.step.path}/unknown_outcome"
+        path = self._question_path("unknown_outcome")
         step = JournalStep(path, asked, "wait", self.step.request_hash, "intent")
         answer = await self._step_log.decision(step, question, self._step_log.peek(path, asked), path)
         if answer["decision"] != "approve":

@@ -627,7 +627,8 @@ def reported(runner: AgentRunner, handler: Handler) -> Handler:
             error.run_id, error.trace_id = run.id, run.trace_id
             if isinstance(error, Interrupted) and run.policy is not None:
                 # a durable run that is replaced is cancelled: nobody waits for its error
-                run.stream.emit("run.cancelled", **_partial_result(agent, run))
+                reason = {"code": error.code, "detail": str(error)} if error.code != Interrupted.code else {}
+                run.stream.emit("run.cancelled", **reason, **_partial_result(agent, run))
                 _log_run(runner, agent, run, "cancelled", error.code)
                 raise
             _emit_failed(agent, run, error)

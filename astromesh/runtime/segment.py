@@ -195,7 +195,7 @@ class Segment:
         usage, log = run.scope.ledger.usage, run.log
         result = answer.to_json() if answer else partial_result(last.data)
         failure = None
-        if last.type == "run.failed":
+        if "code" in last.data:
             failure = {"code": last.data["code"], "detail": last.data["detail"]}
         if run.journal is not None:
             run.journal.step_log.redact()

@@ -197,7 +197,9 @@ async def test_a_run_whose_client_does_not_answer_ends_and_its_id_has_expired(tm
             clock.advance(1)
             await asyncio.sleep(0.02)
             run = (await house.http.get(f"/runs/{asked.astromesh['run_id']}")).json()
-    assert (run["status"], run["error"]["code"]) == ("failed", "client_tool_expired")
+        counted = (await house.http.get(f"/runs/{run['run_id']}/events")).text
+    assert (run["status"], run["error"]["code"]) == ("cancelled", "client_tool_expired")
+    assert "event: run.cancelled" in counted
     assert len(house.provider.requests) == 2
 
 
@@ -275,6 +277,64 @@ async def test_arguments_that_do_not_fit_go_back_to_the_model(tmp_path: Path) ->
     assert "city" in house.provider.requests[1].messages[-1].content
 
 
+async def test_a_model_that_uses_one_id_again_is_answered_for_each_call(tmp_path: Path) -> None:
+    async with house_of(tmp_path, [ROME], [ToolCall("c1", "weather", '{"city": "Lima"}')], "Done.") as house:
+        first = await house.create()
+        messages = with_results(first, "22")
+        second = await house.create(messages)
+        assert second.choices[0].message.tool_calls[0].id != first.choices[0].message.tool_calls[0].id
+        last = await house.create(with_results(second, "18", first=messages))
+        assert last.choices[0].message.content == "Done."
+        assert last.astromesh["run_id"] == first.astromesh["run_id"]
+    results = [m.content for m in house.provider.requests[-1].messages if m.role == "tool"]
+    assert results == ["22", "18"]
+
+
+async def test_a_call_waits_for_a_persons_approval_of_another_one(tmp_path: Path) -> None:
+    """The client's call is handed out, and what still waits for a person is said after its result."""
+    own = {**OWN, "approval": "required"}
+    script = [[ToolCall("c9", "lookup", '{"query": "x"}'), ROME], "Done."]
+    async with house_of(tmp_path, *script, tools=[own]) as house:
+        asked = await house.create()
+        assert [c.function.name for c in asked.choices[0].message.tool_calls] == ["weather"]
+        with pytest.raises(openai.ConflictError, match="person") as waits:
+            await house.create(with_results(asked, "22"))
+        assert waits.value.code == "approval_required"
+        (approval,) = (await house.http.get("/approvals")).json()["approvals"]
+        run = f"/runs/{asked.astromesh['run_id']}"
+        await house.http.post(f"{run}/resume", json={"decision": "approve", "id": approval["id"]})
+        await house.http.get(f"{run}/events")
+        assert (await house.http.get(run)).json()["result"]["response"] == "Done."
+
+
+async def test_a_session_keeps_the_question_and_the_answer_alone(tmp_path: Path) -> None:
+    memory = {"conversational": {"backend": "sqlite", "strategy": "sliding_window", "max_turns": 20}}
+    async with house_of(tmp_path, [ROME], "Sunny.", "Bye.", memory=memory) as house:
+        asked = await house.create(user="u")
+        await house.create(with_results(asked, "22"), user="u")
+        turns = (await house.http.get("/agents/helper/sessions/u")).json()["turns"]
+        assert [turn["content"] for turn in turns] == ["What is the weather?", "Sunny."]
+        await house.create([{"role": "user", "content": "Thanks."}], user="u")
+    assert [m.content for m in house.provider.requests[-1].messages[1:]] == [
+        "What is the weather?", "Sunny.", "Thanks.",
+    ]  # fmt: skip
+
+
+async def test_a_repeated_request_gets_the_same_call(tmp_path: Path) -> None:
+    async with house_of(tmp_path, [ROME]) as house:
+        more: Any = {"extra_headers": {"idempotency-key": "k"}}
+        first, second = await house.create(**more), await house.create(**more)
+        assert first.choices[0].message.tool_calls == second.choices[0].message.tool_calls
+    assert len(house.provider.requests) == 1
+
+
+async def test_a_new_question_in_the_session_does_not_wait_for_the_client(tmp_path: Path) -> None:
+    async with house_of(tmp_path, [ROME], "Never mind.") as house:
+        await house.create(user="u")
+        answer = await house.create([{"role": "user", "content": "Forget it."}], user="u")
+    assert answer.choices[0].message.content == "Never mind."
+
+
 # -- /run ----------------------------------------------------------------------------------------------------
 
 
@@ -327,3 +387,15 @@ async def test_the_result_of_somebody_else_continues_nothing(tmp_path: Path) -> 
         assert answer.astromesh["run_id"] != asked.astromesh["run_id"]
         (waiting,) = [run for run in await house.runs() if run["status"] == "waiting"]
         assert waiting["run_id"] == asked.astromesh["run_id"]
+
+
+async def test_the_events_of_a_run_end_where_it_waits(tmp_path: Path) -> None:
+    async with house_of(tmp_path, [ROME]) as house:
+        body = {"query": "Weather?", "session_id": "s", "client_tools": [WEATHER["function"]]}
+        headers = {"accept": "text/event-stream"}
+        events = (await house.http.post("/agents/helper/run", json=body, headers=headers)).text
+    last = events.strip().split("\n\n")[-1].split("\n")
+    assert last[1] == "event: run.waiting"
+    waits = json.loads(last[2].removeprefix("data: "))
+    assert waits["approval"]["kind"] == "client_tool"
+    assert waits["usage"]["input_tokens"] > 0

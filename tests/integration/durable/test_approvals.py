@@ -78,6 +78,19 @@ async def test_who_decided_what_and_when_is_shown_with_the_run_and_told_as_an_ev
     assert "decisions" not in listed[0]
 
 
+async def test_a_decision_is_about_one_call_even_if_a_model_uses_its_id_again(tmp_path: Path) -> None:
+    folder = write(tmp_path, manifest(tools=[CAREFUL]))
+    again = [ToolCall("c1", "lookup", '{"query": "a"}')]
+    async with api(folder, ScriptedProvider(again, again, "done"), used := lookup()) as client:
+        path = f"/v1/runs/{await waiting(client)}"
+        await client.post(f"{path}/resume", json={"decision": "approve"})
+        await until(client, path, lambda found: found["status"] == "waiting")
+        await client.post(f"{path}/resume", json={"decision": "deny"})
+        run = await until(client, path, lambda found: found["status"] == "completed")
+    assert [decision["decision"] for decision in run["decisions"]] == ["approve", "deny"]
+    assert len(used.calls) == 1
+
+
 async def test_a_question_names_the_agent_whose_call_it_is(tmp_path: Path) -> None:
     nested = [{"name": "ask", "type": "agent", "agent": "helper"}]
     folder = write(tmp_path, manifest(tools=[CAREFUL]), manifest("outer", tools=nested))
