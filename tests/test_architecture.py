@@ -71,7 +71,6 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # the engines
     "tools": ("telemetry", *SEAMS),
     # it reads the keys of `@tool(…)` as a block of YAML, for graphs that no agent surrounds
-    "tools.declared_functions": ("config", "core", "tools", *SEAMS),
     "graph": ("telemetry", "tools", *SEAMS),
     # it opens models by name, for engines that no agent surrounds
     "graph.engine_models": ("event_loops", "graph", "net", *SEAMS),
@@ -404,6 +403,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "errors": ("a foreign `__str__` raised",),
     "evaluation.checks": ("an assertion raised",),
     "durable.run_worker": ("closes and raises", "a background run raised"),
+    "graph.node_cache": ("a key of a cache raised",),
     "durable.writer": ("a store of any kind refused steps",),
     "graph.calls": ("books the usage and raises", "books the usage and raises"),
     "graph.copies": ("comparing foreign values raised",),

@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import orjson
 
+from astromesh.errors import described, is_failure
 from astromesh.graph.effects import declared_inputs
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.node_json import NotRecordable, Snapshot, apply_writes, result_of, result_to_json
@@ -85,6 +86,11 @@ def with_cache(node: Any, policy: CachePolicy) -> Wrapper[GraphState, NodeConfig
             except (TypeError, RecursionError) as error:
                 log.info("%s is not cached: its input: %s", config.path, error)
                 return await call(state, config)
+            except BaseException as error:  # `policy.key` is foreign code
+                if not is_failure(error):
+                    raise
+                text = f"The function `key` of the cache failed: {described(error)}"
+                return NodeResult(config.node.name, error=text, exception=error)
             found = await _look_up(cache, key, config)
             if found is not None:
                 return _restored(node, orjson.loads(found), state)

@@ -12,6 +12,7 @@ import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from copy import copy
 from functools import partial
 from types import NoneType, UnionType
@@ -35,6 +36,8 @@ from astromesh.graph.structured_output import type_adapter
 
 #: Types whose empty value is the start of a field without a default.
 _EMPTY = (list, dict, set, frozenset, tuple, str, int, float, bool, bytes)
+#: parameters of a function that wraps the validation of a field: value, handler, info
+_WRAP_PARAMETERS = 3
 _UNCHANGING = frozenset({NoneType, str, int, float, bool, bytes})
 
 
@@ -47,12 +50,35 @@ class StateField(NamedTuple):
             them.
         reducer: Joins the value and an update, or None: the update replaces the value.
         default: Makes the value at the start.
+        reads_others: Whether a function that validates it takes `info`, whose `data` has the other fields.
     """
 
     validate: Callable[[Any], Any]
     convert: Callable[[Any], Any]
     reducer: Reducer | None
     default: Callable[[], Any]
+    reads_others: bool = False
+
+
+#: values of the other fields while one is validated
+_OTHERS: ContextVar[Mapping[str, Any]] = ContextVar("astromesh_state_fields")
+
+
+class _FieldInfo:
+    """The `ValidationInfo` of pydantic, with the other fields of the state as `data`."""
+
+    def __init__(self, info: Any) -> None:
+        self._info, self.data = info, dict(_OTHERS.get())
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._info, name)
+
+
+def _with_others(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Returns a function that validates a field and finds the other fields in its `info`."""
+    if len(inspect.signature(function).parameters) == _WRAP_PARAMETERS:
+        return lambda value, handler, info: function(value, handler, _FieldInfo(info))
+    return lambda value, info: function(value, _FieldInfo(info))
 
 
 class StateSchema:
@@ -71,7 +97,9 @@ class StateSchema:
         self._defaults = _defaults_of(kind)
         self.fields = {name: self._field(name, hint) for name, hint in _hints_of(kind).items()}
         self.reducers = {name: one.reducer for name, one in self.fields.items() if one.reducer is not None}
-        self._validators = {n: one.validate for n, one in self.fields.items() if one.reducer is None}
+        self._validators = {
+            n: one.validate for n, one in self.fields.items() if one.reducer is None and not one.reads_others
+        }
         self._constants = {n: one.default() for n, one in self.fields.items() if _is_constant(one.default)}
         self._made = {n: one.default for n, one in self.fields.items() if n not in self._constants}
         self._make = _maker_of(kind)
@@ -95,12 +123,15 @@ class StateSchema:
         if not isinstance(given, Mapping | self._instances):
             raise InvalidInput(f"The state must be a {self.name} or a mapping, not {type(given).__name__}.")
         is_valid = is_record or not isinstance(given, Mapping)
+        token = _OTHERS.set(values)
         try:
             for name, value in self._items(given):
                 field = self._field_named(name)
                 values[name] = (field.convert if is_valid else field.validate)(value)
         except (UnknownStateKey, ValueError) as error:
             raise InvalidInput(f"The state is not valid: {error}") from error
+        finally:
+            _OTHERS.reset(token)
         return values
 
     def read(self, context: Mapping[str, Any]) -> Any:
@@ -146,6 +177,7 @@ class StateSchema:
         made: dict[str, Any] = {}
         is_instance = not isinstance(update, Mapping)
         for name, value in items:
+            _OTHERS.set({**{n: context[n] for n in self.fields if n in context}, **made})
             field = self.fields.get(name) or self._field_named(name)
             validate = field.convert if is_instance else field.validate
             try:
@@ -248,9 +280,9 @@ class StateSchema:
         config = getattr(self.kind, "model_config", None) or getattr(self.kind, "__pydantic_config__", None)
         bare = _without(hint, reducer)
         convert = _validator(bare, config)
-        functions = _validators_of(self.kind, name)
+        functions, reads_others = _validators_of(self.kind, name)
         validate = _validator(Annotated[bare, *functions], config) if functions else convert
-        return StateField(validate, convert, reducer, default)
+        return StateField(validate, convert, reducer, default, reads_others)
 
 
 def _hints_of(kind: Any) -> dict[str, Any]:
@@ -282,17 +314,27 @@ def _bare(hint: Any) -> Any:
     return Annotated[_bare(base), *others]
 
 
-def _validators_of(kind: Any, name: str) -> list[Any]:
-    """Returns the functions of a pydantic class that validate a field, as `Annotated` holds them."""
+def _validators_of(kind: Any, name: str) -> tuple[list[Any], bool]:
+    """Returns the functions of a pydantic class that validate a field, as `Annotated` holds them.
+
+    The second value says whether one of them takes `info`.
+    """
     decorators = getattr(kind, "__pydantic_decorators__", None)
     if decorators is None:
-        return []
+        return [], False
     pydantic = importlib.import_module("pydantic")
-    return [
-        getattr(pydantic, f"{one.info.mode.capitalize()}Validator")(one.func)
-        for one in decorators.field_validators.values()
-        if {name, "*"} & {*one.info.fields}
-    ]
+    found: list[Any] = []
+    reads_others = False
+    for one in decorators.field_validators.values():
+        if not {name, "*"} & {*one.info.fields}:
+            continue
+        function = one.func
+        if len(inspect.signature(function).parameters) > (
+            _WRAP_PARAMETERS - 1 if one.info.mode == "wrap" else 1
+        ):
+            function, reads_others = _with_others(function), True
+        found.append(getattr(pydantic, f"{one.info.mode.capitalize()}Validator")(function))
+    return found, reads_others
 
 
 def _defaults_of(kind: Any) -> dict[str, Callable[[], Any]]:

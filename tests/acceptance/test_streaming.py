@@ -264,7 +264,7 @@ async def test_the_openai_client_drives_an_agent(server: Any) -> None:
 
 
 async def test_what_a_chat_client_may_not_do_is_400(server: Any) -> None:
-    tool = {"type": "function", "function": {"name": "f", "parameters": {}}}
+    tool = {"type": "function", "function": {"name": "no name", "parameters": {}}}
     user = [{"role": "user", "content": "hi"}]
     bad = [
         {"model": "words", "messages": user, "tools": [tool]},

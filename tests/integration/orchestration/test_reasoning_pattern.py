@@ -191,7 +191,6 @@ WRAPPED = json.dumps({"thoughts": "SECRET", "answer": "The answer."})
         "```thinking\nSECRET\n```\nThe answer.",
         f"{HARMONY.format('SECRET')}The answer.",
         WRAPPED,
-        f"```json\n{WRAPPED}\n```\n",
         "Thought: SECRET\nFinal Answer: The answer.",
     ],
 )

@@ -192,6 +192,14 @@ async def test_a_key_of_its_own() -> None:
     assert flaky.calls == 2
 
 
+async def test_a_key_that_raises_fails_the_node() -> None:
+    flaky = Flaky()
+    broken = CachePolicy(60, key=lambda state: 1 / 0)
+    result = await PromptGraphEngine(PromptGraph(nodes=[flaky.node(cache=broken)])).ainvoke("q")
+    assert "`key` of the cache failed: ZeroDivisionError" in result.report.error
+    assert flaky.calls == 0
+
+
 async def test_callers_have_results_of_their_own_unless_they_are_shared() -> None:
     ada, eve = CallerContext(user_id="ada"), CallerContext(user_id="eve")
     for shared, calls in ((False, 2), (True, 1)):

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import operator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Annotated, Any, NotRequired, Required, TypedDict
 
 import pytest
-from pydantic import BaseModel, ConfigDict, Field, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationInfo, field_validator
 
 from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey
 from astromesh.graph import (
@@ -316,6 +317,36 @@ class Own:
 
 
 Checked.model_rebuild()
+
+
+class Range(BaseModel):
+    low: int = 0
+    high: int = 9
+
+    @field_validator("high")
+    @classmethod
+    def _above(cls, value: int, info: ValidationInfo) -> int:
+        if value < info.data["low"]:
+            raise ValueError("is below low")
+        return value
+
+
+async def test_a_validator_finds_the_other_fields() -> None:
+    def engine(*made: dict[str, Any]) -> PromptGraphEngine[Range]:
+        nodes = [updates(f"n{n}", one) for n, one in enumerate(made)]
+        graph = PromptGraph[Range]("g", nodes=nodes)
+        for one, after in pairwise(nodes):
+            graph.always(one.name, after.name)
+        return PromptGraphEngine(graph)
+
+    fits = await engine({"low": 5}, {"high": 7}).ainvoke("q")
+    assert (fits.ok, fits.state) == (True, Range(low=5, high=7))
+    below = await engine({"low": 5}, {"high": 3}).ainvoke("q")
+    assert "is below low" in below.report.error
+    together = await engine({"low": 5, "high": 3}).ainvoke("q")
+    assert "is below low" in together.report.error
+    with pytest.raises(InvalidInput, match="is below low"):
+        await engine({}).ainvoke("q", state={"low": 5, "high": 3})
 
 
 @pytest.mark.parametrize(
