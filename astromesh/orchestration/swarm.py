@@ -131,7 +131,8 @@ _REPORTED = ("provider", "model", "attempts")
 class Swarm:
     """Agents hand the conversation to each other.
 
-    The first one listed begins a session. A later message begins with the agent that answered last.
+    The first one listed begins a session. A later message begins with the agent that answered last,
+    as far as the memory of the swarm tells.
     """
 
     class Options(PatternOptions):
