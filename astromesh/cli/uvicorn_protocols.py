@@ -252,7 +252,7 @@ class BoundedHttp(HttpToolsProtocol):
         self._refused = True
         self._stop_timer()
         if newest is None or (newest.response_complete and self._is_complete):
-            self._send_and_close(error)
+            self._send_and_close(error, self._begun_scope())
             return
         scope = cast("Scope", newest.scope)
         if self.pipeline or (self._is_complete and not newest.response_complete):
@@ -267,6 +267,11 @@ class BoundedHttp(HttpToolsProtocol):
             newest.disconnected = True  # the application's next receive() ends, and its response is dropped
             newest.message_event.set()
             self.transport.close()
+
+    def _begun_scope(self) -> Scope | None:
+        """Returns the scope of a request whose head has not arrived, as far as it has been read."""
+        scope = cast("Scope | None", self.scope)
+        return scope and {**scope, "path": self.url.partition(b"?")[0].decode("ascii", "replace")}
 
     def _send_and_close(self, error: AstromeshError, scope: Scope | None = None) -> None:
         self.transport.write(closing_response(error, scope))

@@ -168,6 +168,17 @@ async def test_what_was_asked_before_it_is_answered_first(tmp_path: Path, case: 
     assert not more or more.startswith(b"HTTP/1.1 400 ")
 
 
+@pytest.mark.parametrize("lines", [b"content-length: -5\r\n", b"host: y\r\n"])
+@pytest.mark.parametrize("path", [b"/v1/chat/completions", b"/v1/models?x=1"])
+async def test_openai_clients_are_told_in_their_format(tmp_path: Path, path: bytes, lines: bytes) -> None:
+    async with serving(tmp_path, Patient, ConcurrencyLimits()) as clients:
+        sent = b"POST %b HTTP/1.1\r\nhost: x\r\n%b\r\n" % (path, lines)
+        status, body = await told(await clients.sent(sent))
+    error = body["error"]
+    assert isinstance(error, dict)
+    assert (status, error["code"]) == (400, "malformed_request")
+
+
 async def test_http_1_0_needs_no_host(tmp_path: Path) -> None:
     """RFC 9112, 3.2 demands it of HTTP/1.1."""
     async with serving(tmp_path, Patient, ConcurrencyLimits()) as clients:
