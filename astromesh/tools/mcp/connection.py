@@ -355,7 +355,7 @@ class Connection:
                 meta=meta,
             )
         except _SDK_ERRORS as error:
-            raise translate_error(self._server, error) from error
+            raise translate_error(self._server, error, _MAY_HAVE_RUN) from error
         finally:
             self.busy -= 1
         return read_result(tool, result)
@@ -370,23 +370,23 @@ def _definition(tool: Tool) -> ToolDefinition:
 #: errors of SDK requests; RuntimeError for a result that does not match the tool's output schema
 _SDK_ERRORS = (MCPError, ValidationError, RuntimeError, TimeoutError, OSError)
 _MAY_HAVE_RUN = " The effects of the call may have happened."
-#: error code -> error class, text added to the server's message
-_ERRORS: dict[int, tuple[type[ToolError], str]] = {
-    NOT_SENT: (CallNotSent, ""),
-    SESSION_GONE: (CallNotSent, ""),
-    REFUSED: (CallerRefused, ""),
-    BROKEN: (ToolFailed, _MAY_HAVE_RUN),
-    CONNECTION_CLOSED: (ToolFailed, _MAY_HAVE_RUN),
-    PARSE_ERROR: (ToolFailed, _MAY_HAVE_RUN),
-    REQUEST_TIMEOUT: (ToolTimeout, _MAY_HAVE_RUN),
+#: error code -> error class, whether the request may have been executed
+_ERRORS: dict[int, tuple[type[ToolError], bool]] = {
+    NOT_SENT: (CallNotSent, False),
+    SESSION_GONE: (CallNotSent, False),
+    REFUSED: (CallerRefused, False),
+    BROKEN: (ToolFailed, True),
+    CONNECTION_CLOSED: (ToolFailed, True),
+    PARSE_ERROR: (ToolFailed, True),
+    REQUEST_TIMEOUT: (ToolTimeout, True),
 }
 
 
-def translate_error(server: str, error: BaseException) -> ToolError:
-    """Translates an error of the SDK."""
+def translate_error(server: str, error: BaseException, if_executed: str = "") -> ToolError:
+    """Translates an error of the SDK. Args: if_executed: added where the request may have been executed."""
     if isinstance(error, MCPError):
-        kind, more = _ERRORS.get(error.code, (ToolFailed, ""))
-        return kind(f"{server}: {_server_message(error).rstrip('.')}.{more}")
+        kind, may_have_run = _ERRORS.get(error.code, (ToolFailed, False))
+        return kind(f"{server}: {_server_message(error).rstrip('.')}.{if_executed * may_have_run}")
     if isinstance(error, ValidationError):
         return ToolFailed(f"{server} sent a response that is not MCP.")
     return ToolFailed(f"{server}: {error}")
