@@ -82,6 +82,8 @@ class EventBuffer:
         self._ready: asyncio.Future[None] | None = None
         self._closed = False
         self.pending_bytes = 0
+        #: waited for by whoever can wait for room
+        self._space: asyncio.Future[None] | None = None
         #: of the events that were taken last: who takes more has sent them
         self._taken_bytes = 0
         self.dropped = 0
@@ -104,10 +106,22 @@ class EventBuffer:
         if self._ready is not None:
             self._wake()
 
+    @property
+    def has_room(self) -> bool:
+        """Whether half of the buffer is free, or nobody reads it any more."""
+        return self._closed or self.pending_bytes + self._taken_bytes <= self._max_bytes // 2
+
+    async def room(self) -> None:
+        """Returns once it has room: for a sender whose events can wait, so that none is dropped."""
+        while not self.has_room:
+            self._space = asyncio.get_running_loop().create_future()
+            await self._space
+
     def close(self) -> None:
         """Accepts no more events. The reader still gets those that wait."""
         self._closed = True
         self._wake()
+        self._free()
 
     def discard(self) -> None:
         """Closes the buffer and drops what waits, because nobody reads it."""
@@ -117,12 +131,18 @@ class EventBuffer:
     async def take(self) -> Sequence[Event]:
         """Returns everything that waits, at least one event; nothing once closed and drained."""
         self._taken_bytes = 0
+        self._free()
         while not self._pending and not self._closed:
             self._ready = asyncio.get_running_loop().create_future()
             await self._ready
         taken, self._pending = self._pending, []
         self._taken_bytes, self.pending_bytes = self.pending_bytes, 0
         return taken
+
+    def _free(self) -> None:
+        space, self._space = self._space, None
+        if space is not None and not space.done():
+            space.set_result(None)
 
     def _wake(self) -> None:
         ready, self._ready = self._ready, None

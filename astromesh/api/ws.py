@@ -321,6 +321,15 @@ class _Listener:
         else:
             self._listeners[event.run_id] = self
 
+    @property
+    def has_room(self) -> bool:
+        return self._buffer is None or self._buffer.has_room
+
+    async def room(self) -> None:
+        """See `EventBuffer.room`."""
+        if self._buffer is not None:
+            await self._buffer.room()
+
     def close(self) -> None:
         """Ignores every later event."""
         self._buffer = None

@@ -35,7 +35,7 @@ from astromesh.runtime.records import RunAnswer
 from astromesh.runtime.statistics import MAX_SAMPLES, run_statistics
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
-from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, send_to_sinks
+from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, SinkWithRoom, send_to_sinks
 from astromesh.telemetry.run_log import RunLogs
 from astromesh.telemetry.traces import build_spans
 from astromesh.tools.client import CLIENT_TOOL
@@ -366,8 +366,7 @@ class StoredRuns:
                 raise event_not_reached(run.run_id, after, has_ended=run.status in ENDED_STATUSES)
             if seen[0].type in TERMINAL_EVENTS:
                 return None
-        if run.status in ENDED_STATUSES:
-            await follower.read()
+        if run.status in ENDED_STATUSES and await follower.read_what_fits():
             return None
         return follower.start()
 
@@ -416,6 +415,7 @@ class _Follower:
     def __init__(self, store: RunStore, durable: RunWorker, run_id: str, after: int, sink: EventSink) -> None:
         self._store, self._durable, self._run_id = store, durable, run_id
         self._after, self._sink = after, sink
+        self._bounded = sink if isinstance(sink, SinkWithRoom) else None
         self._last = ""
 
     def start(self) -> Callable[[], None]:
@@ -424,11 +424,20 @@ class _Follower:
 
     async def read(self) -> bool:
         """Sends the stored events. Returns whether the last event of the run was among them."""
+        while not await self.read_what_fits():
+            if self._bounded is not None:
+                await self._bounded.room()
+        return self._last in TERMINAL_EVENTS
+
+    async def read_what_fits(self) -> bool:
+        """Sends stored events while the listener has room. Returns whether these were all."""
         while page := await self._store.events(self._run_id, self._after, _PAGE):
             for event in page:
+                if self._bounded is not None and not self._bounded.has_room:
+                    return False
                 self._sink.send(event)
-            self._after, self._last = page[-1].seq, page[-1].type
-        return self._last in TERMINAL_EVENTS
+                self._after, self._last = event.seq, event.type
+        return True
 
     async def _follow(self) -> None:
         news = asyncio.Event()

@@ -27,6 +27,17 @@ class EventSink(Protocol):
     def send(self, event: Event) -> None: ...
 
 
+@runtime_checkable
+class SinkWithRoom(EventSink, Protocol):
+    """A listener that drops events when it is full, and says when it is not: stored events wait for it."""
+
+    @property
+    def has_room(self) -> bool: ...
+
+    async def room(self) -> None:
+        """Returns once it has room."""
+
+
 class Emitter(Protocol):
     """The interface that a run emits events to; `EventStream` implements it."""
 
