@@ -20,7 +20,7 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from threading import get_ident
-from typing import Any, Generic, NamedTuple, Self, Unpack, overload
+from typing import Any, Generic, NamedTuple, Self, TypeVar, Unpack, overload
 from uuid import uuid4
 
 from msgspec import UNSET, UnsetType
@@ -84,6 +84,9 @@ from astromesh.runtime.runs import Decision
 from astromesh.telemetry.events import EventSink
 from astromesh.tools.base import DepsT, ToolPort
 from astromesh.types import CallerContext, Event
+
+#: the output of an agent that a file declares
+FileOutputT = TypeVar("FileOutputT")
 
 
 class _StandIns(NamedTuple):
@@ -281,18 +284,46 @@ class Agent(Generic[DepsT, OutputT]):
 
     # -- YAML ------------------------------------------------------------------------------------------------
 
+    @overload
+    @classmethod
+    def from_yaml(
+        cls,
+        path: str | Path,
+        *,
+        output_type: type[FileOutputT],
+        deps: Any = ...,
+        on_error: OnError = ...,
+        plugins: Plugins | None = ...,
+        data_dir: str | Path | None = ...,
+        store: str | None = ...,
+    ) -> Agent[Any, FileOutputT]: ...
+
+    @overload
+    @classmethod
+    def from_yaml(
+        cls,
+        path: str | Path,
+        *,
+        output_type: None = ...,
+        deps: Any = ...,
+        on_error: OnError = ...,
+        plugins: Plugins | None = ...,
+        data_dir: str | Path | None = ...,
+        store: str | None = ...,
+    ) -> Agent[Any, Any]: ...
+
     @classmethod
     def from_yaml(  # noqa: PLR0913 (as the constructor)
         cls,
         path: str | Path,
         *,
-        output_type: type[OutputT] | None = None,
-        deps: DepsT | None = None,
+        output_type: type[Any] | None = None,
+        deps: Any = None,
         on_error: OnError = "raise",
         plugins: Plugins | None = None,
         data_dir: str | Path | None = None,
         store: str | None = None,
-    ) -> Agent[DepsT, OutputT]:
+    ) -> Agent[Any, Any]:
         """Returns the agent of a YAML file.
 
         If the file is in the folder `agents` of a configuration, the agent uses its other files, too:
@@ -307,10 +338,10 @@ class Agent(Generic[DepsT, OutputT]):
             InvalidConfiguration: The file has faults; all are listed, with line and column.
         """
         live = LiveParts(output_type=_typed(output_type), deps=deps)
-        agent = cls.__new__(cls)
+        agent: Agent[Any, Any] = cls.__new__(cls)
         source = source_of_file(Path(path), live)
         schema = source.manifest.get("spec", {}).get("output_schema") if output_type is None else output_type
-        agent._set_up(source, plugins or Plugins(), on_error, schema, data_dir, store)  # noqa: SLF001
+        agent._set_up(source, plugins or Plugins(), on_error, schema, data_dir, store)
         return agent
 
     def to_yaml(self, *, strict: bool = False) -> str:

@@ -83,6 +83,8 @@ class GraphRuns:
             RunNotFound, ApprovalNotFound: There is no such run, or no such question.
             Conflict: The run has ended. InvalidInput: An answer does not fit its question.
         """
+        if not isinstance(answers, Mapping):
+            raise InvalidInput("The answers must be a mapping from the ids of questions to values.")
         claimed = await self.store.claim(run_id, partial(self._decided, run_id, answers))
         if claimed is None:
             status = (await self.row(run_id)).status

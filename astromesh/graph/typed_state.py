@@ -96,7 +96,10 @@ class StateSchema:
         self.name: str = getattr(kind, "__name__", repr(kind))
         self._defaults = _defaults_of(kind)
         self.fields = {name: self._field(name, hint) for name, hint in _hints_of(kind).items()}
-        self.reducers = {name: one.reducer for name, one in self.fields.items() if one.reducer is not None}
+        #: join what branches write; the joined value is checked as each update was
+        self.reducers: dict[str, Reducer] = {
+            name: partial(_joined, one) for name, one in self.fields.items() if one.reducer is not None
+        }
         self._validators = {
             n: one.validate for n, one in self.fields.items() if one.reducer is None and not one.reads_others
         }
@@ -283,6 +286,12 @@ class StateSchema:
         functions, reads_others = _validators_of(self.kind, name)
         validate = _validator(Annotated[bare, *functions], config) if functions else convert
         return StateField(validate, convert, reducer, default, reads_others)
+
+
+def _joined(field: StateField, value: Any, update: Any) -> Any:
+    """Raises: ValueError: the joined value breaks a rule of the field."""
+    assert field.reducer is not None
+    return field.convert(field.reducer(value, update))
 
 
 def _hints_of(kind: Any) -> dict[str, Any]:

@@ -54,6 +54,11 @@ async def price(ctx: ToolContext[Deps], item: str) -> float:
     return ctx.deps.prices[item]
 
 
+def from_files() -> None:
+    assert_type(Agent.from_yaml("city.agent.yaml", output_type=City).run_sync("Where?").output, City)
+    assert_type(Agent.from_yaml("poet.agent.yaml").run_sync("Where?").output, Any)
+
+
 @tool(name="sum", timeout_seconds=5)
 def add(a: int, b: int) -> int:
     """Adds."""

@@ -319,6 +319,18 @@ class Own:
 Checked.model_rebuild()
 
 
+async def test_rules_of_a_field_hold_for_what_branches_join() -> None:
+    nodes = [updates(name, {"log": [name]}) for name in ("a", "b", "c")]
+    for graph in (
+        PromptGraph[Checked]("g", nodes=[ParallelNode("all", nodes)]),
+        PromptGraph[Checked]("g", nodes=[updates("s", {}), *nodes]).fork("s", "a", "b", "c"),
+    ):
+        result = await PromptGraphEngine(graph).ainvoke("q")
+        assert "log" in result.report.error
+        assert "at most 2" in result.report.error
+        assert result.state.log == []
+
+
 class Range(BaseModel):
     low: int = 0
     high: int = 9
