@@ -35,7 +35,7 @@ from astromesh.runtime.records import RunAnswer
 from astromesh.runtime.statistics import MAX_SAMPLES, run_statistics
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
-from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, SinkWithRoom, send_to_sinks
+from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, send_stored, send_to_sinks, send_what_fits
 from astromesh.telemetry.run_log import RunLogs
 from astromesh.telemetry.traces import build_spans
 from astromesh.tools.client import CLIENT_TOOL
@@ -415,7 +415,6 @@ class _Follower:
     def __init__(self, store: RunStore, durable: RunWorker, run_id: str, after: int, sink: EventSink) -> None:
         self._store, self._durable, self._run_id = store, durable, run_id
         self._after, self._sink = after, sink
-        self._bounded = sink if isinstance(sink, SinkWithRoom) else None
         self._last = ""
 
     def start(self) -> Callable[[], None]:
@@ -424,19 +423,18 @@ class _Follower:
 
     async def read(self) -> bool:
         """Sends the stored events. Returns whether the last event of the run was among them."""
-        while not await self.read_what_fits():
-            if self._bounded is not None:
-                await self._bounded.room()
+        while page := await self._store.events(self._run_id, self._after, _PAGE):
+            await send_stored(page, self._sink)
+            self._after, self._last = page[-1].seq, page[-1].type
         return self._last in TERMINAL_EVENTS
 
     async def read_what_fits(self) -> bool:
         """Sends stored events while the listener has room. Returns whether these were all."""
         while page := await self._store.events(self._run_id, self._after, _PAGE):
-            for event in page:
-                if self._bounded is not None and not self._bounded.has_room:
-                    return False
-                self._sink.send(event)
-                self._after, self._last = event.seq, event.type
+            if left := send_what_fits(page, self._sink):
+                self._after = left[0].seq - 1
+                return False
+            self._after, self._last = page[-1].seq, page[-1].type
         return True
 
     async def _follow(self) -> None:

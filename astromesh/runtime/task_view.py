@@ -19,7 +19,7 @@ from astromesh.runtime.task_forks import TaskStep, step_at, task_steps, visible
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import PAUSE, TaskWaits, paused_json, question_json
 from astromesh.runtime.workflows import WorkflowRegistry, open_workflow
-from astromesh.telemetry.events import EventSink
+from astromesh.telemetry.events import EventSink, send_stored, send_what_fits
 from astromesh.types import CallerContext, Event, JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import Engine
@@ -174,14 +174,18 @@ class TaskView:
         has_ended = _is_ended(records)
         if events and after > events[-1].seq:
             raise event_not_reached(task_id, after, has_ended=has_ended)
-        _send_after(after, events, sink)
-        if has_ended:
+        left = send_what_fits(_after(after, events), sink)
+        if has_ended and not left:
             end()
             return None
-        following = self._follow(task_id, history, len(records), sink, end, after=0 if events else after)
+        if has_ended:
+            following = _send_rest(left, sink, end)
+        else:
+            behind = 0 if events else after
+            following = self._follow(task_id, history, len(records), sink, end, behind, left)
         return asyncio.create_task(following).cancel  # type: ignore[return-value]
 
-    async def _follow(
+    async def _follow(  # noqa: PLR0913 (where a reader stands in the history)
         self,
         task_id: str,
         history: History,
@@ -189,15 +193,17 @@ class TaskView:
         sink: EventSink,
         end: Callable[[], None],
         after: int,
+        left: Sequence[Event],
     ) -> None:
-        """Sends the events of the records after the first `seen` ones."""
+        """Sends the events that are left, and those of the records after the first `seen` ones."""
         try:
+            await send_stored(left, sink)
             while True:
                 live = self._live.get(task_id)
                 changed = live.changed if live is not None else None
                 records = await self._records_if_available(task_id, live, seen)
                 seen += len(records)
-                _send_after(after, history.apply(records), sink)
+                await send_stored(_after(after, history.apply(records)), sink)
                 if _is_ended(records):
                     return
                 await (asyncio.sleep(_EVENTS_POLL_SECONDS) if changed is None else changed.wait())
@@ -365,10 +371,15 @@ class TaskView:
         return await self.state(task_id, Viewer(row.tenant, None))
 
 
-def _send_after(after: int, events: Iterable[Event], sink: EventSink) -> None:
-    for event in events:
-        if event.seq > after:
-            sink.send(event)
+def _after(after: int, events: Iterable[Event]) -> Sequence[Event]:
+    return [event for event in events if event.seq > after]
+
+
+async def _send_rest(events: Sequence[Event], sink: EventSink, end: Callable[[], None]) -> None:
+    try:
+        await send_stored(events, sink)
+    finally:
+        end()
 
 
 def _is_ended(records: Sequence[JsonObject]) -> bool:

@@ -5,7 +5,7 @@ REST, SSE, WebSocket, traces and metrics are encodings of this stream.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from operator import attrgetter
 from time import perf_counter, time
 from typing import Any, Protocol, runtime_checkable
@@ -36,6 +36,23 @@ class SinkWithRoom(EventSink, Protocol):
 
     async def room(self) -> None:
         """Returns once it has room."""
+
+
+def send_what_fits(events: Sequence[Event], sink: EventSink) -> Sequence[Event]:
+    """Sends stored events while the listener has room. Returns those that are left."""
+    bounded = sink if isinstance(sink, SinkWithRoom) else None
+    for sent, event in enumerate(events):
+        if bounded is not None and not bounded.has_room:
+            return events[sent:]
+        sink.send(event)
+    return ()
+
+
+async def send_stored(events: Sequence[Event], sink: EventSink) -> None:
+    """Sends stored events, and waits for a listener that has no room."""
+    while events := send_what_fits(events, sink):
+        if isinstance(sink, SinkWithRoom):
+            await sink.room()
 
 
 class Emitter(Protocol):
