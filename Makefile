@@ -40,7 +40,7 @@ run: $(VENV)/.runtime $(VENV)/.project $(VENV)/.console ## serve the agents in c
 # -- checking -------------------------------------------------------------------------------------
 
 test: lint types ## lint, types and all tests
-	$(PYTEST) -n auto $(ARGS)
+	$(PYTEST) -n auto --maxschedchunk 40 $(ARGS)
 
 lint: venv ## style and layout of the code
 	$(BIN)/ruff check
