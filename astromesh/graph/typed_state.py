@@ -180,9 +180,11 @@ class StateSchema:
         made: dict[str, Any] = {}
         is_instance = not isinstance(update, Mapping)
         for name, value in items:
-            _OTHERS.set({**{n: context[n] for n in self.fields if n in context}, **made})
             field = self.fields.get(name) or self._field_named(name)
             validate = field.convert if is_instance else field.validate
+            token = None
+            if field.reads_others:
+                token = _OTHERS.set({**{n: context[n] for n in self.fields if n in context}, **made})
             try:
                 if field.reducer is not None and name in context:
                     made[name] = validate(field.reducer(context[name], value))
@@ -192,6 +194,9 @@ class StateSchema:
                 if not is_failure(error):
                     raise
                 raise InvalidStateUpdate(f"The update of {name!r} is not valid: {text_of(error)}") from error
+            finally:
+                if token is not None:
+                    _OTHERS.reset(token)
         for name, value in made.items():
             engine_write(context, name, value)
         if state.updates is not None:
