@@ -9,8 +9,10 @@ from hashlib import sha256
 from typing import Annotated, Any, TypeVar, cast
 
 import orjson
+from msgspec.structs import replace
 from pydantic import (
     AfterValidator,
+    AwareDatetime,
     BaseModel,
     ConfigDict,
     Field,
@@ -183,6 +185,15 @@ class RunBody(BaseModel):
         return {name: value for name, value in found.items() if value is not None}
 
 
+class DurableRunBody(RunBody):
+    """One message to an agent, answered by a durable run."""
+
+    not_before: Annotated[AwareDatetime, Field(strict=False)] | None = Field(
+        None, description="The run begins at this time or later, at most 30 days ahead."
+    )
+
+
+_DURABLE_RUN: TypeAdapter[DurableRunBody] = TypeAdapter(DurableRunBody)
 _RUN: TypeAdapter[RunBody] = TypeAdapter(RunBody)
 _RUN_EXAMPLE = '{"query": "How do I reset my password?", "session_id": "session-42"}'
 
@@ -215,9 +226,19 @@ async def read_body(request: Request, adapter: TypeAdapter[T], example: str = ""
         raise InvalidInput(validation_detail(faults) + shown, param=param) from error
 
 
+async def read_durable_run_request(request: Request) -> RunRequest:
+    """Returns the durable run that the body asks for. Raises: InvalidInput."""
+    body = await read_body(request, _DURABLE_RUN, _RUN_EXAMPLE)
+    later = body.not_before.timestamp() if body.not_before else 0.0
+    return replace(_run_request(body, request), not_before=later)
+
+
 async def read_run_request(request: Request) -> RunRequest:
     """Returns the run that the body asks for. Raises: InvalidInput."""
-    body = await read_body(request, _RUN, _RUN_EXAMPLE)
+    return _run_request(await read_body(request, _RUN, _RUN_EXAMPLE), request)
+
+
+def _run_request(body: RunBody, request: Request) -> RunRequest:
     cause = read_traceparent(headers_of(request.scope).get("traceparent"))
     return RunRequest(
         body.query,

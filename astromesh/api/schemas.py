@@ -142,6 +142,7 @@ class RunStateOut(BaseModel):
     waiting_for: Any | None
     metadata: dict[str, Any] = Field({}, description="As the request gave it.")
     tags: list[str] = []
+    not_before: str | None = Field(None, description="Only of a run that was accepted for later.")
     forked_from: ForkedFromOut | None = Field(None, description="Only of a fork.")
     decisions: list[DecidedOut] | None = Field(
         None, description="What people decided; only for a single durable run."

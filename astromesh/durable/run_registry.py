@@ -183,6 +183,7 @@ def run_json(row: RunRow) -> JsonObject:
         "waiting_for": row.waiting_for,
         "metadata": row.metadata,
         "tags": list(row.tags),
+        **({"not_before": iso_time(later)} if (later := row.request.get("not_before")) else {}),
         **({} if row.forked_from is None else {"forked_from": shown_origin(row.forked_from)}),
     }
 

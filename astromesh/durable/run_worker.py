@@ -329,6 +329,8 @@ class RunWorker:
         if admission.policy == "merge":
             self._hold_task(self._send_later(stored))
             return stored
+        if stored.wake_at > self._host.clock.now():  # the sweep after that time sends it
+            return stored
         if caller.bearer_token and admission.keeps_token:
             self._start_segment(stored.run_id, stored.segment)
         await self._send(stored)

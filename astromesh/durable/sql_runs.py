@@ -160,7 +160,7 @@ class SqlRuns(SqlStore):
         return _first_segment(await self._queries.read("next_of_agent", agent, self._clock.now()))
 
     async def queued(self, agent: str) -> int:
-        count: int = (await self._queries.read("queued", agent))[0][0]
+        count: int = (await self._queries.read("queued", agent, self._clock.now()))[0][0]
         return count
 
     async def commit(

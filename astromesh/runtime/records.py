@@ -49,6 +49,8 @@ class RunRequest(Struct, frozen=True):
         output_schema: JSON Schema of the answer, in place of the agent's. None: the agent's.
         model: The one of the agent's models that answers. Empty: as the agent's routing chooses.
         tools: Those of the agent's tools that the run may call. None: all of them.
+        not_before: When a durable run may begin, in seconds since the epoch. 0: at once.
+        accepted_at: The time that prompts show, in seconds since the epoch. 0: when the run was stored.
     """
 
     query: str
@@ -70,6 +72,8 @@ class RunRequest(Struct, frozen=True):
     output_schema: Mapping[str, Any] | None = None
     model: str = ""
     tools: tuple[str, ...] | None = None
+    not_before: float = 0.0
+    accepted_at: float = 0.0
 
 
 class RunAnswer(Struct, frozen=True):
@@ -157,7 +161,26 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
         "context": dict(request.context),
         "metadata": dict(request.metadata),
         "journal": SCHEMA,
+        **_options_to_json(request),
     }
+    if request.tags:
+        data["tags"] = list(request.tags)
+    if request.not_before:
+        data["not_before"] = request.not_before
+    if request.accepted_at:
+        data["accepted_at"] = request.accepted_at
+    if not request.persist:
+        data["persist"] = False
+    if request.caused_by.trace_id:
+        data["traceparent"] = request.caused_by.header
+    if request.images:
+        data["images"] = [[image.url, image.data, image.media_type] for image in request.images]
+    return data
+
+
+def _options_to_json(request: RunRequest) -> JsonObject:
+    """Returns what a request changes of its agent."""
+    data: JsonObject = {}
     if request.parameters:
         data["parameters"] = dict(request.parameters)
     if request.output_schema is not None:
@@ -168,14 +191,6 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
         data["tools"] = list(request.tools)
     if request.client_tools:
         data["client_tools"] = to_builtins(request.client_tools)
-    if request.tags:
-        data["tags"] = list(request.tags)
-    if not request.persist:
-        data["persist"] = False
-    if request.caused_by.trace_id:
-        data["traceparent"] = request.caused_by.header
-    if request.images:
-        data["images"] = [[image.url, image.data, image.media_type] for image in request.images]
     return data
 
 
@@ -213,6 +228,8 @@ def request_of(data: JsonObject) -> RunRequest:
         output_schema=data.get("output_schema"),
         model=data.get("model", ""),
         tools=tuple(data["tools"]) if "tools" in data else None,
+        not_before=data.get("not_before", 0.0),
+        accepted_at=data.get("accepted_at", 0.0),
     )
 
 

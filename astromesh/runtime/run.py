@@ -397,7 +397,8 @@ class RunFactory:
         """Returns a durable run as this process begins a segment of it."""
         run = self.new_run(agent, request, caller, trace_id=row.trace_id, run_id=row.run_id)
         run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id, row.owner), row.owner
-        run.policy = "interrupt" if agent.manifest.spec.sessions.concurrency == "interrupt" else "enqueue"
+        interrupts = agent.manifest.spec.sessions.concurrency == "interrupt" and not request.not_before
+        run.policy = "interrupt" if interrupts else "enqueue"
         run.accepted = AcceptedRun(row.run_id, row.request.get(PLACE, 0), row.segment > 1)
         run.log.durable = True
         return run

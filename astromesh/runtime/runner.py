@@ -23,7 +23,7 @@ from astromesh.durable.base import (
 )
 from astromesh.durable.budgets import Budgets
 from astromesh.durable.journal import RunJournal
-from astromesh.durable.leases import WorkerHeartbeat
+from astromesh.durable.leases import DAY_SECONDS, WorkerHeartbeat
 from astromesh.durable.queue import AgentSlots
 from astromesh.durable.run_worker import RunWorker
 from astromesh.errors import (
@@ -85,6 +85,9 @@ from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, T
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 
 Wrapper = Callable[[Handler], Handler]
+
+#: days after which a run may begin at the latest
+MAX_DAYS_AHEAD = 30
 
 log = get_logger("astromesh.run")
 
@@ -398,8 +401,10 @@ class AgentRunner:
         """
         require_valid(request)
         require_allowed(agent, request)
+        request = self._timed(request)
         tenant, owner = principal_of(caller)
-        rejects = agent.manifest.spec.sessions.concurrency == "reject" and key is None
+        concurrency = agent.manifest.spec.sessions.concurrency
+        rejects = concurrency == "reject" and key is None and not request.not_before
         if rejects and SessionKey(tenant, agent.name, request.session_id, owner) in self.sessions.active:
             raise busy_error()  # by a run that is not durable; of others the store knows
         caller = caller or CallerContext()
@@ -414,10 +419,20 @@ class AgentRunner:
                 self._programs.pop(row.run_id, None)
         return accepted
 
+    def _timed(self, request: RunRequest) -> RunRequest:
+        """Returns the request, without a `not_before` that has passed. Raises: InvalidInput."""
+        ahead = request.not_before - self.clock.now()
+        if ahead > MAX_DAYS_AHEAD * DAY_SECONDS:
+            detail = f"not_before: it may be at most {MAX_DAYS_AHEAD} days ahead."
+            raise InvalidInput(detail, param="not_before")
+        return request if ahead > 0 or not request.not_before else replace(request, not_before=0.0)
+
     async def _admit(
         self, agent: Agent, row: RunRow, caller: CallerContext, key: IdempotencyKey | None
     ) -> RunRow:
         admission = admission_of(agent)
+        if not row.ordered:  # it meets its session when it begins
+            admission = admission._replace(policy="enqueue")
         if admission.policy != "interrupt":
             return await self.durable.accept(row, caller, admission, key)
         session = SessionKey(row.tenant, row.agent, row.session_id, row.owner)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
 
+from msgspec.structs import replace
+
 from astromesh.durable import failpoints
 from astromesh.durable.approvals import ApprovalWaits, decision_event, decisions_of, question_id
 from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
@@ -132,6 +134,8 @@ class Segment:
     # -- its beginning -------------------------------------------------------------------------------------
 
     async def _open(self) -> None:
+        if self.request.not_before and not self.request.accepted_at:
+            self._date()
         row, run = self.row, self.run
         steps, past = await self._load_record()
         self.writer.is_suspect = row.deaths > 0
@@ -142,7 +146,9 @@ class Segment:
             self.writer,
             self.waiting,
             steps,
-            accepted_at=(row.forked_from or {}).get("accepted_at", row.created_at),
+            accepted_at=(row.forked_from or {}).get(
+                "accepted_at", self.request.accepted_at or row.created_at
+            ),
             manifest=row.manifest,
             segment=SegmentRecord(self.writer, self._load_events, self._postpone),
             inherited=None if row.forked_from is None else row.forked_from["inherited"],
@@ -154,6 +160,13 @@ class Segment:
         run.scope.deadline = self._deadline(steps)
         if past:
             stream.emit("run.resumed", segment=row.segment, **_new_decisions(steps, past))
+
+    def _date(self) -> None:
+        """Dates the prompts of a run that was accepted for later: now, in all its segments."""
+        self.request = replace(self.request, accepted_at=self._host.clock.now())
+        stored = {**self.row.request, "accepted_at": self.request.accepted_at}
+        self.row = replace(self.row, request=stored)
+        self.writer.change(RunChange(request=stored))
 
     async def _load_record(self) -> tuple[tuple[JournalStep, ...], list[Event]]:
         """Returns the steps and events of earlier segments. The first segment reads nothing."""
@@ -332,6 +345,7 @@ def accepted_row(
     """Returns the row of a run that is accepted now."""
     spec, (tenant, owner) = agent.manifest.spec, who
     merges = spec.sessions.concurrency == "merge"
+    wake_at = now + spec.sessions.merge_window_ms / 1000 if merges else 0.0
     request = screen(agent.guardrails, request)
     is_checked = request.screening is not None or not agent.guardrails.input_rules
     return RunRow(
@@ -350,8 +364,8 @@ def accepted_row(
         manifest=agent.snapshot,
         caller=caller_to_json(caller),
         priority=spec.queue.priority,
-        ordered=True,
-        wake_at=now + spec.sessions.merge_window_ms / 1000 if merges else 0.0,
+        ordered=not request.not_before,
+        wake_at=request.not_before or wake_at,
     )
 
 

@@ -13,10 +13,10 @@ from astromesh.api.errors import public_failure
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail
 from astromesh.api.requests import (
-    RunBody,
+    DurableRunBody,
     caller_of,
     idempotency_key,
-    read_run_request,
+    read_durable_run_request,
     runtime_of,
     viewer_of,
 )
@@ -128,7 +128,7 @@ class FeedbackBody(BaseModel):
     summary="Accept a durable run",
     status_code=202,
     response_model=AcceptedOut,
-    openapi_extra=request_body(RunBody),
+    openapi_extra=request_body(DurableRunBody),
     responses=problems(401, 403, 404, 413, 422, 503),
     dependencies=[scope("agents:run", "name")],
 )
@@ -136,7 +136,7 @@ async def accept(name: str, request: Request) -> Response:
     """Responds once the run is on disk. The run then completes even if processes die."""
     runtime = runtime_of(request)
     agent = runtime.agent(name)
-    body = await read_run_request(request)
+    body = await read_durable_run_request(request)
     key = await idempotency_key(request)
     row = await runtime.runner.accept(agent, body, caller=caller_of(request), key=key)
     # a repeated request gets the same answer, so the status is not the run's present one

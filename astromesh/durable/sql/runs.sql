@@ -62,8 +62,9 @@ WHERE {open} AND status = 'queued' AND agent = $1 AND wake_at <= $2
 ORDER BY priority, id LIMIT 1
 
 -- name: queued
+-- A run that is accepted for later is not ordered and does not count before its time.
 SELECT count(*) FROM astromesh.runs
-WHERE {open} AND status = 'queued' AND agent = $1
+WHERE {open} AND status = 'queued' AND agent = $1 AND (ordered OR wake_at <= $2)
 
 -- name: running
 -- Without the run $2.

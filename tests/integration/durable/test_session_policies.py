@@ -330,3 +330,88 @@ async def test_accepted_runs_have_the_priority_of_their_agent(folder, tmp_path):
         row = await accepted(runtime, "Hello")
         assert row.priority == -5
         await rests(runtime, row.run_id)
+
+
+# -- runs that are accepted for later ------------------------------------------------------------------------
+
+
+async def for_later(runtime: AgentRuntime, query: str, seconds: float) -> RunRow:
+    request = RunRequest(query, "s", not_before=runtime.clock.now() + seconds)
+    return await runtime.runner.accept(runtime.agent("a"), request)
+
+
+@pytest.mark.parametrize("concurrency", ["enqueue", "reject", "interrupt", "merge"])
+async def test_a_run_for_later_is_in_nobodys_way_before_its_time(processes, concurrency: str) -> None:
+    """Its session goes on without it, and it neither ends nor joins what is there; a restart keeps it."""
+    clock = ManualClock()
+    async with processes(Stuck(), clock=clock, sessions={"concurrency": concurrency}) as (one, two):
+        later = await for_later(one, "tomorrow", 86_400.0)
+        now = await accepted(two, "now")
+        clock.advance(1.0)
+        assert (await rests(two, now.run_id))["result"]["response"] == "re: now"
+        waits = await one.runs.get(later.run_id, ME)
+        assert (waits["status"], waits["not_before"]) == ("queued", "2023-11-15T22:13:20Z")
+        await one.close(grace=0.0)
+        clock.advance(86_400.0)
+        assert (await rests(two, later.run_id))["result"]["response"] == "re: tomorrow"
+        assert [text for _, text in await turns_of(two)] == ["now", "re: now", "tomorrow", "re: tomorrow"]
+
+
+async def test_a_run_for_later_takes_no_place_among_those_that_wait(processes) -> None:
+    clock, model = ManualClock(), Stuck()
+    async with processes(model, 1, clock=clock, queue={"max_queued": 1, "max_running": 1}) as (one,):
+        for _ in range(3):
+            await for_later(one, "tomorrow", 86_400.0)
+        old = await accepted(one, "old")
+        await asyncio.wait_for(model.begun.wait(), PATIENCE)
+        waits = await accepted(one, "waits", "other")
+        with pytest.raises(Overloaded):
+            await accepted(one, "too many", "third")
+        model.go.set()
+        for run in (old, waits):
+            assert (await rests(one, run.run_id))["status"] == "completed"
+
+
+async def test_the_prompt_of_a_run_for_later_has_the_day_on_which_it_begins(processes) -> None:
+    clock = ManualClock()
+    seen: list[str] = []
+
+    def says(request: CompletionRequest) -> str:
+        seen.append(request.messages[0].content)
+        return "done"
+
+    prompts = {"system": "Today is {{ current_date }}."}
+    async with processes(says, 1, clock=clock, prompts=prompts) as (one,):
+        later = await for_later(one, "tomorrow", 86_400.0)
+        clock.advance(2 * 86_400.0)
+        run = await rests(one, later.run_id)
+        assert (run["status"], seen) == ("completed", ["Today is 2023-11-16."])
+        replayed = await one.time_travel.replay(later.run_id, ME)
+        assert replayed["divergence"] is None
+
+
+async def test_a_run_for_later_can_be_cancelled(processes) -> None:
+    async with processes(Stuck(), 1, clock=ManualClock()) as (one,):
+        later = await for_later(one, "tomorrow", 86_400.0)
+        assert (await one.runs.cancel(later.run_id, ME))["status"] == "cancelled"
+
+
+async def test_the_time_of_a_run_is_checked(tmp_path: Path) -> None:
+    """At most 30 days ahead; a time that has passed is now; only durable runs have one."""
+    write(tmp_path, manifest("a"))
+    clock = ManualClock()
+    async with client_of(runtime_of(tmp_path, ScriptedProvider("done", repeat=True), clock=clock)) as client:
+        body = {"query": "hello", "session_id": "s"}
+        for time, status in (
+            ("2023-11-14T22:00:00Z", 202),
+            ("2023-12-14T23:13:19+01:00", 202),
+            ("2023-12-14T22:13:21Z", 422),
+            ("2023-11-15T22:00:00", 422),
+            ("tomorrow", 422),
+        ):
+            answer = await client.post("/v1/agents/a/runs", json={**body, "not_before": time})
+            assert answer.status_code == status, (time, answer.text)
+            if status == 422:
+                assert "not_before" in answer.json()["detail"]
+        plain = await client.post("/v1/agents/a/run", json={**body, "not_before": "2023-11-15T22:00:00Z"})
+        assert plain.status_code == 422
