@@ -372,12 +372,14 @@ class MemoryContext(Struct, frozen=True):
 
     Args:
         degraded: the memories that failed (`semantic`, `episodic`); the run continues without them.
+        last_seq: of the newest stored turn, with which the history ends; 0 if there is none.
     """
 
     conversation_history: tuple[Message, ...] = ()
     semantic_results: tuple[SemanticResult, ...] = ()
     episodic_events: tuple[JsonObject, ...] = ()
     degraded: tuple[str, ...] = ()
+    last_seq: int = 0
 
 
 # -- events ------------------------------------------------------------------------------------------------

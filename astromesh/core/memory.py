@@ -136,7 +136,7 @@ class MemoryManager:
             if self.conversational is None:
                 return NO_CONTEXT
             recalled = await self._recall(self.conversational, key)
-            return MemoryContext(self.conversational.strategy.select(recalled))
+            return MemoryContext(self.conversational.strategy.select(recalled), last_seq=recalled.last_seq)
         return await self._build_full_context(key, query)
 
     async def _build_full_context(self, key: SessionKey, query: str) -> MemoryContext:
@@ -147,13 +147,25 @@ class MemoryManager:
             _best_effort("episodic", self._recent(key), (), degraded),
         )
         history = self.conversational.strategy.select(recalled) if self.conversational else ()
-        return MemoryContext(history, results, events, degraded=tuple(degraded))
+        return MemoryContext(history, results, events, tuple(degraded), recalled.last_seq)
 
     async def _recall(self, memory: ConversationalMemory, key: SessionKey) -> RecalledTurns:
         recalled = await memory.store.recall(key, memory.strategy.limit)
         if self._model is not None and memory.strategy.due(recalled) and key not in self._background:
             self._start_background(key, _compact(memory, key, recalled, self._model, self._rules))
         return recalled
+
+    async def store_summary(self, key: SessionKey, summary: Summary) -> None:
+        """Stores a summary of a session's first turns, so that the next run recalls it in their place.
+
+        The turns remain. A store that fails is logged, and the next run summarizes again.
+        """
+        if self.conversational is None:
+            return
+        try:
+            await self.conversational.store.set_summary(key, summary)
+        except AstromeshError as error:
+            log.warning("summary_failed", agent=key.agent, code=error.code, error=str(error))
 
     async def _search(self, key: SessionKey, query: str) -> tuple[SemanticResult, ...]:
         if self.semantic is None:

@@ -96,7 +96,6 @@ _SUMMARY_PROMPT = (
     "Summarize the beginning of this conversation for an assistant that goes on with it. Keep names, "
     "numbers, decisions and open questions. Write the summary alone."
 )
-_SUMMARY_HEADER = "Summary of the conversation so far:\n"
 
 
 class Outgrown(NamedTuple):
@@ -105,20 +104,31 @@ class Outgrown(NamedTuple):
     dropped: tuple[Message, ...]
     kept: tuple[Message, ...]
 
-    def prompt(self, limits: ModelLimits) -> CompletionRequest:
-        """Returns the request for a summary of what does not fit; each message is cut to its share."""
+    def prompt(self, limits: ModelLimits, earlier: str = "") -> CompletionRequest:
+        """Returns the request for a summary of what does not fit; each message is cut to its share.
+
+        Args:
+            earlier: the message with the summary of what was before; the new one contains it.
+        """
         share = max(limits.window * BYTES_PER_TOKEN // 2 // len(self.dropped), 80)
         lines = "\n".join(f"{message.role}: {message.content[:share]}" for message in self.dropped)
-        messages = Message("system", _SUMMARY_PROMPT), Message("user", lines)
+        text = f"{earlier}\n\n{lines}" if earlier else lines
+        messages = Message("system", _SUMMARY_PROMPT), Message("user", text)
         return CompletionRequest(messages, role="summary", answers=False)
 
-    def with_summary(self, text: str, limits: ModelLimits) -> tuple[Message, ...]:
-        """Returns the messages that stay, with the summary behind the system prompt."""
-        text = _SUMMARY_HEADER + text[: limits.window * BYTES_PER_TOKEN // 10]
+    def with_summary(self, summary: str, earlier: str = "") -> tuple[Message, ...]:
+        """Returns the messages that stay, with a summary in place of the earlier one in the system prompt."""
         first, *others = self.kept
         if first.role != "system":
-            return (Message("system", text), *self.kept)
-        return (replace(first, content=f"{first.content}\n\n{text}"), *others)
+            return (Message("system", summary), *self.kept)
+        if earlier and earlier in first.content:
+            return (replace(first, content=first.content.replace(earlier, summary, 1)), *others)
+        return (replace(first, content=f"{first.content}\n\n{summary}"), *others)
+
+
+def shortened_summary(text: str, limits: ModelLimits) -> str:
+    """Returns the beginning of a summary, at most a tenth of the window."""
+    return text.strip()[: limits.window * BYTES_PER_TOKEN // 10]
 
 
 def outgrown(
@@ -133,8 +143,8 @@ def outgrown(
     found, left = fitted(request, limits)
     if not left.messages:
         return None
-    kept = {id(message) for message in found.messages}
-    return Outgrown(tuple(m for m in messages if id(m) not in kept), found.messages)
+    history = [message for message in messages if message.role != "system"]
+    return Outgrown(tuple(history[: left.messages]), found.messages)
 
 
 #: the estimated tokens of offered tools, by the identity of the tuple, which stays beside its number

@@ -34,6 +34,7 @@ def memory_to_json(memory: MemoryContext) -> JsonObject:
         "semantic": [[r.content, r.score, r.source, dict(r.metadata)] for r in memory.semantic_results],
         "episodic": list(memory.episodic_events),
         "degraded": list(memory.degraded),
+        "last_seq": memory.last_seq,
     }
 
 
@@ -43,6 +44,7 @@ def memory_of(data: JsonObject) -> MemoryContext:
         tuple(SemanticResult(*found) for found in data["semantic"]),
         tuple(data["episodic"]),
         tuple(data["degraded"]),
+        data.get("last_seq", 0),
     )
 
 

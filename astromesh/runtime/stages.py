@@ -22,7 +22,7 @@ from astromesh.core.guardrails import (
     filter_error,
 )
 from astromesh.core.memory import NO_CONTEXT
-from astromesh.core.model_limits import outgrown
+from astromesh.core.model_limits import outgrown, shortened_summary
 from astromesh.durable import failpoints
 from astromesh.durable.base import RunChange
 from astromesh.durable.serialization import memory_of, memory_to_json
@@ -41,6 +41,7 @@ from astromesh.graph.call_record import arguments_of
 from astromesh.graph.calls import ASSISTANT, SelectedTools, call_model
 from astromesh.graph.scope import ToolCallRecord
 from astromesh.logs import get_logger
+from astromesh.memory.base import Summary
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import ChargedTools, ended_by_budget
@@ -65,7 +66,7 @@ from astromesh.telemetry.events import MODEL_DELTA, ms_since
 from astromesh.tools.base import ToolPort
 from astromesh.tools.policies import identity_question
 from astromesh.tools.toolbox import JoinedTools, NoTools, ToolBox
-from astromesh.types import CompletionRequest, JsonObject, MemoryContext, Message, ToolSpec, Turn
+from astromesh.types import CompletionRequest, JsonObject, MemoryContext, Message, Turn
 
 log = get_logger("astromesh.run")
 
@@ -370,7 +371,7 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
         iterations = agent.iterations_within(request.terms.max_iterations)
     messages = equipped.prompted.messages
     if agent.router.limits.window and agent.summarizes:
-        messages = await _summarized(agent, messages, equipped.specs, run)
+        messages = await _summarized(agent, equipped, run)
     task = PatternTask(messages, equipped.specs, iterations, request.context)
     tools = equipped.tools if accounts is None else ChargedTools(equipped.tools, accounts)
     try:
@@ -386,26 +387,34 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     return equipped, outcome
 
 
-async def _summarized(
-    agent: Agent, messages: tuple[Message, ...], specs: tuple[ToolSpec, ...], run: Run
-) -> tuple[Message, ...]:
+async def _summarized(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[Message, ...]:
     """Returns a conversation in which a summary replaces the turns that do not fit the context window.
 
-    A model that cannot summarize leaves it as it is: the turns are then left out.
+    The session keeps the summary, so that the next runs recall it until the conversation has outgrown the
+    window again. A model that cannot summarize leaves the conversation as it is: the turns are then left out.
     """
-    limits = agent.router.limits
-    if (found := outgrown(messages, specs, limits)) is None:
+    limits, messages, recalled = agent.router.limits, equipped.prompted.messages, equipped.prompted.recalled
+    if (found := outgrown(messages, equipped.specs, limits)) is None:
         return messages
+    admitted, turns, last_seq = recalled.admitted, len(found.dropped), 0
+    earlier = ""
+    if admitted.history is None:
+        history, last_seq = recalled.memory.conversation_history, recalled.memory.last_seq
+        earlier = history[0].content if history and history[0].role == "system" else ""
+        turns = last_seq - max(len(history) - bool(earlier) - len(found.dropped), 0)
     try:
-        result = await call_model(run.scope, run.model, found.prompt(limits), role="summary")
+        result = await call_model(run.scope, run.model, found.prompt(limits, earlier), role="summary")
     except UpstreamError as error:
         log.warning("summary_failed", agent=agent.name, code=error.code, error=str(error))
         return messages
-    text = agent.guardrails.filter_text(result.content).strip()
+    text = shortened_summary(agent.guardrails.filter_text(result.content), limits)
     if not text:
         return messages
+    summary = Summary(text, turns)
+    if last_seq and admitted.request.persist:
+        await agent.memory.store_summary(run.key, summary)
     run.model.left_out = {"summarized_messages": len(found.dropped), "context_window": limits.window}
-    return found.with_summary(text, limits)
+    return found.with_summary(summary.message().content, earlier)
 
 
 def _require_answer(agent: Agent, outcome: Outcome, run: Run) -> Outcome:

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -150,7 +151,7 @@ async def test_with_the_strategy_summary_what_does_not_fit_is_summarized(
     async with client(tmp_path, provider, memory=memory) as http:
         for number in range(20):
             body = {"query": f"{number:02d} " + "x" * 200, "session_id": "s"}
-            if durable and number == 19:
+            if durable:
                 accepted = (await http.post("/v1/agents/helper/runs", json=body)).json()
                 async with asyncio.timeout(30):
                     place = f"/v1/runs/{accepted['run_id']}"
@@ -159,15 +160,43 @@ async def test_with_the_strategy_summary_what_does_not_fit_is_summarized(
                 done = run["result"]
             else:
                 done = (await http.post(RUN, json=body)).json()
+            if "left_out" in done["metadata"]:
+                break
     asked, answered = provider.requests[-2:]
     assert asked.role == "summary"
     assert "user: 00 xxx" in asked.messages[-1].content
     assert "They spoke of tea." in answered.messages[0].content
     assert answered.messages[0].content.startswith("You are helper. Helps.")
-    assert answered.messages[-1].content.startswith("19 ")
+    assert answered.messages[-1].content.startswith(f"{number:02d} ")
     assert estimate_request(answered) <= 1200
     left = done["metadata"]["left_out"]
     assert left["summarized_messages"] > 0 and left["context_window"] == 1500
+
+
+async def test_the_next_runs_use_a_summary_until_the_window_is_outgrown_again(tmp_path: Path) -> None:
+    """The session keeps it, so that neither a call nor the cache of the prompt is lost in each turn."""
+    memory = {
+        "conversational": {"backend": "in_memory", "strategy": "summary", "keep_turns": 200, "every": 50}
+    }
+
+    def say(request: Any) -> str:
+        return f"Summary {len(summaries())}." if request.role == "summary" else "y" * 300
+
+    provider = ScriptedProvider(say, repeat=True, capabilities=Capabilities(context_window=1500))
+
+    def summaries() -> list[Any]:
+        return [request for request in provider.requests if request.role == "summary"]
+
+    async with client(tmp_path, provider, memory=memory) as http:
+        for number in range(40):
+            await http.post(RUN, json={"query": f"{number:02d} " + "x" * 200, "session_id": "s"})
+    answered = [request.messages for request in provider.requests if request.role != "summary"]
+    moved = sum(one[:-1] != after[: len(one) - 1] for one, after in pairwise(answered))
+    assert 2 <= moved == len(summaries()) <= 13
+    second = summaries()[1].messages[-1].content
+    assert "Summary 1." in second and "user: 00 xxx" not in second
+    newest = answered[-1][0].content
+    assert f"Summary {moved}." in newest and f"Summary {moved - 1}." not in newest
 
 
 async def test_a_failed_summary_leaves_the_turns_out(tmp_path: Path) -> None:
