@@ -367,6 +367,20 @@ def test_graph_draws_the_agent(project: Path) -> None:
     assert "-->" in drawn.stdout
 
 
+def test_graph_draws_mcp_servers_without_starting_them(tmp_path: Path) -> None:
+    started = tmp_path / "started"
+    config = agent_with(tmp_path, "mock", "http://127.0.0.1:9") / "config"
+    with (config / "agents" / "talker.agent.yaml").open("a") as file:
+        file.write("  tools: [{name: files, type: mcp, server: files}]\n")
+    servers = {"files": {"transport": "stdio", "command": "touch", "args": [str(started)]}}
+    head = {"apiVersion": "astromesh/v1", "kind": "MCPConfig", "metadata": {"name": "mcp"}}
+    (config / "mcp.yaml").write_text(json.dumps({**head, "spec": {"servers": servers}}))
+    drawn = astromesh(tmp_path, "graph", "talker")
+    assert "files (mcp files)" in drawn.stdout, drawn.stderr
+    assert not started.exists()
+    assert "Did you mean 'talker'?" in astromesh(tmp_path, "graph", "talkr").stderr
+
+
 def test_graph_draws_the_reasoning_controller() -> None:
     """The sample agent of this repository."""
     drawn = astromesh(ROOT, "graph", "reasoning-agent", "--config", "config")

@@ -7,10 +7,11 @@ import difflib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 from uuid import uuid4
 
 import typer
+from pydantic import BaseModel, ConfigDict
 
 from astromesh.cli.errors import report, reported_errors
 from astromesh.cli.event_loop import EventLoop
@@ -20,6 +21,7 @@ from astromesh.cli.printer import JsonEvents, Printer, print_fallback
 from astromesh.cli.terminal import note, plain, print_json
 from astromesh.errors import AgentNotFoundError, AstromeshError, InvalidInput
 from astromesh.logs import configure_logging
+from astromesh.plugins import Deps, Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.diagram import agent_diagram
 from astromesh.runtime.engine import AgentRuntime
@@ -154,15 +156,49 @@ def _new_session() -> str:
 def graph(
     agent: Annotated[str, typer.Argument()], config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER
 ) -> None:
-    """Draw what an agent does as a Mermaid diagram."""
+    """Draw what an agent does as a Mermaid diagram. MCP servers are drawn, and not started."""
     folders = folders_of(config, data)
     configure_logging("warning")
     print(asyncio.run(_diagram(folders, agent)))
 
 
 async def _diagram(folders: tuple[Path, Path], name: str) -> str:
-    async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
-        return agent_diagram(runtime.agent(name))
+    plugins = Plugins({"tool_sources": {"mcp": _DrawnServer}})
+    async with AgentRuntime(folders[0], data_dir=folders[1], plugins=plugins) as runtime:
+        return agent_diagram(find_agent(runtime, name))
+
+
+class _NoTools(NamedTuple):
+    tools: tuple[()] = ()
+
+
+class _DrawnServer:
+    """An MCP server that is neither started nor connected."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(extra="ignore")
+
+        transport: str
+        forward_identity: bool = False
+
+    def __init__(self, options: Options) -> None:
+        self.forwards_identity, self.over_http = options.forward_identity, options.transport != "stdio"
+
+    @classmethod
+    async def open(cls, options: Options, deps: Deps) -> _DrawnServer:
+        return cls(options)
+
+    def definitions(self, forwards: bool) -> _NoTools:
+        return _NoTools()
+
+    def for_callers_only(self, forwards: bool) -> bool:
+        return False
+
+    async def wait_first_attempt(self) -> None: ...
+
+    async def ping(self) -> None: ...
+
+    async def close(self) -> None: ...
 
 
 def run(
