@@ -167,10 +167,13 @@ _CARD_WORD_BEHIND = re.compile(r"[A-Za-z]{2,8}(?![A-Za-z0-9_])|[A-Za-z]{9}")
 _LETTERS_BEHIND = re.compile(r"[A-Za-z]{2}")
 #: the words before a social security number without separators, as in `ssn:123456789` or `"ssn": "123456789"`
 _SSN_LABEL = re.compile(
-    "(?<![A-Za-z0-9])(?:ssn|social security(?: (?:number|no\\.?))?)[\"'`*_)]{0,2}\\s{0,2}(?:[:=#]|is)?"
-    "\\s{0,2}[\"'`*_(]{0,2}\\Z",
+    "(?:(?<![A-Za-z0-9])|(?<=[a-z])(?-i:S))(?:ssns?|(?<=S)(?:sn|SN)|\uff53{2}\uff4e|social[ _-]?security)"
+    "(?:[ _-]?(?:number|no\\.?|num))?[\"'`*_)]{0,2}\\s{0,2}"
+    f"(?:[:=#\uff1a\uff1d\uff03{DASH}]|is)?\\s{{0,2}}[\"'`*_(]{{0,2}}\\Z",
     re.IGNORECASE,
 )
+#: nine digits that a label precedes, in one, two or three groups
+_LABELLED_SSN = re.compile(f"(\\d{{3}})[{SPACES}{DASH}]?(\\d\\d)[{SPACES}{DASH}]?(\\d{{4}})(?!\\d)")
 
 
 def card_at(text: str, groups: Sequence[Span], index: int) -> Finding | None:
@@ -242,9 +245,11 @@ def luhn(digits: str) -> bool:
 
 def ssn_at(text: str, groups: Sequence[Span], index: int) -> Finding | None:
     """A social security number that begins with this group: 123-45-6789, or 123456789 behind its name."""
+    return _grouped_ssn(text, groups, index) or _labelled_ssn(text, groups[index][0])
+
+
+def _grouped_ssn(text: str, groups: Sequence[Span], index: int) -> Finding | None:
     start, area_end = groups[index]
-    if area_end - start == 9:
-        return _labelled_ssn(text, start, area_end)
     if area_end - start != 3 or index + 2 >= len(groups):
         return None
     (pair, pair_end), (serial, end) = groups[index + 1 : index + 3]
@@ -263,11 +268,13 @@ def ssn_at(text: str, groups: Sequence[Span], index: int) -> Finding | None:
     return Finding(start, end, SSN) if is_ssn(*parts) else None
 
 
-def _labelled_ssn(text: str, start: int, end: int) -> Finding | None:
-    if text[end : end + 1] in GLUE or not _SSN_LABEL.search(text, max(start - CONTEXT, 0), start):
+def _labelled_ssn(text: str, start: int) -> Finding | None:
+    number = _LABELLED_SSN.match(text, start)
+    if number is None or text[number.end() : number.end() + 1] in GLUE:
         return None
-    parts = text[start : start + 3], text[start + 3 : start + 5], text[start + 5 : end]
-    return Finding(start, end, SSN) if is_ssn(*parts) else None
+    if not _SSN_LABEL.search(text, max(start - CONTEXT, 0), start):
+        return None
+    return Finding(*number.span(), SSN) if is_ssn(*number.groups()) else None
 
 
 def is_ssn(area: str, pair: str, serial: str) -> bool:
@@ -313,6 +320,13 @@ _TOP_LEVEL = f"xn--[a-z0-9-]{{1,20}}|[{_EMAIL_LETTERS}]{{2,24}}"
 _DOMAIN = re.compile(
     f"(?:(?:{_DOMAIN_LABEL}|{_WIDE_LABEL})(?:[{_DOT}]|%2[Ee])){{1,5}}(?:{_TOP_LEVEL}|[{_SPACELESS}]{{1,24}})"
 )
+#: ends of file names that are no top level domains (IANA), and what such a name has instead of a domain
+_FILE_SUFFIX = re.compile(
+    r"\.(?:png|jpe?g|gif|svg|webp|avif|bmp|ico|tiff?|heic|pdf|imageset|[cm]?js|jsx|tsx?|css|scss|html?|json|xml"
+    r"|ya?ml|txt|csv|docx?|xlsx?|pptx?|tgz|gz|tar|whl|jar|woff|ttf|otf|exe|dll)\Z",
+    re.IGNORECASE,
+)
+_VERSION = re.compile(r"v?\d+x?\.(?!com\Z)", re.IGNORECASE)
 #: a domain with ideographic full stops (UTS 46), which otherwise end a sentence
 _STOPPED_DOMAIN = re.compile(f"(?:{_DOMAIN_LABEL}[{_IDEOGRAPHIC_STOP}]){{1,5}}(?:{_TOP_LEVEL})")
 _BRACED_LOCAL = f"(?:{_LOCAL}|[{{}}])"
@@ -335,8 +349,8 @@ def next_email(text: str, start: int) -> Finding | None:
     for sign in _AT_SIGN.finditer(text, start):
         at = sign.start()
         if quoted := _QUOTED_BEFORE.match(text[max(start, at - LOCAL_LENGTH) : at][::-1]):
-            if domain := _domain(text, sign.end(), None):
-                return Finding(at - quoted.end(), domain.end(), EMAIL)
+            if end := _domain_end(text, sign.end(), None):
+                return Finding(at - quoted.end(), end, EMAIL)
             continue
         local = _local_before(text, max(start, at - LOCAL_LENGTH), at)
         stopped = _STOPPED_DOMAIN if local else None
@@ -344,8 +358,8 @@ def next_email(text: str, start: int) -> Finding | None:
             wide := _WIDE_LOCAL_BEFORE.match(text[max(start, at - _SPACELESS_LENGTH) : at][::-1])
         ):
             local = wide[0]
-        if local and (domain := _domain(text, sign.end(), stopped)):
-            return Finding(at - len(local), domain.end(), EMAIL)
+        if local and (end := _domain_end(text, sign.end(), stopped)):
+            return Finding(at - len(local), end, EMAIL)
     return None
 
 
@@ -358,8 +372,16 @@ def _local_before(text: str, start: int, at: int) -> str:
     return _LOCAL_LEADING.sub("", local, count=1)
 
 
-def _domain(text: str, start: int, stopped: re.Pattern[str] | None) -> re.Match[str] | None:
-    return _DOMAIN.match(text, start) or (stopped.match(text, start) if stopped else None)
+def _domain_end(text: str, start: int, stopped: re.Pattern[str] | None) -> int:
+    """The end of the domain that begins there; 0 if there is none, as in `icon@2x.png`."""
+    domain = _DOMAIN.match(text, start) or (stopped.match(text, start) if stopped else None)
+    if domain is None:
+        return 0
+    suffix = _FILE_SUFFIX.search(domain[0])
+    if suffix is None:
+        return domain.end()
+    host = domain[0][: suffix.start()]  # an address names the file, or it has a version
+    return start + len(host) if _DOMAIN.fullmatch(host) and not _VERSION.match(host) else 0
 
 
 # -- international bank account numbers --------------------------------------------------------------------

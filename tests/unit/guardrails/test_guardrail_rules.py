@@ -544,6 +544,16 @@ def test_an_address_has_the_signs_that_it_may_have_and_none_of_what_is_around(te
         ("ssn:123456789, SSN 123456789.", "ssn:[SSN], SSN [SSN]."),
         ('{"ssn": "123456789"}', '{"ssn": "[SSN]"}'),
         ("My social security number is 123456789", "My social security number is [SSN]"),
+        (
+            "ＳＳＮ：１２３４５６７８９, SSN – 123456789, ssn-123456789",
+            "ＳＳＮ：[SSN], SSN – [SSN], ssn-[SSN]",
+        ),
+        ("ssn: 123-456789, ssn: 12345-6789", "ssn: [SSN], ssn: [SSN]"),
+        (
+            'userSsn=123456789, {"social_security_number": "123456789"}',
+            'userSsn=[SSN], {"social_security_number": "[SSN]"}',
+        ),
+        ("ann@163.com.png, ann@mail.example.com.pdf", "[EMAIL].png, [EMAIL].pdf"),
     ],
 )
 def test_quoted_and_encoded_addresses_and_numbers_behind_their_name_are_found(text, redacted):
@@ -556,7 +566,9 @@ def test_quoted_and_encoded_addresses_and_numbers_behind_their_name_are_found(te
         "100%40 off", "50%4000", "a%40b", "%40example", "x%40 example.com", '"x"@y', '"a" @example.com',
         'He said "hi" @ 5 p.m.', 'the "best"@home', "order 123456789", "ref:123456789", "assn:123456789",
         "ssn:1234567890", "ssn:000456789", "ssn: 12345678", "ssn:123456789a", "ssn count 123456789",
-        "session 123456789",
+        "session 123456789", "icon@2x.png", "img/AppIcon-60@2x~ipad.PNG",
+        "bg@1.5x.webp?v=3", "lodash@4.17.21.tgz", "vue@3.prod.js",
+        "passns: 123456789", "ssn 12-3456789", "classn: 123-456789",
     ],
 )  # fmt: skip
 def test_what_only_resembles_these_spellings_stays(text):
