@@ -36,7 +36,7 @@ TITLES: dict[int, str] = {
     500: "Internal error", 502: "Upstream failed", 503: "Unavailable", 504: "Deadline exceeded",
 }  # fmt: skip
 #: routes whose errors OpenAI clients read
-_OPENAI_PATHS = ("/v1/chat/completions", "/v1/models")
+_OPENAI_PATHS = ("/v1/chat/completions", "/v1/models", "/v1/responses")
 _OPENAI_TYPES: Mapping[int, str] = {
     401: "authentication_error", 403: "permission_error", 429: "rate_limit_error",
 }  # fmt: skip

@@ -183,6 +183,7 @@ class EventStreamResponse(Response):
     Args:
         on_close: called when the reader has left, whatever the reason.
         encoder: an event to bytes, possibly none.
+        first: what leaves before the first event.
     """
 
     media_type = "text/event-stream"
@@ -193,6 +194,7 @@ class EventStreamResponse(Response):
         on_close: Callable[[], None] | None = None,
         *,
         encoder: Callable[[Event], bytes] = encode_sse,
+        first: bytes = b"",
     ) -> None:
         super().__init__(headers={"cache-control": "no-store", "x-accel-buffering": "no"})
         del self.headers["content-length"]
@@ -200,7 +202,7 @@ class EventStreamResponse(Response):
         self._on_close = on_close
         self._encode = encoder
         #: what is encoded before the head leaves
-        self._held = b""
+        self._held = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.ensure_future(self._discard_on_disconnect(receive))

@@ -1,4 +1,4 @@
-"""Parameters of chat completions: which a model call carries, which have no effect, which are refused.
+"""Parameters of OpenAI's protocols: which a model call carries, which have no effect, which are refused.
 
 An agent gives one answer. What a client asks for beyond that is
 refused with the name of the parameter: ignoring it would mislead the client. A parameter at the protocol's
@@ -19,7 +19,8 @@ Penalty = Annotated[float, Field(ge=-2, le=2)]
 _StopText = Annotated[str, Field(min_length=1, max_length=256)]
 #: parameters without an effect on the answer
 _NO_EFFECT = frozenset({
-    "store", "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction",
+    "store", "user", "stream_options",
+    "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction",
 })  # fmt: skip
 _OWN_TOOLS = "an agent has its own tools"
 #: the values that are accepted of parameters that an agent cannot follow, and why it cannot
@@ -34,6 +35,9 @@ _DEFAULTS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "logit_bias": (({},), "not every model has it"),
     "reasoning_effort": ((), "it is configured with the agent's model"),
     "verbosity": ((), "it is configured with the agent's model"),
+    "max_tool_calls": ((), "the agent's budgets limit its calls"),
+    "conversation": ((), "previous_response_id continues a conversation"),
+    "prompt": ((), "an agent has its own prompt"),
     "web_search_options": ((), _OWN_TOOLS),
 }
 
@@ -45,36 +49,46 @@ class Sampling(BaseModel):
 
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(ge=0, le=1)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
-        None, description="Most tokens of the answer; it never raises the limit of the agent's model."
-    )
-    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="As `max_tokens`.")
-    stop: _StopText | Annotated[list[_StopText], Field(max_length=4)] | None = None
-    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
     presence_penalty: Penalty | None = None
     frequency_penalty: Penalty | None = None
 
     def parameters(self) -> dict[str, Any]:
         """Returns what differs from the protocol's defaults, by the names that providers know."""
-        limits = [n for n in (self.max_tokens, self.max_completion_tokens) if n is not None]
         found = {
             "temperature": self.temperature,
             "top_p": None if self.top_p == 1 else self.top_p,
-            "max_tokens": min(limits, default=None),
-            "stop": [self.stop] if isinstance(self.stop, str) else self.stop or None,
-            "seed": self.seed,
             "presence_penalty": self.presence_penalty or None,
             "frequency_penalty": self.frequency_penalty or None,
         }
         return {name: value for name, value in found.items() if value is not None}
 
 
-def reject_unsupported(body: Sampling) -> None:
+class ChatSampling(Sampling):
+    """What chat completions have beyond that."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = Field(
+        None, description="Most tokens of the answer; it never raises the limit of the agent's model."
+    )
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="As `max_tokens`.")
+    stop: _StopText | Annotated[list[_StopText], Field(max_length=4)] | None = None
+    seed: Annotated[int, Field(ge=-(2**63), lt=2**63)] | None = None
+
+    def parameters(self) -> dict[str, Any]:
+        limits = [n for n in (self.max_tokens, self.max_completion_tokens) if n is not None]
+        found = {
+            "max_tokens": min(limits, default=None),
+            "stop": [self.stop] if isinstance(self.stop, str) else self.stop or None,
+            "seed": self.seed,
+        }
+        return {**super().parameters(), **{name: value for name, value in found.items() if value is not None}}
+
+
+def reject_unsupported(body: Sampling, protocol: str = "chat completions") -> None:
     """Raises: InvalidInput: a parameter that an agent cannot follow, or that the protocol does not have."""
     for name, value in (body.model_extra or {}).items():
         if value is None or name in _NO_EFFECT:
             continue
-        accepted, reason = _DEFAULTS.get(name, ((), "chat completions have no such parameter"))
+        accepted, reason = _DEFAULTS.get(name, ((), f"{protocol} have no such parameter"))
         if not any(value == one for one in accepted):
             raise InvalidInput(f"Remove {name}: {reason}.", param=name)
 

@@ -301,6 +301,24 @@ class ModelsOut(_Described):
     data: list[ModelOut]
 
 
+class DeletedOut(_Described):
+    """A response that is deleted."""
+
+    id: str
+    object: Literal["response"]
+    deleted: bool
+
+
+class ItemsOut(_Described):
+    """A page of input items."""
+
+    object: Literal["list"]
+    data: list[dict[str, Any]]
+    first_id: str | None
+    last_id: str | None
+    has_more: bool
+
+
 class LiveOut(_Described):
     status: Literal["ok"]
     version: str

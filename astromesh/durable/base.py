@@ -622,6 +622,9 @@ class RunStore(Protocol):
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         """Returns the runs that wait for a person, the oldest first."""
 
+    async def delete(self, run_id: str) -> None:
+        """Deletes a run that has ended with what is nested in it, its steps and events."""
+
     async def delete_recording(self, run_id: str) -> None:
         """Deletes the steps of a run that has ended, with its request."""
 

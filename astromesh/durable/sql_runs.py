@@ -241,6 +241,14 @@ class SqlRuns(SqlStore):
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         return tuple(map(run_of, await self._queries.read("waiting", tenant, owner, limit)))
 
+    async def delete(self, run_id: str) -> None:
+        async def delete(tx: Transaction) -> None:
+            await tx.execute("free_key", run_id)
+            await tx.execute("delete", run_id)
+
+        await self._queries.transact(delete)
+        self.scrub_soon()
+
     async def delete_recording(self, run_id: str) -> None:
         async def delete(tx: Transaction) -> None:
             await tx.execute("delete_steps", run_id)

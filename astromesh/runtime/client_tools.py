@@ -15,8 +15,8 @@ import orjson
 from astromesh.access.scopes import Viewer
 from astromesh.core.guardrails import filter_data
 from astromesh.core.tools import ToolRegistry
-from astromesh.durable.approvals import open_questions
-from astromesh.durable.base import RunRow
+from astromesh.durable.approvals import open_questions, question_id
+from astromesh.durable.base import JournalStep, RunRow
 from astromesh.errors import ConfigError, InvalidInput, NotFound, NotOverridable, ToolNameTaken
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.runs import Runs
@@ -109,6 +109,12 @@ def _call(question: Mapping[str, Any]) -> ClientCall:
 
 def _call_id(run_id: str, question: str) -> str:
     return f"{_CALL}{run_id.removeprefix(_RUN)}{question[:_QUESTION_LENGTH]}"
+
+
+def results_of(run_id: str, steps: Sequence[JournalStep]) -> dict[str, Any]:
+    """Returns what a run's client has answered, by the ids of the calls."""
+    answered = (s for s in steps if s.kind == "wait" and s.output and "answer" in s.output)
+    return {_call_id(run_id, question_id(s.path, s.n)): (s.output or {})["answer"] for s in answered}
 
 
 async def find_waiting(

@@ -51,6 +51,8 @@ class RunRequest(Struct, frozen=True):
         tools: Those of the agent's tools that the run may call. None: all of them.
         not_before: When a durable run may begin, in seconds since the epoch. 0: at once.
         accepted_at: The time that prompts show, in seconds since the epoch. 0: when the run was stored.
+        protocol: What the encoder of a protocol needs of the request later, as JSON. The input rules do not
+            check it: it has no text of the conversation.
     """
 
     query: str
@@ -74,6 +76,7 @@ class RunRequest(Struct, frozen=True):
     tools: tuple[str, ...] | None = None
     not_before: float = 0.0
     accepted_at: float = 0.0
+    protocol: Mapping[str, Any] = field(default_factory=dict)
 
 
 class RunAnswer(Struct, frozen=True):
@@ -189,6 +192,8 @@ def _options_to_json(request: RunRequest) -> JsonObject:
         data["model"] = request.model
     if request.tools is not None:
         data["tools"] = list(request.tools)
+    if request.protocol:
+        data["protocol"] = dict(request.protocol)
     if request.client_tools:
         data["client_tools"] = to_builtins(request.client_tools)
     return data
@@ -230,6 +235,7 @@ def request_of(data: JsonObject) -> RunRequest:
         tools=tuple(data["tools"]) if "tools" in data else None,
         not_before=data.get("not_before", 0.0),
         accepted_at=data.get("accepted_at", 0.0),
+        protocol=data.get("protocol", {}),
     )
 
 

@@ -242,7 +242,7 @@ class AgentRunner:
                 require_valid(request)
             if self.active.draining:
                 raise ShuttingDown("The server is shutting down; send the request again.")
-            if agent.name in self._durable_agents or request.client_tools:
+            if self.may_wait(agent, request):
                 row = await self.accept(
                     agent, request, caller=caller, trace_id=trace_id, key=key, watch=watch
                 )
@@ -259,6 +259,10 @@ class AgentRunner:
         if watch is not None:
             watch(run)
         return await self._execute(agent, request, run, self._handle)
+
+    def may_wait(self, agent: Agent, request: RunRequest) -> bool:
+        """Whether a run may have to wait for a person or for its client, so that it is durable."""
+        return agent.name in self._durable_agents or bool(request.client_tools)
 
     async def _execute(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
         """Executes one run from its first event to its last; `runs` knows it meanwhile."""
@@ -500,22 +504,56 @@ class AgentRunner:
             ApprovalRequired: It waits for its client again, or for a person. Else as `start`.
             GuardrailBlocked: An input rule refuses a result. The run still waits.
         """
-        decisions: dict[str, JsonObject] = {
-            question: {"decision": "answer", "answer": screened_answer(agent, result), "tool_choice": choice}
-            for question, result in results.items()
-        }
-        last = await self.runs.last_event(row.run_id)
-        row = await self.durable.decide(row, decisions, caller or CallerContext())
+        row, last = await self.accept_results(agent, row, results, choice=choice, caller=caller)
         return await self._wait(row, tuple(sinks), last)
 
-    async def _wait(self, row: RunRow, sinks: Sequence[EventSink], after: int = 0) -> RunAnswer:
+    async def accept_results(
+        self,
+        agent: Agent,
+        row: RunRow,
+        results: Mapping[str, Any],
+        *,
+        choice: str = "auto",
+        caller: CallerContext | None = None,
+        protocol: JsonObject | None = None,
+    ) -> tuple[RunRow, int]:
+        """Continues a run as `send_results`, and returns it with its last event so far.
+
+        Args:
+            protocol: As of `RunRequest`, of the request that brings the results. It is stored with the
+                number of that event as `after`.
+        """
+        last = await self.runs.last_event(row.run_id)
+        more = {} if protocol is None else {"protocol": {**protocol, "after": last}}
+        decisions: dict[str, JsonObject] = {
+            question: {
+                "decision": "answer",
+                "answer": screened_answer(agent, result),
+                "tool_choice": choice,
+                **more,
+            }
+            for question, result in results.items()
+        }
+        return await self.durable.decide(row, decisions, caller or CallerContext()), last
+
+    async def wait(self, row: RunRow, after: int = 0) -> RunAnswer:
+        """Waits for an accepted run, from an event on. A client that leaves cancels it.
+
+        Raises:
+            As `start`.
+        """
+        return await self._wait(row, (), after, leaves=True)
+
+    async def _wait(
+        self, row: RunRow, sinks: Sequence[EventSink], after: int = 0, *, leaves: bool = False
+    ) -> RunAnswer:
         """Waits for a durable run.
 
-        A program receives its own error. If it leaves, or a client whose tools make the run durable, the run
-        is cancelled.
+        A program receives its own error. If it leaves, or a client that is to receive the answer, the run is
+        cancelled.
         """
         program = self._programs.get(row.run_id)
-        stops = program is not None or "client_tools" in row.request
+        stops = leaves or program is not None or "client_tools" in row.request
         try:
             return await self.runs.wait(row, sinks, after)
         except RunFailed:

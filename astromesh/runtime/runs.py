@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer
 from astromesh.durable.approvals import decisions_of, open_questions
-from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore, RunTotals
+from astromesh.durable.base import ENDED_STATUSES, JournalStep, RunQuery, RunRow, RunStore, RunTotals
 from astromesh.durable.remote_cancel import RemoteCancel
 from astromesh.durable.run_archive import RunArchive
 from astromesh.durable.run_registry import (
@@ -142,6 +142,18 @@ class Runs:
         if store is self._stored and self.logs.was_dropped(run_id, *viewer) and not run.nested:
             raise _no_longer_stored(run_id)
         return await store.follow(run, after, sink)
+
+    async def record(self, run_id: str) -> tuple[tuple[JournalStep, ...], list[Event]]:
+        """Returns the steps and the stored events of a durable run."""
+        store, events = self._durable.store, list[Event]()
+        while page := await store.events(run_id, events[-1].seq if events else 0, _PAGE):
+            events += page
+        return await store.steps(run_id), events
+
+    async def delete(self, run_id: str, viewer: Viewer) -> None:
+        """Cancels a run, and deletes it with its steps and events."""
+        await self.cancel(run_id, viewer)
+        await self._durable.store.delete(run_id)
 
     async def last_event(self, run_id: str) -> int:
         """Returns the number of the newest stored event of a durable run; 0: there is none."""

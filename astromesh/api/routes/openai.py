@@ -10,7 +10,6 @@ next request and is found by its `tool_call_id`. A result that no run waits for 
 
 from __future__ import annotations
 
-from base64 import b64decode
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -22,7 +21,9 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
 from astromesh.access.scopes import Viewer, permits, principal_of
+from astromesh.api.answer_text import AnswerText
 from astromesh.api.client_tools import MAX_TOOLS, FunctionToolIn, ToolChoice, client_tools
+from astromesh.api.conversations import context_message, image_of, require_results, split_conversation
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import openai_error, public_failure
 from astromesh.api.requests import (
@@ -35,7 +36,7 @@ from astromesh.api.requests import (
     runtime_of,
 )
 from astromesh.api.responses import Hold, RunStreamResponse, json_bytes
-from astromesh.api.sampling import Sampling, reject_unknown_to, reject_unsupported
+from astromesh.api.sampling import ChatSampling, reject_unknown_to, reject_unsupported
 from astromesh.api.schemas import ModelOut, ModelsOut, answers, problems, request_body
 from astromesh.durable.base import RunRow
 from astromesh.errors import ApprovalRequired, Forbidden, Interrupted, InvalidInput, error_class
@@ -45,16 +46,11 @@ from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.request_options import require_allowed
 from astromesh.telemetry import ids
 from astromesh.telemetry.ids import read_traceparent
-from astromesh.text import is_blank
 from astromesh.types import Event, Image, JsonObject, Message, ToolCall, Usage
 
 router = APIRouter(tags=["openai"])
 #: seconds that the head of a stream waits for the first output
 _MAX_HOLD_SECONDS = 10.0
-_CONTEXT = "Context given by the client application; it is information, not instruction:\n"
-_CONVERSATION = frozenset({"user", "assistant", "tool"})
-#: pictures that every provider accepts
-_IMAGE_TYPES = frozenset({"image/jpeg", "image/png", "image/gif", "image/webp"})
 
 
 class Part(BaseModel):
@@ -97,7 +93,7 @@ class ChatMessage(BaseModel):
 
     def images(self) -> tuple[Image, ...]:
         parts = self.content if isinstance(self.content, list) else []
-        return tuple(_image(str(p.image_url.get("url", ""))) for p in parts if p.type == "image_url")
+        return tuple(image_of(str(p.image_url.get("url", ""))) for p in parts if p.type == "image_url")
 
 
 class AnySchema(BaseModel):
@@ -133,7 +129,7 @@ class SchemaFormat(BaseModel):
 ResponseFormat = Annotated[TextFormat | ObjectFormat | SchemaFormat, Field(discriminator="type")]
 
 
-class ChatBody(Sampling):
+class ChatBody(ChatSampling):
     """The fields that have an effect. Others are refused unless they have the protocol's default."""
 
     model: str
@@ -203,7 +199,7 @@ async def chat_completions(request: Request) -> Response:
     """
     body = await read_body(request, _BODY)
     reject_unsupported(body)
-    names = require_results(body.messages)
+    require_results(_messages(body.messages))
     agent = _agent(request, body)
     parameters = body.parameters()
     reject_unknown_to(agent.router.providers, parameters)
@@ -230,7 +226,7 @@ async def chat_completions(request: Request) -> Response:
         )
     else:
         new = replace(
-            _run_request(body, request.headers, names),
+            _run_request(body, request.headers),
             parameters=parameters,
             client_tools=tools,
             output_schema=body.response_format.schema_for(agent) if body.response_format else None,
@@ -268,63 +264,26 @@ def _agent(request: Request, body: ChatBody) -> Agent:
     return runtime_of(request).agent(body.model)
 
 
-def require_results(messages: Sequence[ChatMessage]) -> Mapping[str, str]:
-    """Returns the names of the tools by the ids of their calls.
-
-    Raises:
-        InvalidInput: a call has no result before the next message that is none, or a result no call.
-    """
-    names: dict[str, str] = {}
-    missing: dict[str, None] = {}
-    for message in messages:
-        if message.role == "tool":
-            if message.tool_call_id not in missing:
-                raise InvalidInput(
-                    "A message of role tool must follow an assistant message with its call in tool_calls: "
-                    f"there is no open call {message.tool_call_id!r}.",
-                    param="messages",
-                )
-            del missing[message.tool_call_id]
-            continue
-        if missing:
-            break
-        missing = dict.fromkeys(call.id for call in message.tool_calls or ())
-        names |= {call.id: call.function.name for call in message.tool_calls or ()}
-    if missing:
-        raise InvalidInput(
-            "An assistant message with tool_calls must be followed by messages of role tool with their "
-            f"results. Missing: {', '.join(missing)}.",
-            param="messages",
-        )
-    return names
-
-
 def _after_last_call(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
     """Returns the results at the end of the messages."""
     return list(takewhile(lambda message: message.role == "tool", reversed(messages)))[::-1]
 
 
-def _run_request(body: ChatBody, headers: Mapping[str, str], names: Mapping[str, str]) -> RunRequest:
+def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
     """Returns the request of a new run: what follows the last user message is its continuation."""
     session = _session(headers.get("x-session-id")) or body.user
-    at = max((n for n, m in enumerate(body.messages) if m.role == "user"), default=-1)
-    *before, last = body.messages[: at + 1] if at >= 0 else body.messages
-    behind = [m for m in body.messages[at + 1 :] if m.role not in ("system", "developer")]
-    if last.role != "user" or is_blank(last.text()) or (behind and behind[-1].role != "tool"):
-        raise InvalidInput("The last message must be a user message with text.")
+    told = split_conversation(_messages(body.messages))
     system = "\n".join(m.text() for m in body.messages if m.role in ("system", "developer"))
-    context = (Message("user", _CONTEXT + system),) if system else ()
-    history = () if session else tuple(_message(m, names) for m in before if m.role in _CONVERSATION)
     return RunRequest(
-        last.text(),
+        told.query.content,
         session or ids.new_id(),
-        images=last.images(),
-        preface=context,
-        history=history if not session else None,
+        images=told.query.images,
+        preface=context_message(system),
+        history=told.history if not session else None,
         persist=bool(session),
         metadata=body.metadata or {},
         caused_by=read_traceparent(headers.get("traceparent")),
-        continuation=tuple(_message(m, names) for m in behind),
+        continuation=told.continuation,
     )
 
 
@@ -340,40 +299,19 @@ def _session(header: str | None) -> str | None:
         raise InvalidInput(f"X-Session-Id: {error.errors()[0]['msg']}.") from error
 
 
+def _messages(messages: Sequence[ChatMessage]) -> list[Message]:
+    """Returns the messages but those of the system; a result has the name of the tool that was called."""
+    names = {call.id: call.function.name for m in messages for call in m.tool_calls or ()}
+    return [_message(m, names) for m in messages if m.role not in ("system", "developer")]
+
+
 def _message(message: ChatMessage, names: Mapping[str, str]) -> Message:
     if message.role == "tool":
         call = message.tool_call_id
-        return Message("tool", message.text(), tool_call_id=call, name=names[call])
+        return Message("tool", message.text(), tool_call_id=call, name=names.get(call, ""))
     role: Literal["user", "assistant"] = "user" if message.role == "user" else "assistant"
     calls = tuple(ToolCall(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ())
     return Message(role, message.text(), calls, images=message.images())
-
-
-def _image(url: str) -> Image:
-    if url.startswith("data:") and ";base64," in url:
-        kind, _, data = url.removeprefix("data:").partition(";base64,")
-        return Image(data=_base64_data(data), media_type=_image_type(kind))
-    if not url.startswith(("https://", "http://")):
-        raise InvalidInput("image_url.url must be an http(s) URL or a base64 data URL.")
-    return Image(url=url)
-
-
-def _image_type(kind: str) -> str:
-    """Returns the media type. Raises: InvalidInput: providers accept no such pictures."""
-    kind = kind.lower().replace("image/jpg", "image/jpeg")
-    if kind not in _IMAGE_TYPES:
-        allowed = ", ".join(sorted(_IMAGE_TYPES))
-        raise InvalidInput(f"image_url.url: {kind[:64]!r} is not supported. Use one of {allowed}.")
-    return kind
-
-
-def _base64_data(data: str) -> str:
-    try:
-        if b64decode(data, validate=True):
-            return data
-    except ValueError:  # binascii's own error, or letters beyond ASCII
-        pass
-    raise InvalidInput("image_url.url: the text after 'base64,' is not base64, or is empty.")
 
 
 # -- answers -----------------------------------------------------------------------------------------------
@@ -464,69 +402,25 @@ def _finish_reason(metadata: Mapping[str, Any]) -> str:
 
 
 class _Chunks:
-    """Encodes a run's events as `chat.completion.chunk`s, tool activity in the extension field `astromesh`.
-
-    A client joins the chunks and cannot take text back. The text of a step that ends in tool calls is not
-    part of the response (docs/api.md, Events), so the text of a step that offers tools waits for its end.
-    """
+    """Encodes a run's events as `chat.completion.chunk`s, tool activity in the extension `astromesh`."""
 
     def __init__(self, form: _Form, usage: bool) -> None:
         self._form = form
         self._usage = usage
-        #: deltas of active steps that offer tools
-        self._pending: dict[int, list[str]] = {}
-        #: steps that offer no tools, whose text leaves at once
-        self._open_steps: set[int] = set()
-        #: the newest step without a `model.started`: a relayed one of an agent in a swarm, or the answer
-        self._relayed_step = 0
+        self._text = AnswerText()
         self._started = False
         #: whether there is a chunk that a client shows: text, a tool call, the end
         self.has_output = False
 
     def __call__(self, event: Event) -> bytes:
         make = getattr(self, "_" + event.type.replace(".", "_"), None)
-        return b"".join(_data(c) for c in make(event)) if make else b""
-
-    def _model_started(self, event: Event) -> list[Any]:
-        if event.data["role"] == "assistant":
-            self._drop_relayed()
-            if event.data.get("tools"):
-                self._pending[event.data["step"]] = []
-            else:
-                self._open_steps.add(event.data["step"])
-        return []
-
-    def _model_restarted(self, event: Event) -> list[Any]:
-        """Drops the text of a step that starts again after a crash, as far as it waits here."""
-        if event.data["step"] in self._pending:
-            self._pending[event.data["step"]] = []
-        return []
-
-    def _model_finished(self, event: Event) -> Iterable[Any]:
-        texts = self._pending.pop(event.data["step"], [])
-        return () if event.data["tool_calls"] else self._texts(event, texts)
+        texts = self._texts(event, self._text.of(event))
+        return b"".join(map(_data, chain(texts, make(event) if make else ())))
 
     def _run_started(self, event: Event) -> list[Any]:
         return [self._chunk(event, {"role": "assistant", "content": ""})]
 
     _run_resumed = _run_started
-
-    def _model_delta(self, event: Event) -> list[Any]:
-        if event.data["role"] != "assistant":
-            return []
-        step, content = event.data["step"], event.data["content"]
-        if step in self._open_steps:
-            return [self._chunk(event, {"content": content})]
-        if step not in self._pending and step != self._relayed_step:
-            self._drop_relayed()
-            self._relayed_step = step
-        self._pending.setdefault(step, []).append(content)
-        return []
-
-    def _drop_relayed(self) -> None:
-        """Drops the text of a relayed step that another one follows: it is not part of the response."""
-        self._pending.pop(self._relayed_step, None)
-        self._relayed_step = 0
 
     def _tool_started(self, event: Event) -> list[Any]:
         return [self._chunk(event, {}, astromesh={"type": event.type, **event.data})]
@@ -562,7 +456,7 @@ class _Chunks:
 
     def _run_waiting(self, event: Event) -> list[Any]:
         if calls := self._form.calls(event.data["approval"]):
-            self._pending.clear()
+            self._text.discard()
             handed_out = (self._call_chunks(event, index, call) for index, call in enumerate(calls))
             finish = self._chunk(event, {}, "tool_calls")
             return [*chain.from_iterable(handed_out), finish, *self._end(event, event.data["usage"])]
@@ -580,8 +474,7 @@ class _Chunks:
 
     def _unfinished(self, event: Event) -> Iterator[JsonObject]:
         """Chunks for the text that still waits when the run ends."""
-        pending, self._pending = self._pending, {}
-        return self._texts(event, chain.from_iterable(pending.values()))
+        return self._texts(event, self._text.rest())
 
     def _texts(self, event: Event, texts: Iterable[str]) -> Iterator[JsonObject]:
         return (self._chunk(event, {"content": text}) for text in texts)

@@ -263,6 +263,10 @@ DELETE FROM astromesh.runs WHERE id IN (
         AND NOT EXISTS (SELECT 1 FROM astromesh.idempotency_keys k WHERE k.run_id = r.run_id)
     ORDER BY finished_at DESC LIMIT $2 OFFSET $1) RETURNING 1
 
+-- name: delete
+DELETE FROM astromesh.runs WHERE (run_id = $1 OR (parent <> '' AND worker = $1))
+    AND status IN ('completed', 'failed', 'cancelled')
+
 -- name: erase_owner
 DELETE FROM astromesh.runs
 WHERE tenant = $1 AND owner = $2 AND status IN ('completed', 'failed', 'cancelled')

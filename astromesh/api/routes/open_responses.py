@@ -1,0 +1,406 @@
+"""Every agent behind the Responses API (Open Responses, 2026-04-24; what that leaves out, as OpenAI has it).
+
+A stored response is a durable run, whose events any process encodes again. Tools of a request are executed
+by the client, as in chat completions. The conversation of a response is that of the responses before it; an
+agent with a memory of conversations continues the session of the newest one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+from typing import Annotated, Any, Literal, NamedTuple
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import TypeAdapter
+
+from astromesh.access.scopes import Viewer, permits, principal_of
+from astromesh.api.conversations import context_message, require_results, split_conversation
+from astromesh.api.dependencies import audited, scope
+from astromesh.api.requests import (
+    MAX_SEQ,
+    caller_of,
+    cancel_on_disconnect,
+    idempotency_key,
+    read_body,
+    runtime_of,
+    viewer_of,
+)
+from astromesh.api.response_bodies import (
+    ReferenceItem,
+    ResponseBody,
+    Said,
+    reject_impossible,
+    said_by,
+    stored_items,
+)
+from astromesh.api.response_events import ResponseEvents, ResponseForm, ResponseId
+from astromesh.api.responses import EventBuffer, EventStreamResponse, Hold, RunStreamResponse, json_bytes
+from astromesh.api.sampling import reject_unknown_to, reject_unsupported
+from astromesh.api.schemas import DeletedOut, ItemsOut, answers, problems, request_body
+from astromesh.api.stored_responses import Kept, StoredResponse, find_response, is_newest, read_response
+from astromesh.errors import ApprovalRequired, Forbidden, InvalidInput
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.client_tools import find_waiting, screened_answer
+from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.request_options import require_allowed
+from astromesh.runtime.runs import Runs
+from astromesh.telemetry import ids
+from astromesh.telemetry.ids import read_traceparent
+from astromesh.types import Event, JsonObject, Message
+
+router = APIRouter(tags=["openai"])
+#: seconds that the head of a stream waits for the first output, if the response is not stored
+_MAX_HOLD_SECONDS = 10.0
+#: a stored event is never joined with another one: each has its own number
+_NO_LIMIT = 1 << 62
+_NO_CALL = "There is no call {!r} for this function_call_output."
+_NO_RESULT = "These function calls have no function_call_output: {}."
+_BODY: TypeAdapter[ResponseBody] = TypeAdapter(ResponseBody)
+_PROBLEMS = problems(400, 401, 403, 404)
+
+
+class _Request(NamedTuple):
+    """A request as it is read."""
+
+    http: Request
+    body: ResponseBody
+    agent: Agent
+
+    @property
+    def viewer(self) -> Viewer:
+        return Viewer(*principal_of(caller_of(self.http)))
+
+
+@router.post(
+    "/v1/responses",
+    summary="Run an agent behind the Responses API",
+    openapi_extra=request_body(ResponseBody),
+    response_model=None,
+    responses={
+        200: {"content": {"application/json": {}, "text/event-stream": {}}},
+        **problems(400, 401, 403, 404, 409, 413, 422, 429, 502, 503, 504),
+    },
+    dependencies=[scope("agents:run", any_resource=True)],
+)
+async def create(request: Request) -> Response:
+    """Runs the agent that `model` names.
+
+    A response in the background, and a stream that is stored, are on disk when this answers.
+    """
+    body = await read_body(request, _BODY)
+    _require_scope(request, body.model)
+    reject_unsupported(body, "responses")
+    reject_impossible(body)
+    runtime = runtime_of(request)
+    asked = _Request(request, body, runtime.agent(body.model))
+    reject_unknown_to(asked.agent.router.providers, body.parameters())
+    tools, previous = body.client_tools(), None
+    if body.previous_response_id:
+        previous = await _find(request, body.previous_response_id, "previous_response_id")
+    context, messages = previous.conversation() if previous else ([], [])
+    said = said_by(await _resolved(asked), {c.id: c.name for m in messages for c in m.tool_calls})
+    now = runtime.clock.now()
+    waiting = await find_waiting(runtime.runs, asked.viewer, body.model, said.results, now)
+    if waiting is not None:
+        row, results = waiting
+        metadata: Any = screened_answer(asked.agent, body.metadata or {})
+        instructions = body.instructions and screened_answer(asked.agent, body.instructions)
+        echo = {**body.echo(), "metadata": metadata, "instructions": instructions}
+        kept = Kept(echo, one_call=body.parallel_tool_calls is False)
+        row, last = await runtime.runner.accept_results(
+            asked.agent,
+            row,
+            results,
+            choice="none" if body.tool_choice == "none" else tools.choice,
+            caller=caller_of(request),
+            protocol=kept.to_json(),
+        )
+        return await _answer(asked, ResponseId(row.run_id, last))
+    new = await _run_request(asked, previous, context, messages, said)
+    require_allowed(asked.agent, new)
+    key = await idempotency_key(request)
+    if body.is_stored or runtime.runner.may_wait(asked.agent, new):
+        row = await runtime.runner.accept(asked.agent, new, caller=caller_of(request), key=key)
+        return await _answer(asked, ResponseId(row.run_id))
+    start = partial(runtime.runner.start, asked.agent, new, caller=caller_of(request), key=key)
+    return await _unstored(asked, start)
+
+
+def _require_scope(request: Request, model: str) -> None:
+    if not permits(caller_of(request).scopes, "agents:run", model):
+        raise Forbidden(f"This request needs the scope 'agents:run:{model}'.")
+
+
+async def _resolved(asked: _Request) -> list[Any]:
+    """Returns the input items, with the items of stored responses in place of references."""
+    items: list[Any] = []
+    for item in asked.body.items():
+        if not isinstance(item, ReferenceItem):
+            items.append(item)
+            continue
+        kind, _, rest = item.id.partition("_")
+        suffix, _, _ = rest.rpartition("_")
+        response = await _find(asked.http, f"resp_{suffix}", "input")
+        of = response.items() if kind == "in" else response.current().response()["output"]
+        items += stored_items(one for one in of if one["id"] == item.id)
+    return items
+
+
+async def _run_request(
+    asked: _Request,
+    previous: StoredResponse | None,
+    context: list[str],
+    before: list[Message],
+    said: Said,
+) -> RunRequest:
+    """Returns the request of a new run, which has the conversation so far as its history or in its memory."""
+    body, agent, runs = asked.body, asked.agent, runtime_of(asked.http).runs
+    messages = [*before, *said.messages]
+    require_results(messages, "input", _NO_CALL, _NO_RESULT)
+    told = split_conversation(messages)
+    has_memory = agent.memory.conversational is not None
+    in_session = (
+        has_memory
+        and not (context or said.system)
+        and [message.role for message in said.messages] == ["user"]
+        and (previous is None or await _is_continued(runs, agent, previous))
+    )
+    kept = Kept(
+        body.echo(),
+        instructions=bool(body.instructions),
+        system=len(context),
+        messages=len(said.messages),
+        in_session=in_session,
+        one_call=body.parallel_tool_calls is False,
+    )
+    session = previous.row.session_id if previous and in_session else ids.new_id()
+    preface = [body.instructions, *context, *said.system]
+    return RunRequest(
+        told.query.content,
+        session,
+        images=told.query.images,
+        preface=tuple(message for text in preface if text for message in context_message(text)),
+        history=None if previous and in_session else told.history,
+        persist=body.is_stored and has_memory,
+        metadata=body.metadata or {},
+        caused_by=read_traceparent(asked.http.headers.get("traceparent")),
+        continuation=told.continuation,
+        parameters=body.parameters(),
+        client_tools=body.client_tools(),
+        output_schema=body.output_schema(has_own=agent.output_schema is not None),
+        protocol=kept.to_json(),
+    )
+
+
+async def _is_continued(runs: Runs, agent: Agent, previous: StoredResponse) -> bool:
+    """Whether the session of a response has its conversation, and nothing else, so that it continues it."""
+    same_agent = previous.row.agent == agent.name
+    return same_agent and previous.kept.in_session and await is_newest(runs, previous)
+
+
+# -- answers -------------------------------------------------------------------------------------------------
+
+
+async def _answer(asked: _Request, id: ResponseId) -> Response:
+    """Answers with a response whose run is accepted."""
+    runtime, body = runtime_of(asked.http), asked.body
+    response = await read_response(runtime.runs, id, asked.viewer)
+    if body.stream:
+        stays = bool(body.background) or asked.agent.continues_on_disconnect
+        return await _stream(asked.http, response, asked.viewer, stops=not stays)
+    if not body.background:
+        wait = runtime.runner.wait(response.row, id.after)
+        with suppress(ApprovalRequired):  # the response shows what the run waits for
+            await (wait if asked.agent.continues_on_disconnect else cancel_on_disconnect(asked.http, wait))
+        response = await read_response(runtime.runs, id, asked.viewer)
+    return _json(response.current().response())
+
+
+class _Buffer(EventBuffer):
+    """A buffer that closes with the last event of a response."""
+
+    def __init__(self, form: ResponseForm) -> None:
+        super().__init__(_NO_LIMIT, close_at_end=True)
+        self._form = form
+
+    def send(self, event: Event) -> None:
+        super().send(event)
+        if self._form.ends(event):
+            self.close()
+
+
+async def _stream(
+    request: Request, response: StoredResponse, viewer: Viewer, *, after: int = -1, stops: bool = False
+) -> Response:
+    """Streams a stored response.
+
+    Args:
+        after: the `sequence_number` of the last event that the reader has.
+        stops: cancels the run if the reader leaves before the end.
+    """
+    runs, form, run_id = runtime_of(request).runs, response.form, response.id.run_id
+    buffer, encoder = _Buffer(form), ResponseEvents(form, after)
+    request.app.state.followers.add(buffer)
+    leave = await runs.follow(run_id, viewer, response.id.after, buffer)
+    if leave is None:
+        buffer.close()
+
+    def left() -> None:
+        if leave is not None:
+            leave()
+        if stops and not encoder.has_ended:
+            stopping = asyncio.ensure_future(runs.stop(run_id, viewer))
+            _stopping.add(stopping)
+            stopping.add_done_callback(_stopping.discard)
+
+    return EventStreamResponse(buffer, left, encoder=encoder, first=encoder.begin())
+
+
+#: runs that are being stopped, because their readers have left
+_stopping: set[asyncio.Future[bool]] = set()
+
+
+class _Unstored:
+    """The encoder of a response that is not stored: its id is known with its first event."""
+
+    def __init__(self, body: ResponseBody) -> None:
+        self._body = body
+        self._events: ResponseEvents | None = None
+
+    def __call__(self, event: Event) -> bytes:
+        return self.of(event)(event)
+
+    def of(self, event: Event) -> ResponseEvents:
+        if self._events is None:
+            echo = {
+                **self._body.echo(),
+                "instructions": self._body.instructions,
+                "metadata": self._body.metadata or {},
+            }
+            form = ResponseForm(ResponseId(event.run_id), echo, False, ids.created_at(event.run_id))
+            self._events = ResponseEvents(form)
+        return self._events
+
+    def has_output(self) -> bool:
+        return self._events is not None and self._events.has_output
+
+
+async def _unstored(asked: _Request, start: Callable[..., Awaitable[RunAnswer]]) -> Response:
+    """Answers with a response that is not stored, whose run begins now."""
+    clock, encoder, stays = (
+        runtime_of(asked.http).clock,
+        _Unstored(asked.body),
+        asked.agent.continues_on_disconnect,
+    )
+    if asked.body.stream:
+        hold = Hold(encoder.has_output, partial(clock.sleep, _MAX_HOLD_SECONDS))
+        return RunStreamResponse(start, keep_running=stays, encoder=encoder, hold=hold)
+    answer = await (start() if stays else cancel_on_disconnect(asked.http, start()))
+    ended = Event(answer.run_id, 1, clock.now(), "run.completed", answer.to_json())
+    made = encoder.of(ended)
+    made.of(ended)
+    return _json(made.response())
+
+
+def _json(body: JsonObject) -> Response:
+    return Response(json_bytes(body), media_type="application/json")
+
+
+# -- stored responses ----------------------------------------------------------------------------------------
+
+
+async def _find(request: Request, id: str, param: str = "") -> StoredResponse:
+    viewer = viewer_of(request) if not param else Viewer(*principal_of(caller_of(request)))
+    return await find_response(runtime_of(request).runs, id, viewer, param)
+
+
+@router.get(
+    "/v1/responses/{response_id}",
+    summary="A stored response",
+    response_model=None,
+    responses={200: {"content": {"application/json": {}, "text/event-stream": {}}}, **_PROBLEMS},
+    dependencies=[scope("runs:read")],
+)
+async def retrieve(
+    response_id: str,
+    request: Request,
+    stream: bool = False,
+    starting_after: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="A sequence_number.")] = None,
+) -> Response:
+    """Returns a response as it is now, or its events: those after `starting_after`, then new ones."""
+    response = await _find(request, response_id)
+    if stream:
+        after = -1 if starting_after is None else starting_after
+        return await _stream(request, response, viewer_of(request), after=after)
+    if starting_after is not None:
+        raise InvalidInput("starting_after needs stream=true.", param="starting_after")
+    return _json(response.current().response())
+
+
+@router.post(
+    "/v1/responses/{response_id}/cancel",
+    summary="Cancel a response in the background",
+    response_model=None,
+    responses={200: {"content": {"application/json": {}}}, **_PROBLEMS},
+    dependencies=[audited("run.cancel", "response_id"), scope("runs:write")],
+)
+async def cancel(response_id: str, request: Request) -> Response:
+    """Ends the run of a response, and answers when it has ended. An ended response stays as it is."""
+    response = await _find(request, response_id)
+    if not response.form.background:
+        raise InvalidInput(
+            "Only a response with background: true can be cancelled. Of others, close the connection."
+        )
+    if not response.current().has_ended:
+        await runtime_of(request).runs.cancel(response.id.run_id, viewer_of(request))
+        response = await _find(request, response_id)
+    return _json(response.current().response())
+
+
+@router.delete(
+    "/v1/responses/{response_id}",
+    summary="Delete a response",
+    response_model=DeletedOut,
+    responses=_PROBLEMS,
+    dependencies=[audited("run.delete", "response_id"), scope("runs:write")],
+)
+async def delete(response_id: str, request: Request) -> JsonObject:
+    """Deletes the run of a response with its events, an active one after its end."""
+    response = await _find(request, response_id)
+    await runtime_of(request).runs.delete(response.id.run_id, viewer_of(request))
+    return {"id": response_id, "object": "response", "deleted": True}
+
+
+@router.get(
+    "/v1/responses/{response_id}/input_items",
+    summary="What the request of a response has sent",
+    response_model=None,
+    responses=answers(ItemsOut) | _PROBLEMS,
+    dependencies=[scope("runs:read")],
+)
+async def input_items(
+    response_id: str,
+    request: Request,
+    limit: Annotated[int, Query(ge=1, le=100)] = 20,
+    order: Literal["asc", "desc"] = "desc",
+    after: str = "",
+) -> JsonObject:
+    """Lists the input items of a request, the last one first, without those of earlier responses."""
+    items = (await _find(request, response_id)).items()
+    items = items if order == "asc" else items[::-1]
+    if after:
+        at = next((n for n, item in enumerate(items) if item["id"] == after), None)
+        if at is None:
+            raise InvalidInput(f"after: the response has no input item {after!r}.", param="after")
+        items = items[at + 1 :]
+    page = items[:limit]
+    return {
+        "object": "list",
+        "data": page,
+        "first_id": page[0]["id"] if page else None,
+        "last_id": page[-1]["id"] if page else None,
+        "has_more": len(items) > limit,
+    }
