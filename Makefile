@@ -66,7 +66,7 @@ acceptance: venv ## tests of the server as a process
 
 reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far more fuzzing (EXAMPLES=)
 	ASTROMESH_RANDOM_RUNS=100 $(PYTEST) -n 2 tests/integration/orchestration/test_random_time_travel.py $(ARGS)
-	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) $(PYTEST) tests/reliability tests/integration/api/test_fuzz.py \
+	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) ASTROMESH_EVERY_CUT=1 $(PYTEST) tests/reliability tests/integration/api/test_fuzz.py \
 		tests/unit/workflow/test_state_machine_properties.py $(ARGS)
 	$(BIN)/python scripts/kills.py --kills $(KILLS)
 	$(BIN)/python scripts/kills.py --kills 2 --flat-out

@@ -84,6 +84,7 @@ OPERATION_IDS: Mapping[str, str] = {
     "GET /v1/models/{name}": "get_model",
     "POST /v1/chat/completions": "create_chat_completion",
     "POST /v1/responses": "create_response",
+    "POST /v1/responses/compact": "compact_conversation",
     "GET /v1/responses/{response_id}": "get_response",
     "DELETE /v1/responses/{response_id}": "delete_response",
     "POST /v1/responses/{response_id}/cancel": "cancel_response",

@@ -382,7 +382,7 @@ def stored_items(items: Iterable[JsonObject]) -> list[Any]:
 # -- messages as items ---------------------------------------------------------------------------------------
 
 
-def input_items(suffix: str, system: Sequence[str], messages: Sequence[Message]) -> list[JsonObject]:
+def message_items(suffix: str, system: Sequence[str], messages: Sequence[Message]) -> list[JsonObject]:
     """Returns the items of a stored request."""
     found: list[JsonObject] = [_message_item("system", text, ()) for text in system]
     for message in messages:

@@ -86,7 +86,7 @@ class ResponseEvents:
         after: the `sequence_number` of the last event that the reader has; -1: none.
 
     Attributes:
-        has_output: whether there is an event that a client shows: text, a call, the end.
+        has_output: whether there is an event that a client shows: text, a call, an end without an error.
         has_ended: whether the last event is made.
     """
 
@@ -105,10 +105,9 @@ class ResponseEvents:
 
     def __call__(self, event: Event) -> bytes:
         """Returns the server-sent events of an event of the run, those that the reader has left out."""
-        if self.has_ended:
-            return b""
-        made = [one for one in self.of(event) if one["sequence_number"] > self._after]
-        return b"".join(map(_sse, made)) + (DONE if self.has_ended else b"")
+        made = self.of(event)
+        unread = (one for one in made if one["sequence_number"] > self._after)
+        return b"".join(map(_sse, unread)) + (DONE if made and self.has_ended else b"")
 
     def begin(self) -> bytes:
         """Returns what a reader gets before the first event of the run."""
@@ -270,7 +269,8 @@ class ResponseEvents:
         yield self._event("response.output_item.done", **self._at(), item=done)
 
     def _end(self, event: Event, status: str, usage: Mapping[str, Any] | None) -> JsonObject:
-        self.has_output = self.has_ended = True
+        self.has_ended = True
+        self.has_output = self.has_output or status not in ("failed", "cancelled")
         self._status, self._ended_at = status, event.ts
         self._usage = usage_json(usage, self._form.before) if usage else None
         # there is no event of its own for a response that was cancelled

@@ -9,7 +9,7 @@ import orjson
 
 from astromesh.access.scopes import Viewer
 from astromesh.api.conversations import add_call, context_text
-from astromesh.api.response_bodies import input_items
+from astromesh.api.response_bodies import message_items
 from astromesh.api.response_events import ResponseEvents, ResponseForm, ResponseId
 from astromesh.durable.base import JournalStep, RunQuery, RunRow
 from astromesh.durable.serialization import message_of
@@ -123,10 +123,10 @@ class StoredResponse(NamedTuple):
             own_context = request.preface[self.kept.instructions + self.kept.system :]
             system = [context_text(one) for one in own_context]
             own = [*request.history, request.query, *request.continuation][-self.kept.messages :]
-            return input_items(self.id.suffix, system, own)
+            return message_items(self.id.suffix, system, own)
         asked = next(event for event in self.events if event.seq == self.id.after)
         results = results_of(self.id.run_id, self.steps)
-        return input_items(self.id.suffix, (), _results(self.form.calls(asked), results))
+        return message_items(self.id.suffix, (), _results(self.form.calls(asked), results))
 
     def _own_events(self, form: ResponseForm) -> Iterator[Event]:
         for event in self.events:

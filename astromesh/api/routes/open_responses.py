@@ -29,14 +29,24 @@ from astromesh.api.requests import (
     viewer_of,
 )
 from astromesh.api.response_bodies import (
+    CompactBody,
+    ConversationBody,
     ReferenceItem,
     ResponseBody,
     Said,
+    compaction_item,
+    message_items,
     reject_impossible,
     said_by,
     stored_items,
 )
-from astromesh.api.response_events import ResponseEvents, ResponseForm, ResponseId
+from astromesh.api.response_events import (
+    RESPONSE_PREFIX,
+    ResponseEvents,
+    ResponseForm,
+    ResponseId,
+    usage_json,
+)
 from astromesh.api.responses import EventBuffer, EventStreamResponse, Hold, RunStreamResponse, json_bytes
 from astromesh.api.sampling import reject_unknown_to, reject_unsupported
 from astromesh.api.schemas import DeletedOut, ItemsOut, answers, problems, request_body
@@ -44,6 +54,7 @@ from astromesh.api.stored_responses import Kept, StoredResponse, find_response, 
 from astromesh.errors import ApprovalRequired, Forbidden, InvalidInput
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import find_waiting, screened_answer
+from astromesh.runtime.compaction import compact as compaction
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.request_options import require_allowed
 from astromesh.runtime.runs import Runs
@@ -59,6 +70,7 @@ _NO_LIMIT = 1 << 62
 _NO_CALL = "There is no call {!r} for this function_call_output."
 _NO_RESULT = "These function calls have no function_call_output: {}."
 _BODY: TypeAdapter[ResponseBody] = TypeAdapter(ResponseBody)
+_COMPACT: TypeAdapter[CompactBody] = TypeAdapter(CompactBody)
 _PROBLEMS = problems(400, 401, 403, 404)
 
 
@@ -101,7 +113,7 @@ async def create(request: Request) -> Response:
     if body.previous_response_id:
         previous = await _find(request, body.previous_response_id, "previous_response_id")
     context, messages = previous.conversation() if previous else ([], [])
-    said = said_by(await _resolved(asked), {c.id: c.name for m in messages for c in m.tool_calls})
+    said = said_by(await _resolved(request, body), {c.id: c.name for m in messages for c in m.tool_calls})
     now = runtime.clock.now()
     waiting = await find_waiting(runtime.runs, asked.viewer, body.model, said.results, now)
     if waiting is not None:
@@ -134,16 +146,16 @@ def _require_scope(request: Request, model: str) -> None:
         raise Forbidden(f"This request needs the scope 'agents:run:{model}'.")
 
 
-async def _resolved(asked: _Request) -> list[Any]:
+async def _resolved(request: Request, body: ConversationBody) -> list[Any]:
     """Returns the input items, with the items of stored responses in place of references."""
     items: list[Any] = []
-    for item in asked.body.items():
+    for item in body.items():
         if not isinstance(item, ReferenceItem):
             items.append(item)
             continue
         kind, _, rest = item.id.partition("_")
         suffix, _, _ = rest.rpartition("_")
-        response = await _find(asked.http, f"resp_{suffix}", "input")
+        response = await _find(request, f"{RESPONSE_PREFIX}{suffix}", "input")
         of = response.items() if kind == "in" else response.current().response()["output"]
         items += stored_items(one for one in of if one["id"] == item.id)
     return items
@@ -307,6 +319,48 @@ async def _unstored(asked: _Request, start: Callable[..., Awaitable[RunAnswer]])
 
 def _json(body: JsonObject) -> Response:
     return Response(json_bytes(body), media_type="application/json")
+
+
+@router.post(
+    "/v1/responses/compact",
+    summary="Compact a conversation",
+    openapi_extra=request_body(CompactBody),
+    response_model=None,
+    responses={
+        200: {"content": {"application/json": {}}},
+        **problems(400, 401, 403, 404, 413, 422, 429, 502, 503, 504),
+    },
+    dependencies=[scope("agents:run", any_resource=True)],
+)
+async def compact(request: Request) -> Response:
+    """Returns a shorter conversation: the user's messages, and a summary as an item for later requests.
+
+    The agent's model for summaries writes it. Nothing is stored.
+    """
+    body = await read_body(request, _COMPACT)
+    _require_scope(request, body.model)
+    runtime = runtime_of(request)
+    agent = runtime.agent(body.model)
+    previous = None
+    if body.previous_response_id:
+        previous = await _find(request, body.previous_response_id, "previous_response_id")
+    context, before = previous.conversation() if previous else ([], [])
+    said = said_by(await _resolved(request, body), {})
+    system = [text for text in (body.instructions, *context, *said.system) if text]
+    messages = [*(Message("system", text) for text in system), *before, *said.messages]
+    if not messages:
+        raise InvalidInput("There is nothing to compact: send input or previous_response_id.", param="input")
+    made = await compaction(agent, tuple(messages))
+    name = ids.new_id()
+    users = [message for message in made.messages if message.role == "user"]
+    summary = compaction_item(f"cmp_{name}", made.summary)
+    return _json({
+        "id": f"{RESPONSE_PREFIX}{name}",
+        "object": "response.compaction",
+        "created_at": int(runtime.clock.now()),
+        "output": [*message_items(name, (), users), summary],
+        "usage": usage_json(made.usage.to_json(), {}),
+    })  # fmt: skip
 
 
 # -- stored responses ----------------------------------------------------------------------------------------

@@ -34,6 +34,7 @@ ITSELF = {
     "POST /v1/agents/{name}/runs": "a run is its own record",
     "POST /v1/chat/completions": "a run is its own record",
     "POST /v1/responses": "a run is its own record",
+    "POST /v1/responses/compact": "reads only",
     "POST /mcp": "a run is its own record",
     "POST /v1/runs/{run_id}/replay": "reads only",
     "POST /v1/runs/{run_id}/feedback": "a rating of one's own run is its own record",

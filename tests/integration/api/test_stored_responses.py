@@ -1,0 +1,192 @@
+"""Stored responses: in the background, read, cancelled, deleted; the `openai` package; what is refused."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import openresponses_types.types as published
+import pydantic
+import pytest
+
+from astromesh.testing import ManualClock, Reply
+from astromesh.types import ToolCall
+from tests.integration.api.responses_client import EVENTS, House, checked, house_of, text_of
+
+WEATHER: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
+ROME = ToolCall("c1", "weather", '{"city": "Rome"}')
+PII = {"input": [{"type": "pii_detection", "action": "redact"}]}
+SECRET = "ann@example.com"
+
+
+async def ended(house: House, name: str) -> dict[str, Any]:
+    while (response := await house.get(name))["status"] in ("queued", "in_progress"):
+        await asyncio.sleep(0.01)
+    return response
+
+
+async def test_a_response_in_the_background_is_read_and_cancelled_by_the_openai_package(
+    tmp_path: Path,
+) -> None:
+    script = (Reply("Done."), Reply("Never.", delay=3600), Reply("Streamed."))
+    async with house_of(tmp_path, *script) as house:
+        client = house.openai.responses
+        accepted = await client.create(model="helper", input="Work.", background=True)
+        assert accepted.status == "queued"
+        done = await ended(house, accepted.id)
+        assert (done["status"], text_of(done)) == ("completed", "Done.")
+        slow = await client.create(model="helper", input="Work.", background=True)
+        cancelled = await client.cancel(slow.id)
+        assert cancelled.status == "cancelled"
+        events = await house.replay(slow.id)
+        assert events[-1]["type"] == "response.incomplete"
+        assert await house.get(slow.id) == events[-1]["response"]
+        refused = await house.http.post(f"/responses/{(await house.create())['id']}/cancel")
+        assert refused.status_code == 400
+        streamed = await client.retrieve(accepted.id, stream=True, starting_after=3)
+        numbers = [event.sequence_number async for event in streamed]
+        assert numbers == list(range(4, len(await house.replay(accepted.id))))
+
+
+async def test_a_deleted_response_is_gone_and_those_after_it_stay(tmp_path: Path) -> None:
+    async with house_of(tmp_path, "One.", "Two.", "Three.", "Four.") as house:
+        client = house.openai.responses
+        first = await client.create(model="helper", input="1")
+        second = await client.create(model="helper", input="2", previous_response_id=first.id)
+        await client.delete(first.id)
+        for path in ("", "/input_items"):
+            answer = await house.http.get(f"/responses/{first.id}{path}")
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "run_not_found")
+        run = first.id.replace("resp_", "run_")
+        assert (await house.http.get(f"/runs/{run}")).status_code == 404
+        gone = {"model": "helper", "input": "3", "previous_response_id": first.id}
+        refused = await house.http.post("/responses", json=gone)
+        assert refused.json()["error"]["param"] == "previous_response_id"
+        await client.create(model="helper", input="3", previous_response_id=second.id)
+        assert house.conversation() == [
+            ("user", "1"), ("assistant", "One."), ("user", "2"), ("assistant", "Two."), ("user", "3"),
+        ]  # fmt: skip
+        unstored = await client.create(model="helper", input="4", store=False)
+        assert (await house.http.get(f"/responses/{unstored.id}")).status_code == 404
+
+
+async def test_the_openai_package_streams_parses_and_lists(tmp_path: Path) -> None:
+    class City(pydantic.BaseModel):
+        name: str
+
+    async with house_of(tmp_path, Reply(chunks=("a ", "b")), '{"name": "Rome"}', "Fine.") as house:
+        client = house.openai.responses
+        async with client.stream(model="helper", input="Stream.") as stream:
+            kinds = [event.type async for event in stream]
+            final = await stream.get_final_response()
+        assert final.output_text == "a b"
+        assert {kind for kind in kinds if kind.startswith("response.")} <= EVENTS.keys()
+        parsed = await client.parse(model="helper", input="A city.", text_format=City)
+        assert parsed.output_parsed == City(name="Rome")
+        assert house.provider.requests[-1].output_schema is not None
+        item: Any = final.output[0]
+        items: list[Any] = [
+            {"role": "user", "content": [{"type": "input_text", "text": "Hi."}]},
+            {"id": item.id, "type": "item_reference"},
+            {"type": "reasoning", "id": "rs_1", "summary": []},
+            {"role": "user", "content": "And?"},
+        ]
+        last = await client.create(model="helper", input=items)
+        assert house.conversation() == [("user", "Hi."), ("assistant", "a b"), ("user", "And?")]
+        page = await client.input_items.list(last.id, limit=2, order="asc")
+        found: list[Any] = [item async for item in page]
+        assert [item.content[0].text for item in found] == ["Hi.", "a b", "And?"]
+        assert [item.role for item in found] == ["user", "assistant", "user"]
+
+
+async def test_what_input_rules_remove_is_in_no_response(tmp_path: Path) -> None:
+    async with house_of(tmp_path, [ROME], "Sunny.", guardrails=PII) as house:
+        tell = {"instructions": f"I am {SECRET}.", "metadata": {"mail": SECRET}, "tools": [WEATHER]}
+        asked = await house.create(f"Mail {SECRET}.", **tell)
+        result = {"type": "function_call_output", "call_id": asked["output"][0]["call_id"], "output": SECRET}
+        more = {**tell, "previous_response_id": asked["id"]}
+        answer = await house.create([result], **more)
+        assert answer["instructions"] == asked["instructions"] == "I am [EMAIL]."
+        for name in (asked["id"], answer["id"]):
+            items = (await house.http.get(f"/responses/{name}/input_items")).text
+            assert SECRET not in items and "[EMAIL]" in items
+            assert SECRET not in str(await house.replay(name))
+
+
+async def test_a_result_that_comes_too_late_starts_a_new_run_of_the_conversation(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with house_of(tmp_path, [ROME], "Late.", clock=clock) as house:
+        asked = await house.create("Weather?", tools=[WEATHER])
+        clock.advance(601)
+        result = {"type": "function_call_output", "call_id": asked["output"][0]["call_id"], "output": "22"}
+        late = await house.create([result], previous_response_id=asked["id"])
+        assert (text_of(late), late["id"][:31] == asked["id"][:31]) == ("Late.", False)
+        assert [role for role, _ in house.conversation()] == ["user", "assistant", "tool"]
+
+
+REFUSED: dict[str, dict[str, Any]] = {
+    "tools": {"tools": [{"type": "web_search"}]},
+    "input": {"input": [{"type": "web_search_call", "id": "x"}]},
+    "store": {"store": False, "background": True},
+    "previous_response_id": {"previous_response_id": "resp_unknown"},
+    "reasoning": {"reasoning": {"effort": "high"}},
+    "conversation": {"conversation": "conv_1"},
+    "colour": {"colour": "red"},
+    "temperature": {"temperature": 3},
+    "include": {"include": ["web_search_call.results"]},
+    "top_logprobs": {"top_logprobs": 2},
+}
+
+
+async def test_what_an_agent_cannot_follow_is_400_in_openais_form(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    async with house_of(tmp_path, "x") as house:
+        for param, more in REFUSED.items():
+            with subtests.test(param):
+                answer = await house.http.post("/responses", json={"model": "helper", "input": "x", **more})
+                error = answer.json()["error"]
+                assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
+                assert error["param"] == param and error["message"]
+        accepted = {"user": "u", "truncation": "auto", "service_tier": "auto", "top_p": 1, "top_logprobs": 0}
+        include = ["reasoning.encrypted_content"]
+        await house.create(parallel_tool_calls=False, include=include, reasoning=None, **accepted)
+        unknown = await house.http.post("/responses", json={"model": "nobody", "input": "x"})
+        assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "agent_not_found")
+        assert not house.provider.requests[1:]
+
+
+async def test_failures_are_a_status_or_the_last_event(tmp_path: Path) -> None:
+    limit = {"input": [{"type": "max_length", "max_chars": 5, "message": "Too long."}]}
+    async with house_of(tmp_path, "x", guardrails=limit) as house:
+        for store in (True, False):
+            body = {"model": "helper", "input": "far too long", "store": store}
+            answer = await house.http.post("/responses", json=body)
+            assert (answer.status_code, answer.json()["error"]["code"]) == (422, "guardrail_blocked")
+        (failed,) = (await house.stream("far too long"))[-1:]
+        assert (failed["type"], failed["response"]["error"]["code"]) == (
+            "response.failed",
+            "guardrail_blocked",
+        )
+        checked(failed["response"])
+        unstored = await house.http.post("/responses", json={**body, "stream": True})
+        assert unstored.status_code == 422
+
+
+async def test_a_compacted_conversation_goes_on_from_its_summary(tmp_path: Path) -> None:
+    async with house_of(tmp_path, "Hi Ann.", "Ann likes tea.", "Tea!") as house:
+        first = await house.create("I am Ann. I like tea.")
+        client = house.openai.responses.with_raw_response
+        answer = await client.compact(model="helper", previous_response_id=first["id"])
+        published.CompactResource.model_validate_json(answer.text)
+        assert [item.type for item in answer.parse().output] == ["message", "compaction"]
+        assert "user: I am Ann. I like tea.\nassistant: Hi Ann." in house.conversation()[0][1]
+        items = json.loads(answer.text)["output"]
+        await house.create([*items, {"role": "user", "content": "What do I like?"}])
+        assert [text.splitlines()[-1] for _, text in house.conversation()] == [
+            "I am Ann. I like tea.", "Ann likes tea.", "What do I like?",
+        ]  # fmt: skip
+        empty = await house.http.post("/responses/compact", json={"model": "helper"})
+        assert (empty.status_code, empty.json()["error"]["param"]) == (400, "input")
