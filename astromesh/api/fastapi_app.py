@@ -23,7 +23,7 @@ from astromesh.api.errors import (
     response_of,
     validation_detail,
 )
-from astromesh.api.openapi import DescribedFastAPI
+from astromesh.api.openapi import TAGS, DescribedFastAPI
 from astromesh.api.requests import NOT_UTF_8
 from astromesh.api.routes import (
     agents,
@@ -76,6 +76,11 @@ def create_fastapi_app(state: State) -> FastAPI:
     app = DescribedFastAPI(
         title="astromesh",
         version=__version__,
+        description="Runs agents and workflows, and shows what they did.",
+        contact={"name": "The astromesh authors"},
+        license_info={"name": "Apache 2.0", "identifier": "Apache-2.0"},
+        servers=[{"url": "/", "description": "The server of this description."}],
+        openapi_tags=[{"name": name, "description": text} for name, text in TAGS.items()],
         openapi_url=None,  # docs.router serves it, with a scope
         telemetry=_NO_TELEMETRY,
         redirect_slashes=False,  # a client would send its key, and start its run, twice

@@ -1,7 +1,8 @@
 """The OpenAPI description: what the routes declare, and what holds for all of them.
 
 FastAPI knows neither the scopes of a route nor the form of our errors. This module adds both: security per
-operation, 401 and 403 where a scope is needed, and one schema for every problem document.
+operation, 401, 403 and 429 where a scope is needed, and one schema for every problem document. It adds the
+schemas of events and frames, too.
 """
 
 from __future__ import annotations
@@ -12,14 +13,30 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.routing import APIRoute
 
+from astromesh.api import event_schemas
 from astromesh.api.auth import RemoteScope, RequiredScope
-from astromesh.api.schemas import PROBLEM_SCHEMA, problems
+from astromesh.api.schemas import COMPONENT, PROBLEM_SCHEMA, problems
 from astromesh.types import JsonObject
 
 #: ways to send a credential; either is enough
 _SCHEMES: JsonObject = {
     "bearer": {"type": "http", "scheme": "bearer", "description": "An API key, or a JSON Web Token."},
     "api_key": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+}
+#: groups of operations
+TAGS: Mapping[str, str] = {
+    "agents": "Agents, their tools and their models.",
+    "tools": "Tools and models of all agents.",
+    "runs": "Runs of agents, and what waits for a person.",
+    "sessions": "Conversations.",
+    "principals": "All stored data of one principal.",
+    "knowledge": "Documents, and passages of them.",
+    "workflows": "Workflows and their Tasks.",
+    "evaluations": "Datasets and reports.",
+    "observability": "Traces, metrics, statistics and the audit log.",
+    "openai": "The protocol of OpenAI's clients.",
+    "channels": "Webhooks of messengers.",
+    "health": "Whether the server works.",
 }
 #: names of the operations, of which clients make functions: they stay, whatever our functions are called
 OPERATION_IDS: Mapping[str, str] = {
@@ -113,13 +130,16 @@ def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
     schemas = components.setdefault("schemas", {})
     for name in _FOREIGN:
         schemas.pop(name, None)
-    schemas["Problem"] = PROBLEM_SCHEMA
+    _add(schemas, {"Problem": PROBLEM_SCHEMA, **event_schemas.components()})
+    description["x-websockets"] = event_schemas.SOCKETS
     components["securitySchemes"] = _SCHEMES
     for key, route, operation in _operations(description, app):
         operation["operationId"] = OPERATION_IDS.get(key, operation["operationId"])
+        _name_body(schemas, operation)
         responses = operation["responses"]
         if "422" in responses:  # FastAPI declares its own form of it
             responses["422"] = _described(422)
+        responses["default"] = _described("default")
         required = next(_scopes(route), None)
         if required is None:
             operation["security"] = []
@@ -127,19 +147,39 @@ def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
         ways: list[JsonObject] = [{name: [required.name]} for name in _SCHEMES]
         # programs on this machine need no credential
         operation["security"] = [{}, *ways] if isinstance(required, RemoteScope) else ways
-        for status in (401, 403):
+        for status in (401, 403, 429):
             responses.setdefault(str(status), _described(status))
     return description
 
 
-def _described(status: int) -> JsonObject:
-    return {"description": _DESCRIPTIONS[status], **problems(status)[status]}
+def _add(schemas: JsonObject, more: JsonObject) -> None:
+    """Adds components. Raises: ValueError: two have one name."""
+    for name, schema in more.items():
+        if schemas.setdefault(name, schema) != schema:
+            raise ValueError(f"The description has two schemas {name!r}. Rename the model of one.")
 
 
-_DESCRIPTIONS = {
+def _name_body(schemas: JsonObject, operation: JsonObject) -> None:
+    """Makes components of a body whose schema stands in its operation (`schemas.request_body`)."""
+    for media in operation.get("requestBody", {}).get("content", {}).values():
+        schema = media["schema"]
+        if "$ref" not in schema:
+            name = schema["title"]
+            _add(schemas, {**schema.pop("$defs", {}), name: schema})
+            media["schema"] = {"$ref": COMPONENT.format(model=name)}
+
+
+def _described(status: int | str) -> JsonObject:
+    (problem,) = problems(401).values()
+    return {"description": _DESCRIPTIONS[status], **problem}
+
+
+_DESCRIPTIONS: Mapping[int | str, str] = {
     401: "There is no credential, or it is not valid.",
     403: "The credential lacks the scope.",
     422: "The request is not valid.",
+    429: "The principal has sent too many requests. `Retry-After` says when to try again.",
+    "default": "Another error.",
 }
 
 

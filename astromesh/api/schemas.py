@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from astromesh.durable.base import RunStatus
 from astromesh.types import JsonObject
@@ -319,6 +319,71 @@ class ItemsOut(_Described):
     has_more: bool
 
 
+class ChatFunctionOut(_Described):
+    name: str = ""
+    arguments: str = ""
+
+
+class ChatCallOut(_Described):
+    """A call of a tool of the client. In a stream, the first piece of a call has its id and its name."""
+
+    id: str = ""
+    type: Literal["function"] = "function"
+    function: ChatFunctionOut
+    index: int = 0
+
+
+class ChatMessageOut(_Described):
+    role: Literal["assistant"] = "assistant"
+    content: str | None = None
+    tool_calls: list[ChatCallOut] = []
+
+
+FinishReason = Literal["stop", "length", "content_filter", "tool_calls"]
+
+
+class ChatChoiceOut(_Described):
+    index: int
+    message: ChatMessageOut
+    finish_reason: FinishReason
+
+
+class ChatUsageOut(_Described):
+    prompt_tokens: int
+    completion_tokens: int
+    total_tokens: int
+
+
+class ChatCompletionOut(_Described):
+    """The answer of an agent in the form that OpenAI clients read."""
+
+    id: str
+    object: Literal["chat.completion"]
+    created: int
+    model: str
+    choices: list[ChatChoiceOut]
+    usage: ChatUsageOut
+    astromesh: dict[str, Any] = Field(description="The ids and the metadata of the run.")
+
+
+class ChatDeltaOut(_Described):
+    index: int
+    delta: ChatMessageOut
+    finish_reason: FinishReason | None
+
+
+class ChatCompletionChunk(_Described):
+    """A piece of a streamed answer. The last event of the stream has the text `[DONE]` instead."""
+
+    id: str
+    object: Literal["chat.completion.chunk"]
+    created: int
+    model: str
+    choices: list[ChatDeltaOut]
+    usage: ChatUsageOut | None = None
+    astromesh: dict[str, Any] = {}
+
+
 class LiveOut(_Described):
     status: Literal["ok"]
     version: str
@@ -340,21 +405,25 @@ def answers(body: type[BaseModel], status: int = 200) -> dict[int | str, dict[st
     return {status: {"model": body}}
 
 
+#: where the description has a schema
+COMPONENT = "#/components/schemas/{model}"
 #: a problem document (RFC 9457), the component `Problem` of the description
 PROBLEM_SCHEMA: JsonObject = {
     "title": "Problem",
+    "description": "An error (RFC 9457). Some errors have more fields.",
     "type": "object",
     "properties": {
         "type": {"type": "string"},
         "title": {"type": "string"},
         "status": {"type": "integer"},
         "detail": {"type": "string"},
-        "code": {"type": "string"},
+        "code": {"type": "string", "description": "Stays the same; programs decide by it."},
         "trace_id": {"type": "string"},
     },
     "required": ["type", "title", "status", "detail", "code", "trace_id"],
 }
-_PROBLEM = {"content": {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}}
+_PROBLEM = {"content": {"application/problem+json": {"schema": {"$ref": COMPONENT.format(model="Problem")}}}}
+TEXT: JsonObject = {"text/plain": {"schema": {"type": "string"}}}
 
 
 #: a reader of events that has them all
@@ -366,20 +435,27 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return dict.fromkeys(statuses, _PROBLEM)
 
 
+def event_stream(events: Literal["RunEvents", "TaskEvents", "ChatCompletionChunks"]) -> JsonObject:
+    """Returns the content of a response of server-sent events (astromesh/api/event_schemas.py)."""
+    return {"text/event-stream": {"schema": {"$ref": COMPONENT.format(model=events)}}}
+
+
 def request_body(body: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """Returns the `openapi_extra` of a route that reads its body itself (`requests.read_body`).
 
-    The schema has no references, because the description does not hold what they would point to.
+    Its schemas become components of the description (astromesh/api/openapi.py).
     """
-    schema = body.model_json_schema()
-    definitions = schema.pop("$defs", {})
-
-    def inlined(node: Any) -> Any:
-        if isinstance(node, dict) and "$ref" in node:
-            return inlined(definitions[node["$ref"].rpartition("/")[2]])
-        if isinstance(node, dict):
-            return {key: inlined(value) for key, value in node.items()}
-        return [*map(inlined, node)] if isinstance(node, list) else node
-
-    content = {"application/json": {"schema": inlined(schema)}}
+    content = {"application/json": {"schema": schema_of(body)}}
     return {"requestBody": {"required": required, "content": content}}
+
+
+def schema_of(type: Any) -> JsonObject:
+    """Returns the schema of a type as FastAPI writes it, with the schemas that it refers to in `$defs`."""
+
+    def written(node: Any) -> Any:
+        if isinstance(node, dict):
+            return {k: written(v) for k, v in node.items() if k != "default" or v is not None}
+        return [*map(written, node)] if isinstance(node, list) else node
+
+    found: JsonObject = written(TypeAdapter(type).json_schema(ref_template=COMPONENT))
+    return found

@@ -35,7 +35,7 @@ from astromesh.types import CallerContext, Event, JsonObject
 router = APIRouter()
 log = get_logger("astromesh.api")
 MAX_RUNS = 8
-_ROUTE = "/v1/ws/agent/{agent_name}"
+SOCKET_PATH = "/v1/ws/agent/{agent_name}"
 #: 101 Switching Protocols: the status of a run without an error
 _SWITCHED = 101
 UNKNOWN_AGENT, UNAVAILABLE, SERVICE_RESTART = 4404, 4503, 1012
@@ -111,7 +111,7 @@ class ConnectionManager:
                 await socket.close(SERVICE_RESTART)
 
 
-@router.websocket(_ROUTE)
+@router.websocket(SOCKET_PATH)
 async def agent_socket(socket: WebSocket, agent_name: str) -> None:
     """Starts a run for each run frame, and sends its events as frames."""
     runtime: AgentRuntime = socket.app.state.runtime
@@ -219,7 +219,7 @@ class Connection:
                 raise
         finally:
             if span is not None:
-                span.end("GET", _ROUTE, self.socket.scope)
+                span.end("GET", SOCKET_PATH, self.socket.scope)
 
     async def _cancel(self, run_id: str) -> None:
         stopped, is_followed = False, run_id in self._listeners or run_id in self._ends

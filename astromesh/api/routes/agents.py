@@ -16,6 +16,7 @@ from astromesh.api.schemas import (
     RunOut,
     ToolsOut,
     answers,
+    event_stream,
     problems,
     request_body,
 )
@@ -34,7 +35,7 @@ router.post(
     openapi_extra=request_body(RunBody),
     response_model=None,
     responses={
-        200: {"model": RunOut, "content": {"text/event-stream": {}}},
+        200: {"model": RunOut, "content": event_stream("RunEvents")},
         202: {"model": WaitingOut, "description": "The run waits for a person."},
         **problems(401, 403, 404, 409, 413, 422, 429, 502, 503, 504),
     },

@@ -37,7 +37,15 @@ from astromesh.api.requests import (
 )
 from astromesh.api.responses import Hold, RunStreamResponse, json_bytes
 from astromesh.api.sampling import ChatSampling, reject_unknown_to, reject_unsupported
-from astromesh.api.schemas import ModelOut, ModelsOut, answers, problems, request_body
+from astromesh.api.schemas import (
+    ChatCompletionOut,
+    ModelOut,
+    ModelsOut,
+    answers,
+    event_stream,
+    problems,
+    request_body,
+)
 from astromesh.durable.base import RunRow
 from astromesh.errors import ApprovalRequired, Forbidden, Interrupted, InvalidInput, error_class
 from astromesh.runtime.agent import Agent
@@ -186,7 +194,7 @@ def _model(agent: Agent) -> JsonObject:
     openapi_extra=request_body(ChatBody),
     response_model=None,
     responses={
-        200: {"content": {"application/json": {}, "text/event-stream": {}}},
+        200: {"model": ChatCompletionOut, "content": event_stream("ChatCompletionChunks")},
         **problems(400, 401, 403, 404, 409, 413, 422, 429, 502, 503, 504),
     },
     dependencies=[scope("agents:run", any_resource=True)],

@@ -24,13 +24,17 @@ router = APIRouter(tags=["principals"])
 #: bytes that one write sends, about
 _CHUNK_BYTES = 65_536
 _LINES = "application/x-ndjson"
+_EACH_LINE = {"schema": {"type": "string", "description": "A JSON object in each line."}}
 
 
 @router.get(
     "/v1/principals/{principal:path}/data",
     summary="Show a principal's data",
     response_class=StreamingResponse,
-    responses={200: {"content": {_LINES: {}}}, **problems(404, 503)},
+    responses={
+        200: {"content": {_LINES: _EACH_LINE}},
+        **problems(404, 503),
+    },
     dependencies=[audited("principal.show", "principal"), scope("sessions:read")],
 )
 async def show(principal: str, request: Request) -> StreamingResponse:

@@ -33,6 +33,24 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+_FILLED, _EMPTY = {"minLength": 1}, {"maxLength": 0}
+#: the rules between the fields of a document, and between those of a request
+_ONE_CONTENT: JsonObject = {
+    "oneOf": [
+        {
+            "required": ["text"],
+            "properties": {
+                "text": _FILLED,
+                "data": _EMPTY,
+                "media_type": {"not": {"const": "application/pdf"}},
+            },
+        },
+        {"required": ["data"], "properties": {"data": _FILLED, "text": _EMPTY}},
+    ]
+}
+_SOMETHING_TO_DO: JsonObject = {
+    "anyOf": [{"required": [name], "properties": {name: {"minItems": 1}}} for name in ("documents", "remove")]
+}
 _BASE64 = {"type": "string", "format": "byte", "contentEncoding": "base64"}
 
 
@@ -47,6 +65,8 @@ def _from_base64(value: Any) -> bytes:
 
 class DocumentIn(_Body):
     """A text to search. A document with the same id replaces it."""
+
+    model_config = ConfigDict(json_schema_extra=_ONE_CONTENT)
 
     id: DocumentId = Field(description="Stable name within the pipeline.", examples=["faq/refunds"])
     text: str = Field("", max_length=5_000_000, description="Markdown, plain text or HTML.")
@@ -67,6 +87,8 @@ class DocumentIn(_Body):
 
 
 class DocumentsIn(_Body):
+    model_config = ConfigDict(json_schema_extra=_SOMETHING_TO_DO)
+
     documents: list[DocumentIn] = Field(default=[], max_length=MAX_DOCUMENTS)
     remove: list[DocumentId] = Field(
         default=[],

@@ -21,7 +21,16 @@ from astromesh.api.requests import (
     viewer_of,
 )
 from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
-from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, RunsOut, RunStateOut, problems, request_body
+from astromesh.api.schemas import (
+    STREAM_COMPLETE,
+    TEXT,
+    LinksOut,
+    RunsOut,
+    RunStateOut,
+    event_stream,
+    problems,
+    request_body,
+)
 from astromesh.durable.base import RunQuery, RunStatus
 from astromesh.errors import EventsGone, InvalidInput
 from astromesh.runtime.client_tools import open_calls, screened_answer
@@ -56,10 +65,18 @@ class WaitingOut(BaseModel):
     links: LinksOut
 
 
+_HAS_DECISION: JsonObject = {
+    "anyOf": [
+        {"required": ["decision"], "properties": {"decision": {"type": "string"}}},
+        {"required": ["answer"], "properties": {"answer": {"not": {"type": "null"}}}},
+    ]
+}
+
+
 class DecisionBody(BaseModel):
     """A decision about what a run waits for."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_HAS_DECISION)
 
     decision: Literal["approve", "deny", "answer"] | None = Field(
         None, description="Absent: `answer`, which `answer` then gives."
@@ -185,7 +202,7 @@ async def run(run_id: str, request: Request) -> JsonObject:
     status_code=200,  # FastAPI cannot read it from the response class
     response_class=EventStreamResponse,
     responses={
-        200: {"content": {"text/event-stream": {}}},
+        200: {"content": event_stream("RunEvents")},
         204: STREAM_COMPLETE,
         **_PROBLEMS,
         **problems(409, 422),
@@ -268,7 +285,7 @@ async def feedback(run_id: str, body: FeedbackBody, request: Request) -> None:
 
 @router.get(
     "/v1/runs/{run_id}/results/{result_id}", summary="A long result", response_class=Response,
-    responses={200: {"content": {"text/plain": {}}}}, dependencies=[scope("runs:read")],
+    responses={200: {"content": TEXT}, **_PROBLEMS}, dependencies=[scope("runs:read")],
 )  # fmt: skip
 async def result(run_id: str, result_id: str, request: Request) -> Response:
     """Returns the full text of a tool result of which the model saw only a part."""

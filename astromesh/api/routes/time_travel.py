@@ -62,7 +62,9 @@ class StepsOut(BaseModel):
 class OneEdit(BaseModel):
     """Exactly one edit."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid", strict=True, json_schema_extra={"minProperties": 1, "maxProperties": 1}
+    )
 
     @model_validator(mode="after")
     def _has_one(self) -> Self:

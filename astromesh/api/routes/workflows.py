@@ -32,7 +32,15 @@ from astromesh.api.routes.time_travel import (
     StepNumber,
     StepOut,
 )
-from astromesh.api.schemas import STREAM_COMPLETE, LinksOut, WorkflowsOut, answers, problems, request_body
+from astromesh.api.schemas import (
+    STREAM_COMPLETE,
+    LinksOut,
+    WorkflowsOut,
+    answers,
+    event_stream,
+    problems,
+    request_body,
+)
 from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
 from astromesh.durable.steps import EditKind
 from astromesh.runtime.records import TaskRequest
@@ -171,6 +179,42 @@ class TaskComparisonOut(BaseModel):
     divergence: ComparedStepOut | None = Field(description="The first step that is not equal.")
 
 
+class TasksOut(BaseModel):
+    tasks: list[TaskOut]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
+
+
+class ManifestOut(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    task_id: str
+    run_fingerprint: str
+    workflow: str
+    files: dict[str, Any] | None = Field(description="null: an earlier version has accepted the Task.")
+
+
+class ArtifactOut(BaseModel):
+    type: ArtifactType
+    task: str = Field(description="Path of the descendant that made it; empty: the Task itself.")
+    node_id: str
+    stage_id: str
+    created_at: float = Field(description="Seconds since the epoch.")
+    run_fingerprint: str
+    content: Any
+
+
+class ArtifactsOut(BaseModel):
+    artifacts: list[ArtifactOut]
+
+
+class TaskReplayOut(BaseModel):
+    """The report of a replay; with `stage`, of that stage alone."""
+
+    model_config = ConfigDict(extra="allow")
+
+    divergence: Any = Field(description="The first difference; null: there is none.")
+
+
 class TaskAcceptedOut(BaseModel):
     task_id: str
     status: str
@@ -201,6 +245,11 @@ def _read_route(path: str, summary: str, **options: Any) -> Callable[[Route], Ro
     """Declares a route that reads a Task."""
     options = {"responses": _PROBLEMS, "dependencies": [scope("workflows:read")], **options}
     return router.get(f"/v1/tasks/{{task_id}}{path}", summary=summary, **options)
+
+
+def _answer(body: type[BaseModel], *more: int) -> dict[str, Any]:
+    """Returns the options of a route that answers with a plain record of this form, or with a problem."""
+    return {"response_model": None, "responses": {**answers(body), **_PROBLEMS, **problems(*more)}}
 
 
 def _act_route(action: str, summary: str, **options: Any) -> Callable[[Route], Route]:
@@ -251,7 +300,10 @@ async def accept(name: str, request: Request) -> Response:
     return json_response({"task_id": row.task_id, "status": "queued", "links": links}, 202)
 
 
-@router.get("/v1/tasks", summary="List Tasks", dependencies=[scope("workflows:read")])
+@router.get(
+    "/v1/tasks", summary="List Tasks", response_model=None, responses=answers(TasksOut),
+    dependencies=[scope("workflows:read")],
+)  # fmt: skip
 async def tasks(
     request: Request,
     workflow: str = "",
@@ -323,13 +375,13 @@ async def fork(task_id: str, request: Request) -> Response:
     return json_response(found, 202)
 
 
-@_read_route("/manifest", "Manifests of a Task")
+@_read_route("/manifest", "Manifests of a Task", **_answer(ManifestOut))
 async def manifest(task_id: str, request: Request) -> JsonObject:
     """Returns the files that the Task was accepted with, as they were then, without literal API keys."""
     return await _tasks(request).manifest(task_id, viewer_of(request))
 
 
-@_read_route("/artifacts", "Artifacts of a Task")
+@_read_route("/artifacts", "Artifacts of a Task", **_answer(ArtifactsOut))
 async def artifacts(
     task_id: str,
     request: Request,
@@ -350,7 +402,7 @@ async def artifacts(
     status_code=200,
     response_class=EventStreamResponse,
     responses={
-        200: {"content": {"text/event-stream": {}}},
+        200: {"content": event_stream("TaskEvents")},
         204: STREAM_COMPLETE,
         **_PROBLEMS,
         **problems(422),
@@ -413,8 +465,7 @@ async def decide(task_id: str, request: Request) -> JsonObject:
     "replay",
     "Replay a Task offline",
     openapi_extra=request_body(ReplayBody, required=False),
-    response_model=JsonObject,
-    responses={**_PROBLEMS, **problems(422)},
+    **_answer(TaskReplayOut, 422),
 )
 async def replay(task_id: str, request: Request) -> JsonObject:
     """Runs an ended Task, or one stage of it, from its records. It calls and stores nothing."""

@@ -106,8 +106,11 @@ def test_every_error_is_the_one_problem(described: dict[str, Any]) -> None:
     problem = {"application/problem+json": {"schema": {"$ref": "#/components/schemas/Problem"}}}
     for key, operation in operations(described):
         for status, response in operation["responses"].items():
-            if int(status) >= 400 and key != "GET /health/ready":  # it says what is not ready
+            if key == "GET /health/ready" and status == "503":  # it says what is not ready
+                continue
+            if status == "default" or int(status) >= 400:
                 assert response["content"] == problem, (key, status)
+        assert "default" in operation["responses"], key
     assert not {"HTTPValidationError", "ValidationError"} & described["components"]["schemas"].keys()
 
 
@@ -145,6 +148,36 @@ def test_text_is_text_and_events_are_events(described: dict[str, Any]) -> None:
     assert answers["GET /v1/runs/{run_id}/events"] == {"text/event-stream"}
     assert answers["POST /v1/agents/{name}/run"] == {"application/json", "text/event-stream"}
     assert answers["POST /v1/chat/completions"] == {"application/json", "text/event-stream"}
+
+
+def test_every_body_and_every_answer_has_a_schema_with_a_name(described: dict[str, Any]) -> None:
+    """JSON is a component, an event stream one with the schema of its events, and text a string."""
+    schemas = described["components"]["schemas"]
+    for key, operation in operations(described):
+        contents = [(key, operation["requestBody"]["content"])] if "requestBody" in operation else []
+        answers = {status: one for status, one in operation["responses"].items() if status < "300"}
+        assert answers, key
+        for status, response in answers.items():
+            assert ("content" in response) is (status != "204"), (key, status)
+            contents.append((f"{key} {status}", response.get("content", {})))
+        for place, content in contents:
+            for media, described_as in content.items():
+                schema = described_as["schema"]
+                if media not in ("application/json", "text/event-stream"):
+                    assert schema["type"] == "string", (place, media)
+                    continue
+                component = schemas[schema["$ref"].rpartition("/")[2]]
+                if media == "text/event-stream":
+                    data = component["properties"]["data"]
+                    assert data["contentMediaType"] == "application/json", place
+                    assert list(references(data["contentSchema"])), place
+
+
+def test_every_operation_says_what_it_is(described: dict[str, Any]) -> None:
+    groups = {tag["name"] for tag in described["tags"]}
+    for key, operation in operations(described):
+        assert operation["summary"] and operation["description"].endswith("."), key
+        assert operation["tags"] and set(operation["tags"]) <= groups, key
 
 
 def test_pages_are_not_in_it(described: dict[str, Any]) -> None:
