@@ -88,8 +88,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "runtime": ("config", "net", "storage", *PARTS),
     # agents in Python are declarations that the runtime opens; `astromesh serve module:agent` loads one
     "agents": ("events", *HOUSE),
-    # it serves the files of the console, which are files and nothing else
-    "api": ("console", *HOUSE),
+    # it serves the files of the console, which are files and nothing else, and describes the typed events
+    "api": ("console", "events", *HOUSE),
     "console": (),
     "cli": ("agents", "agents.evaluation", "api", "events", *HOUSE),
     # the adapters: siblings never import one another, the runtime reaches them through plugins

@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 from typing import NamedTuple
 
@@ -111,6 +112,8 @@ class AuditFilter(NamedTuple):
     principal: str = ""
     object: str = ""
     limit: int = 100
+    #: number of a line: only acts before it
+    before: int | None = None
 
 
 class AuditLog:
@@ -199,7 +202,12 @@ class AuditLog:
         Args:
             tenant: of the acts; None for all.
         """
-        found = deque((line for line in self._lines() if self._matches(line, tenant, query)), query.limit)
+        return [act for _, act in self.numbered(tenant, query)]
+
+    def numbered(self, tenant: str | None, query: AuditFilter) -> list[tuple[int, JsonObject]]:
+        """Returns the newest acts with the numbers of their lines, newest first."""
+        lines = islice(enumerate(self._lines()), query.before)
+        found = deque(((n, one) for n, one in lines if self._matches(one, tenant, query)), query.limit)
         return [*reversed(found)]
 
     def _lines(self) -> Iterator[JsonObject]:

@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping, MutableMapping
 from functools import lru_cache
 from ipaddress import IPv4Address, IPv6Address, ip_address
-from typing import Protocol
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
 from astromesh.access.keys import ApiKeyAuthenticator, ApiKeyStore, open_authenticator
 from astromesh.access.scopes import permits, permits_any
+from astromesh.api.middleware.response import RATE_LIMIT
 from astromesh.api.requests import headers_of
 from astromesh.errors import Forbidden, RateLimited, Unauthorized
 from astromesh.net.http import Http
@@ -59,7 +60,13 @@ class Auth:
         self._clock = clock or SystemClock()
 
     async def authorise(
-        self, headers: Mapping[str, str], scope: str, resource: str = "", *, any_resource: bool = False
+        self,
+        headers: Mapping[str, str],
+        scope: str,
+        resource: str = "",
+        *,
+        any_resource: bool = False,
+        state: MutableMapping[str, Any] | None = None,
     ) -> CallerContext:
         """Returns the caller, if it may do this.
 
@@ -68,6 +75,7 @@ class Auth:
             scope: the scope that the route declares, e.g. `agents:run`.
             resource: what the request acts on; `agents:run:<name>` grants a single agent.
             any_resource: a scope for at least one resource is enough; the route checks which one.
+            state: of the request; its response tells how many calls are left.
 
         Raises:
             Unauthorized: there is no credential, or it is not valid.
@@ -75,22 +83,25 @@ class Auth:
             RateLimited: the principal has called too often.
         """
         caller = await self._authenticate(headers) if self._methods else self._anonymous(headers)
-        self.count(caller)
+        self.count(caller, state)
         if not (
             permits_any(caller.scopes, scope) if any_resource else permits(caller.scopes, scope, resource)
         ):
             raise Forbidden(f"This request needs the scope {scope!r}, which your key or token does not have.")
         return caller
 
-    def count(self, caller: CallerContext) -> None:
-        """Counts a call of a principal, over all its keys, tokens and sockets.
+    def count(self, caller: CallerContext, state: MutableMapping[str, Any] | None = None) -> None:
+        """Counts a call of a principal, over all its keys, tokens and sockets. Args: state: see `authorise`.
 
         Raises:
             RateLimited
         """
         if self._calls is None:
             return
-        wait = self._calls.take((caller.tenant_id, caller.user_id), self._clock.monotonic())
+        key, now = (caller.tenant_id, caller.user_id), self._clock.monotonic()
+        wait = self._calls.take(key, now)
+        if state is not None:
+            state[RATE_LIMIT] = self._calls.limit.max_calls, *self._calls.state(key, now)
         if wait > 0:
             raise RateLimited("You have sent too many requests (spec.api.rate_limit). Try again later.", wait)
 
@@ -233,7 +244,11 @@ class RequiredScope:
         resource = request.path_params.get(self.resource, "") if self.resource else ""
         auth: Auth = request.app.state["auth"]
         request.state.caller = await auth.authorise(
-            headers_of(request.scope), self.name, resource, any_resource=self.any_resource
+            headers_of(request.scope),
+            self.name,
+            resource,
+            any_resource=self.any_resource,
+            state=request.scope.setdefault("state", {}),
         )
 
 

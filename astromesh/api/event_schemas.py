@@ -12,7 +12,14 @@ from typing import Annotated, Any, Literal, Union
 from pydantic import BaseModel, ConfigDict, Field, create_model
 
 from astromesh import events
-from astromesh.api.schemas import COMPONENT, ChatCompletionChunk, RunMetadata, RunOut, schema_of
+from astromesh.api.schemas import (
+    COMPONENT,
+    ChatCompletionChunk,
+    ResponseEvent,
+    RunMetadata,
+    RunOut,
+    schema_of,
+)
 from astromesh.api.ws import SOCKET_PATH, CancelFrame, PingFrame, ResumeFrame, RunFrame
 from astromesh.types import Event, JsonObject
 
@@ -203,12 +210,14 @@ def components() -> JsonObject:
         ("ClientFrame", ClientFrame, "What a client sends on the WebSocket."),
         ("ServerFrame", ServerFrame, "What the server sends on the WebSocket."),
         ("ChatCompletionChunk", ChatCompletionChunk, ""),
+        ("ResponseEvent", ResponseEvent, ""),
     ):
         schema = schema_of(type_)
-        found |= schema.pop("$defs")
+        found |= schema.pop("$defs", {})
         found[name] = {"title": name, "description": description, **schema}
     found["RunEvents"] = _stream("RunEvents", "RunEvent", payloads)
     found["TaskEvents"] = _stream("TaskEvents", "TaskEvent", _OF_TASKS)
+    found["ResponseEvents"] = _stream("ResponseEvents", "ResponseEvent", {})
     found["ChatCompletionChunks"] = _stream("ChatCompletionChunks", "ChatCompletionChunk", {})
     return found
 

@@ -111,6 +111,17 @@ OPERATION_IDS: Mapping[str, str] = {
     "GET /health/live": "get_liveness",
     "GET /health/ready": "get_readiness",
 }
+#: operations that start something; each takes an `Idempotency-Key`
+_IDEMPOTENT = frozenset({
+    "run_agent", "accept_run", "fork_run", "run_workflow", "accept_task", "fork_task",
+    "create_chat_completion", "create_response",
+})  # fmt: skip
+_IDEMPOTENCY_KEY: JsonObject = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "description": "Repeats with the same key, within 24 hours, are one run and get the same answer.",
+    "schema": {"type": "string", "minLength": 1, "maxLength": 255, "pattern": "^[ -~]*$"},
+}
 #: schemas of FastAPI's own errors, which no route answers
 _FOREIGN = ("HTTPValidationError", "ValidationError")
 
@@ -136,6 +147,8 @@ def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
     for key, route, operation in _operations(description, app):
         operation["operationId"] = OPERATION_IDS.get(key, operation["operationId"])
         _name_body(schemas, operation)
+        if operation["operationId"] in _IDEMPOTENT:
+            operation.setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
         responses = operation["responses"]
         if "422" in responses:  # FastAPI declares its own form of it
             responses["422"] = _described(422)

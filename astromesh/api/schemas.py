@@ -214,7 +214,11 @@ class AgentOut(_Described):
     errors: list[str] = []
 
 
-class AgentsOut(_Described):
+class _Page(_Described):
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
+
+
+class AgentsOut(_Page):
     agents: list[AgentOut]
 
 
@@ -228,7 +232,7 @@ class ToolOut(_Described):
     agents: list[str]
 
 
-class ToolsOut(_Described):
+class ToolsOut(_Page):
     tools: list[ToolOut]
 
 
@@ -244,7 +248,7 @@ class ProviderOut(_Described):
     last_error: str
 
 
-class ProvidersOut(_Described):
+class ProvidersOut(_Page):
     providers: list[ProviderOut]
 
 
@@ -256,7 +260,7 @@ class WorkflowOut(_Described):
     errors: list[str] = []
 
 
-class WorkflowsOut(_Described):
+class WorkflowsOut(_Page):
     workflows: list[WorkflowOut]
 
 
@@ -269,9 +273,8 @@ class TraceOut(_Described):
     duration_ms: float
 
 
-class TracesOut(_Described):
+class TracesOut(_Page):
     traces: list[TraceOut]
-    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 class SpanOut(_Described):
@@ -299,6 +302,32 @@ class ModelOut(_Described):
 class ModelsOut(_Described):
     object: Literal["list"]
     data: list[ModelOut]
+
+
+class ResponseOut(_Described):
+    """A response of the Responses API; its specification names the other fields."""
+
+    id: str
+    object: Literal["response"]
+    created_at: int
+    status: str
+    model: str
+    output: list[dict[str, Any]]
+
+
+class CompactionOut(_Described):
+    id: str
+    object: Literal["response.compaction"]
+    created_at: int
+    output: list[dict[str, Any]]
+    usage: dict[str, Any]
+
+
+class ResponseEvent(_Described):
+    """An event of the Responses API; its specification names the other fields of each type."""
+
+    type: str
+    sequence_number: int
 
 
 class DeletedOut(_Described):
@@ -435,7 +464,9 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
     return dict.fromkeys(statuses, _PROBLEM)
 
 
-def event_stream(events: Literal["RunEvents", "TaskEvents", "ChatCompletionChunks"]) -> JsonObject:
+def event_stream(
+    events: Literal["RunEvents", "TaskEvents", "ResponseEvents", "ChatCompletionChunks"],
+) -> JsonObject:
     """Returns the content of a response of server-sent events (astromesh/api/event_schemas.py)."""
     return {"text/event-stream": {"schema": {"$ref": COMPONENT.format(model=events)}}}
 

@@ -424,8 +424,8 @@ async def _authorise(socket: WebSocket, agent_name: str) -> tuple[CallerContext,
     auth: Auth = socket.app.state.auth
     offered: list[str] = socket.scope.get("subprotocols", [])
     bearer = next((p for p in offered if p.startswith(_SUBPROTOCOL)), None)
-    headers = socket.headers
+    headers, state = socket.headers, socket.scope["state"]
     if bearer and "authorization" not in headers:
         authorization = {"authorization": "Bearer " + bearer.removeprefix(_SUBPROTOCOL)}
-        return await auth.authorise(authorization, "agents:run", agent_name), bearer
-    return await auth.authorise(headers, "agents:run", agent_name), None
+        return await auth.authorise(authorization, "agents:run", agent_name, state=state), bearer
+    return await auth.authorise(headers, "agents:run", agent_name, state=state), None

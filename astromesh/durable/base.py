@@ -829,13 +829,19 @@ class Artifact(NamedTuple):
 
 
 class ArtifactFilter(NamedTuple):
-    """The filter of a list of artifacts; empty fields match any. `since`: seconds since the epoch."""
+    """The filter of a list of artifacts; empty fields match any. `since`: seconds since the epoch.
+
+    Args:
+        after_time, after_n: `created_at` and `n` of the last artifact of the page before.
+    """
 
     task_id: str = ""
     node: str = ""
     type: str = ""
     since: float = 0.0
     limit: int = 1000
+    after_time: float = 0.0
+    after_n: int = 0
 
 
 class TaskChange(NamedTuple):

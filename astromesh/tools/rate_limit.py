@@ -55,6 +55,15 @@ class SlidingWindow:
             calls.append(now)
         return wait
 
+    def state(self, key: Hashable, now: float) -> tuple[int, float]:
+        """Returns how many calls are left, and the seconds until all are."""
+        calls = self._calls.get(key)
+        if not calls:
+            return self.limit.max_calls, 0.0
+        wait_for(calls, self.limit, now)
+        until = calls[-1] + self.limit.window_seconds if calls else now
+        return self.limit.max_calls - len(calls), until - now
+
     def _sweep(self, now: float) -> None:
         if len(self._calls) < self._sweep_at:
             return

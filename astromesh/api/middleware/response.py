@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import re
 
 from starlette.types import Message, Scope, Send
@@ -14,6 +15,8 @@ from astromesh.telemetry.ids import new_id
 CHUNK_BYTES = 256 * 1024
 #: where the state of a request says that its response has started
 RESPONSE_STARTED = "response_started"
+#: where it has the limit of the principal's calls, how many are left, and the seconds until all are
+RATE_LIMIT = "rate_limit"
 #: no page may sniff or frame a response (OWASP, REST Security Cheat Sheet)
 _HEADERS: tuple[tuple[bytes, bytes], ...] = (
     (b"x-content-type-options", b"nosniff"),
@@ -72,13 +75,24 @@ def wrap_send(scope: Scope, send: Send) -> Send:
             state[RESPONSE_STARTED] = True
             if "audit" in state:
                 await record_response(state, message["status"])
-            message["headers"] = complete_headers(message.get("headers", ()), request_id_of(scope))
+            headers = message.get("headers", ())
+            if RATE_LIMIT in state:
+                headers = [*headers, *_rate_limit_headers(*state[RATE_LIMIT])]
+            message["headers"] = complete_headers(headers, request_id_of(scope))
         elif len(message.get("body", b"")) > CHUNK_BYTES and message["type"] == "http.response.body":
             await _send_in_chunks(message, send)
             return
         await send(message)
 
     return wrapped
+
+
+def _rate_limit_headers(limit: int, left: int, seconds: float) -> list[tuple[bytes, bytes]]:
+    return [
+        (b"x-ratelimit-limit", b"%d" % limit),
+        (b"x-ratelimit-remaining", b"%d" % left),
+        (b"x-ratelimit-reset", b"%d" % math.ceil(seconds)),
+    ]
 
 
 async def _send_in_chunks(message: Message, send: Send) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse
 
-from astromesh.api.dependencies import scope
+from astromesh.api.dependencies import After, LongAfter, LongLimit, page, scope
 from astromesh.api.fast_routes import RUN_PATH, RUN_SCOPE, run
 from astromesh.api.requests import RunBody, runtime_of
 from astromesh.api.routes.runs import WaitingOut
@@ -47,12 +47,13 @@ router.post(
     "/v1/agents", summary="List the agents", response_model=None, responses=answers(AgentsOut),
     dependencies=[scope("agents:read")],
 )  # fmt: skip
-async def agents(request: Request) -> JsonObject:
-    """Lists every configured agent, those with faults included."""
+async def agents(request: Request, limit: LongLimit = 10_000, after: After = "") -> JsonObject:
+    """Lists the configured agents by name, those with faults included."""
     runtime = runtime_of(request)
     sound = [_summary(a) for a in runtime.agents.values()]
     broken = [_broken(runtime, name) for name in runtime.broken]
-    return {"agents": sorted(sound + broken, key=lambda a: str(a["name"]))}
+    listed, more = page(sound + broken, lambda one: str(one["name"]), limit, after)
+    return {"agents": listed, "next": more}
 
 
 @router.get(
@@ -124,15 +125,20 @@ tools_router = APIRouter(tags=["tools"])
     "/v1/tools", summary="List tools", response_model=None, responses=answers(ToolsOut),
     dependencies=[scope("tools:read")],
 )  # fmt: skip
-async def tools(request: Request) -> JsonObject:
-    """Lists every tool of an agent in function-calling form, with the agents that may call it."""
-    return {"tools": describe_tools(runtime_of(request).agents.values())}
+async def tools(request: Request, limit: LongLimit = 10_000, after: LongAfter = "") -> JsonObject:
+    """Lists the tools of all agents by name, in function-calling form, with the agents that may call them."""
+    found = describe_tools(runtime_of(request).agents.values())
+    # agents may have different tools of one name
+    listed, more = page(found, lambda one: f"{one['name']} {one['agents'][0]}", limit, after)
+    return {"tools": listed, "next": more}
 
 
 @tools_router.get(
     "/v1/providers", summary="List providers", response_model=None, responses=answers(ProvidersOut),
     dependencies=[scope("agents:read")],
 )  # fmt: skip
-async def providers(request: Request) -> JsonObject:
-    """Lists every model of an agent with the state of its circuit breaker and its latency."""
-    return {"providers": runtime_of(request).state.health.snapshot()}
+async def providers(request: Request, limit: LongLimit = 10_000, after: LongAfter = "") -> JsonObject:
+    """Lists the models of all agents by name, with the state of their circuit breakers and their latency."""
+    found = runtime_of(request).state.health.snapshot()
+    listed, more = page(found, lambda one: str(one["name"]), limit, after)
+    return {"providers": listed, "next": more}

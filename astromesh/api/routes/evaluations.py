@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from astromesh.api.dependencies import Limit, audited, scope
+from astromesh.api.dependencies import After, Limit, LongAfter, LongLimit, audited, page, scope
 from astromesh.api.requests import read_body, runtime_of, viewer_of
 from astromesh.api.schemas import problems, request_body
-from astromesh.errors import EvaluationNotFound
+from astromesh.errors import EvaluationNotFound, InvalidInput
 from astromesh.evaluation.base import Evaluation
 from astromesh.evaluation.dataset import ListedDataset, list_datasets
 from astromesh.evaluation.reports import comparisons, find, stored
@@ -45,6 +45,7 @@ class CountedOut(EvaluationOut):
 
 class EvaluationsOut(BaseModel):
     evaluations: list[CountedOut]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 class ReportOut(EvaluationOut):
@@ -72,6 +73,7 @@ class DatasetOut(BaseModel):
 
 class DatasetsOut(BaseModel):
     datasets: list[DatasetOut]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 class CaseBody(BaseModel):
@@ -104,10 +106,17 @@ _CASE: TypeAdapter[CaseBody] = TypeAdapter(CaseBody)
     responses=problems(401, 403, 422),
     dependencies=[scope("evaluations:read")],
 )
-async def evaluations(request: Request, name: str = "", limit: Limit = 50) -> JsonObject:
+async def evaluations(request: Request, name: str = "", limit: Limit = 50, after: After = "") -> JsonObject:
     """Lists the stored reports of an agent or workflow, or all, newest first."""
     found = await asyncio.to_thread(stored, runtime_of(request).data_dir, name)
-    return {"evaluations": [_counted(one) for one in found[:limit]]}
+    if after:
+        last = next((one for one in found if one.evaluation_id == after), None)
+        if last is None:
+            raise InvalidInput(f"after: there is no evaluation {after!r}.", param="after")
+        found = found[found.index(last) + 1 :]
+    listed = found[:limit]
+    more = listed[-1].evaluation_id if len(found) > limit else None
+    return {"evaluations": [_counted(one) for one in listed], "next": more}
 
 
 @router.get(
@@ -133,12 +142,13 @@ async def evaluation(evaluation_id: str, request: Request, compare: Id = "") -> 
     responses=problems(401, 403),
     dependencies=[scope("evaluations:read")],
 )
-async def datasets(request: Request) -> JsonObject:
-    """Lists the datasets of agents and workflows as they are on disk, those with faults included."""
+async def datasets(request: Request, limit: LongLimit = 10_000, after: LongAfter = "") -> JsonObject:
+    """Lists the datasets of agents and workflows by owner and name as they are on disk, with their faults."""
     config = runtime_of(request).config_dir
     folders = {name: config / WORKFLOWS_FOLDER / name for name in workflow_names(config)}
     found = await asyncio.to_thread(list_datasets, config, folders)
-    return {"datasets": [_dataset_json(one) for one in found]}
+    listed, more = page(found, lambda one: f"{one.kind} {one.owner} {one.name}", limit, after)
+    return {"datasets": [_dataset_json(one) for one in listed], "next": more}
 
 
 @router.post(

@@ -11,9 +11,9 @@ from starlette.responses import PlainTextResponse
 
 from astromesh.access.audit import AuditFilter, AuditLog
 from astromesh.api.auth import RemoteScope
-from astromesh.api.dependencies import After, Limit, scope
+from astromesh.api.dependencies import After, Limit, LongLimit, scope
 from astromesh.api.fast_routes import HEALTH_PATH, LIVE_PATH, READY_PATH, live, ready
-from astromesh.api.requests import caller_of, runtime_of, viewer_of
+from astromesh.api.requests import MAX_SEQ, caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import LiveOut, ReadyOut, TracesOut, TraceSpansOut, answers, problems
 from astromesh.durable.base import RunQuery, RunStatus
 from astromesh.errors import TraceNotFound
@@ -38,6 +38,7 @@ class ActOut(BaseModel):
 
 class ActsOut(BaseModel):
     acts: list[ActOut]
+    next: int | None = Field(description="`after` of the next page; null: there is none.")
 
 
 @router.get("/v1/audit", summary="Audit log", response_model=ActsOut, dependencies=[scope("audit:read")])
@@ -46,12 +47,15 @@ async def acts(
     action: str = "",
     principal: str = "",
     object: str = "",
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 100,
+    limit: LongLimit = 100,
+    after: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="`next` of the page before.")] = None,
 ) -> JsonObject:
     """Lists the audited acts of the caller's tenant, newest first."""
     log = cast(AuditLog, request.app.state.audit)
-    query = AuditFilter(action, principal, object, limit)
-    return {"acts": await asyncio.to_thread(log.read, caller_of(request).tenant_id, query)}
+    query = AuditFilter(action, principal, object, limit + 1, after)
+    found = await asyncio.to_thread(log.numbered, caller_of(request).tenant_id, query)
+    listed = found[:limit]
+    return {"acts": [act for _, act in listed], "next": listed[-1][0] if len(found) > limit else None}
 
 
 health_router = APIRouter(tags=["health"])

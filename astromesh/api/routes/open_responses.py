@@ -49,7 +49,16 @@ from astromesh.api.response_events import (
 )
 from astromesh.api.responses import EventBuffer, EventStreamResponse, Hold, RunStreamResponse, json_bytes
 from astromesh.api.sampling import reject_unknown_to, reject_unsupported
-from astromesh.api.schemas import DeletedOut, ItemsOut, answers, problems, request_body
+from astromesh.api.schemas import (
+    CompactionOut,
+    DeletedOut,
+    ItemsOut,
+    ResponseOut,
+    answers,
+    event_stream,
+    problems,
+    request_body,
+)
 from astromesh.api.stored_responses import Kept, StoredResponse, find_response, is_newest, read_response
 from astromesh.errors import ApprovalRequired, Forbidden, InvalidInput
 from astromesh.runtime.agent import Agent
@@ -92,7 +101,7 @@ class _Request(NamedTuple):
     openapi_extra=request_body(ResponseBody),
     response_model=None,
     responses={
-        200: {"content": {"application/json": {}, "text/event-stream": {}}},
+        200: {"model": ResponseOut, "content": event_stream("ResponseEvents")},
         **problems(400, 401, 403, 404, 409, 413, 422, 429, 502, 503, 504),
     },
     dependencies=[scope("agents:run", any_resource=True)],
@@ -327,7 +336,7 @@ def _json(body: JsonObject) -> Response:
     openapi_extra=request_body(CompactBody),
     response_model=None,
     responses={
-        200: {"content": {"application/json": {}}},
+        **answers(CompactionOut),
         **problems(400, 401, 403, 404, 413, 422, 429, 502, 503, 504),
     },
     dependencies=[scope("agents:run", any_resource=True)],
@@ -375,7 +384,7 @@ async def _find(request: Request, id: str, param: str = "") -> StoredResponse:
     "/v1/responses/{response_id}",
     summary="A stored response",
     response_model=None,
-    responses={200: {"content": {"application/json": {}, "text/event-stream": {}}}, **_PROBLEMS},
+    responses={200: {"model": ResponseOut, "content": event_stream("ResponseEvents")}, **_PROBLEMS},
     dependencies=[scope("runs:read")],
 )
 async def retrieve(
@@ -398,7 +407,7 @@ async def retrieve(
     "/v1/responses/{response_id}/cancel",
     summary="Cancel a response in the background",
     response_model=None,
-    responses={200: {"content": {"application/json": {}}}, **_PROBLEMS},
+    responses={**answers(ResponseOut), **_PROBLEMS},
     dependencies=[audited("run.cancel", "response_id"), scope("runs:write")],
 )
 async def cancel(response_id: str, request: Request) -> Response:
@@ -442,7 +451,7 @@ async def input_items(
     order: Literal["asc", "desc"] = "desc",
     after: str = "",
 ) -> JsonObject:
-    """Lists the input items of a request, the last one first, without those of earlier responses."""
+    """Lists the input items of a request, newest first, without those of earlier responses."""
     items = (await _find(request, response_id)).items()
     items = items if order == "asc" else items[::-1]
     if after:

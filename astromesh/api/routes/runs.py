@@ -8,7 +8,7 @@ from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.access.scopes import Viewer, principal_of
-from astromesh.api.dependencies import After, LastEventId, Limit, audited, scope
+from astromesh.api.dependencies import After, LastEventId, Limit, LongAfter, audited, page, scope
 from astromesh.api.errors import public_failure
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail
@@ -42,6 +42,8 @@ router = APIRouter(tags=["runs"])
 _PROBLEMS = problems(401, 403, 404, 410)
 #: what a run's state answers with: fields without a value are absent
 _STATE: dict[str, Any] = {"response_model": RunStateOut, "response_model_exclude_unset": True}
+#: open questions that a list looks at, those of runs and those of Tasks
+_MAX_OPEN = 5000
 #: tags, and keys of the metadata, by which one list is filtered
 _MAX_FILTERS = 16
 #: a name without NUL, which PostgreSQL refuses to search for
@@ -131,6 +133,7 @@ class TaskApprovalOut(BaseModel):
 
 class ApprovalsOut(BaseModel):
     approvals: list[ApprovalOut | TaskApprovalOut]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 class FeedbackBody(BaseModel):
@@ -238,13 +241,20 @@ async def cancel(run_id: str, request: Request) -> JsonObject:
     response_model=ApprovalsOut,
     dependencies=[scope("runs:read")],
 )
-async def approvals(request: Request, limit: Limit = 100) -> JsonObject:
+async def approvals(request: Request, limit: Limit = 100, after: LongAfter = "") -> JsonObject:
     """Lists the open questions of the caller's runs and Tasks, and those for its scopes, oldest first."""
     runtime, viewer = runtime_of(request), viewer_of(request)
-    found = await runtime.runs.approvals(viewer, limit)
+    found = await runtime.runs.approvals(viewer, _MAX_OPEN)
     if runtime.has_workflows:
-        found += await runtime.workflows.waits.open(viewer, caller_of(request), limit)
-    return {"approvals": sorted(found, key=lambda one: one["asked_at"])[:limit]}
+        found += await runtime.workflows.waits.open(viewer, caller_of(request), _MAX_OPEN)
+    listed, more = page(found, _question_key, limit, after)
+    return {"approvals": listed, "next": more}
+
+
+def _question_key(question: JsonObject) -> str:
+    """Orders questions by time; digits before the point have one length for centuries."""
+    owner = question.get("run_id") or question["task_id"]
+    return f"{question['asked_at']:017.6f} {owner} {question['id']}"
 
 
 @router.post(

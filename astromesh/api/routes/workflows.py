@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from astromesh.api.dependencies import After, LastEventId, Limit, audited, scope
+from astromesh.api.dependencies import (
+    After,
+    LastEventId,
+    Limit,
+    LongLimit,
+    NextStep,
+    audited,
+    page,
+    scope,
+    steps_page,
+)
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail
 from astromesh.api.requests import (
@@ -164,6 +174,7 @@ class TaskForkedOut(BaseModel):
 class TaskStepsOut(BaseModel):
     task_id: str
     steps: list[StepOut]
+    next: int | None = Field(description="`after` of the next page; null: there is none.")
 
 
 class ComparedTaskOut(ComparedTotals):
@@ -205,6 +216,7 @@ class ArtifactOut(BaseModel):
 
 class ArtifactsOut(BaseModel):
     artifacts: list[ArtifactOut]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 class TaskReplayOut(BaseModel):
@@ -270,9 +282,11 @@ def _tasks(request: Request) -> TaskView:
     "/v1/workflows", summary="List the workflows", response_model=None, responses=answers(WorkflowsOut),
     dependencies=[scope("workflows:read")],
 )  # fmt: skip
-async def workflows(request: Request) -> JsonObject:
-    """Lists every configured workflow, those with faults included."""
-    return {"workflows": runtime_of(request).workflows.loaded.to_json()}
+async def workflows(request: Request, limit: LongLimit = 10_000, after: After = "") -> JsonObject:
+    """Lists the configured workflows by name, those with faults included."""
+    found = runtime_of(request).workflows.loaded.to_json()
+    listed, more = page(found, lambda one: str(one["name"]), limit, after)
+    return {"workflows": listed, "next": more}
 
 
 @_run_route("run", "Run a workflow", TaskOut)
@@ -344,9 +358,10 @@ async def trace(task_id: str, request: Request) -> JsonObject:
 
 
 @_read_route("/steps", "Steps of a Task", response_model=TaskStepsOut)
-async def steps(task_id: str, request: Request) -> JsonObject:
-    """Lists the calls of the stages that have ended, each behind the calls that were made in it."""
-    return {"task_id": task_id, "steps": await _tasks(request).listed_steps(task_id, viewer_of(request))}
+async def steps(task_id: str, request: Request, limit: LongLimit = 10_000, after: NextStep = 0) -> JsonObject:
+    """Lists the calls of the stages that have ended, in order, each behind the calls that were made in it."""
+    found = await _tasks(request).listed_steps(task_id, viewer_of(request))
+    return {"task_id": task_id, **steps_page(found, limit, after)}
 
 
 @_read_route("/steps/{step}", "One step of a Task", response_model=StepContentOut)
@@ -382,18 +397,25 @@ async def manifest(task_id: str, request: Request) -> JsonObject:
 
 
 @_read_route("/artifacts", "Artifacts of a Task", **_answer(ArtifactsOut))
-async def artifacts(
+async def artifacts(  # noqa: PLR0913 (a parameter for each filter)
     task_id: str,
     request: Request,
     node: str = "",
     type: Annotated[Literal["", ArtifactType], Query(description="Only artifacts of this type.")] = "",
     since: Annotated[datetime | None, Query(description="Only artifacts that are not older.")] = None,
-    limit: Annotated[int, Query(ge=1, le=10_000)] = 1000,
+    limit: LongLimit = 1000,
+    after: Annotated[
+        str, Query(pattern=r"^(\d{1,12}(\.\d{1,12})?-\d{1,9})?$", description="`next` of the page before.")
+    ] = "",
 ) -> JsonObject:
     """Lists validated outputs, tool results, telemetry and evaluations, oldest first."""
-    query = ArtifactFilter(task_id, node, type, since.timestamp() if since else 0.0, limit)
+    at, _, n = after.partition("-")
+    earliest = since.timestamp() if since else 0.0
+    query = ArtifactFilter(task_id, node, type, earliest, limit + 1, float(at or 0), int(n or 0))
     found = await _tasks(request).artifacts(task_id, viewer_of(request), query)
-    return {"artifacts": [_artifact_json(one) for one in found]}
+    listed = found[:limit]
+    more = f"{listed[-1].created_at!r}-{listed[-1].n}" if len(found) > limit else None
+    return {"artifacts": [_artifact_json(one) for one in listed], "next": more}
 
 
 @_read_route(

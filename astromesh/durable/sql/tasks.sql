@@ -45,7 +45,8 @@ SELECT a.task_id, a.n, a.type, a.path, a.node, a.stage, a.created_at, a.fingerpr
 FROM astromesh.task_artifacts a JOIN astromesh.tasks t ON t.task_id = a.task_id
 WHERE t.tenant = $1 AND ($2::text IS NULL OR t.owner = $2) AND ($3 = '' OR a.task_id = $3)
   AND ($4 = '' OR a.node = $4) AND ($5 = '' OR a.type = $5) AND a.created_at >= $6
-ORDER BY a.created_at, a.task_id, a.n LIMIT $7
+  AND (a.created_at > $8 OR (a.created_at = $8 AND a.n > $9))
+ORDER BY a.created_at, a.n, a.task_id LIMIT $7
 
 -- name: controls
 SELECT task_id, control, cancelling, inspection FROM astromesh.tasks

@@ -180,6 +180,21 @@ def test_every_operation_says_what_it_is(described: dict[str, Any]) -> None:
         assert operation["tags"] and set(operation["tags"]) <= groups, key
 
 
+def test_every_list_has_pages_and_says_how_it_is_sorted(described: dict[str, Any]) -> None:
+    """`list_models` has the form of OpenAI's protocol, which has no pages."""
+    lists = {key: one for key, one in operations(described) if one["operationId"].startswith("list_")}
+    assert len(lists) > 10
+    for key, operation in lists.items():
+        if operation["operationId"] == "list_models":
+            continue
+        names = {parameter["name"] for parameter in operation["parameters"]}
+        assert {"after", "limit"} <= names, key
+        (answer,) = operation["responses"]["200"]["content"].values()
+        schema = described["components"]["schemas"][answer["schema"]["$ref"].rpartition("/")[2]]
+        assert {"next", "has_more"} & set(schema["required"]), key
+        assert re.search(r"newest|oldest|\bby \w|in (the )?order", operation["description"]), key
+
+
 def test_pages_are_not_in_it(described: dict[str, Any]) -> None:
     assert not {"/", "/docs", "/openapi.json", "/health", "/console"} & described["paths"].keys()
 

@@ -238,6 +238,9 @@ async def test_a_principal_that_calls_too_often_is_429_and_comes_in_again_later(
     assert [a.status_code for a in (*answers, live, later)] == [200, 200, 429, 200, 200]
     assert answers[-1].json()["code"] == "rate_limited"
     assert answers[-1].headers["retry-after"] == "60"
+    names = ("x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset")
+    said = [tuple(answer.headers.get(name) for name in names) for answer in (*answers, live, later)]
+    assert said == [("2", "1", "60"), ("2", "0", "60"), ("2", "0", "60"), (None,) * 3, ("2", "1", "60")]
 
 
 def test_runs_on_a_socket_count_as_calls(tmp_path: Path) -> None:

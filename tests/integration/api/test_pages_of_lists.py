@@ -1,0 +1,77 @@
+"""Every list, walked in pages of one, has what the whole list has, in its order."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from astromesh.access.audit import AuditEntry, AuditLog
+from astromesh.types import ToolCall
+from tests.integration.agents_folder import client_of, manifest, write
+from tests.integration.workflow.folders import runtime_with, small, until
+
+LOOKUP = "tests.integration.sample_tools:lookup"
+TOOLS = [
+    {
+        "name": name,
+        "type": "internal",
+        "function": "tests.integration.sample_tools:lookup",
+        "approval": "required",
+    }
+    for name in ("lookup", "find")
+]
+
+
+def answers(request: Any) -> Any:
+    return [ToolCall("c1", "lookup", '{"query": "x"}'), ToolCall("c2", "find", '{"query": "y"}')]
+
+
+async def walked(http: httpx.AsyncClient, path: str, name: str) -> list[Any]:
+    """The entries of a list, in pages of one."""
+    found: list[Any] = []
+    after: dict[str, Any] = {}
+    while True:
+        answer = await http.get(path, params={"limit": 1, **after})
+        assert answer.status_code == 200, answer.text
+        page = answer.json()
+        assert len(page[name]) <= 1
+        found += page[name]
+        if page["next"] is None:
+            return found
+        assert len(page[name]) == 1
+        after = {"after": page["next"]}
+
+
+async def test_pages_of_one_are_the_whole_list(tmp_path: Path, subtests: pytest.Subtests) -> None:
+    folder = write(tmp_path / "config", manifest("helper", tools=TOOLS), manifest("other", tools=TOOLS[:1]))
+    small(folder), small(folder, "small2")
+    runtime = runtime_with(folder, answers)
+    async with client_of(runtime) as http:
+        for session in ("a", "b"):
+            body = {"query": "q", "session_id": session}
+            assert (await http.post("/v1/agents/helper/run", json=body)).status_code == 202
+        task = ""
+        for n in (1, 2):
+            task = (await http.post("/v1/workflows/small/runs", json={"input": n})).json()["task_id"]
+            await until(http, task, "success")
+        log = AuditLog(runtime.data_dir, runtime.clock)
+        for name in ("one", "two"):
+            log.append(AuditEntry(name, "x", "done", principal="anonymous", tenant="default"))
+        run = (await http.get("/v1/runs")).json()["runs"][0]["run_id"]
+        for path, name, least in (
+            ("/v1/agents", "agents", 2), ("/v1/tools", "tools", 2), ("/v1/providers", "providers", 1),
+            ("/v1/workflows", "workflows", 2), ("/v1/approvals", "approvals", 4), ("/v1/runs", "runs", 2),
+            ("/v1/tasks", "tasks", 2), ("/v1/audit", "acts", 2), ("/v1/traces", "traces", 1),
+            ("/v1/datasets", "datasets", 0), ("/v1/evaluations", "evaluations", 0),
+            (f"/v1/runs/{run}/steps", "steps", 3), (f"/v1/tasks/{task}/steps", "steps", 2),
+            (f"/v1/tasks/{task}/artifacts", "artifacts", 1),
+        ):  # fmt: skip
+            with subtests.test(path):
+                whole = (await http.get(path)).json()
+                assert len(whole[name]) >= least and whole["next"] is None
+                for one in (*whole[name], *(pages := await walked(http, path, name))):
+                    one.pop("duration_ms", None)  # a run that waits becomes longer
+                assert pages == whole[name]
