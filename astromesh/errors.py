@@ -784,6 +784,10 @@ class ConflictingWrites(GraphError, code="conflicting_writes"):
         )
 
 
+class BranchDropped(GraphError, code="branch_dropped"):
+    """A resumed run comes to where a branch was cancelled by a join; it never leaves the run."""
+
+
 class BranchFailed(GraphError, code="branch_failed"):
     """A branch of a graph failed, so that the others are cancelled; it never leaves the run.
 

@@ -154,11 +154,22 @@ class RunJournal:
         about = {"graph": graph, "position": position, "once": once}
         visit = NodeVisit(self, path, JournalStep(key, n, "node", "", "intent", about))
         self.visits[path] = visit  # of a finished one, too: its calls are not those of the node around it
-        if found is not None and found.state == "done" and not self._makes_again(found, once=once):
+        if found is not None and (dropped := (found.output or {}).get("dropped")) is not None:
+            visit.dropped = dropped
+        elif found is not None and found.state == "done" and not self._makes_again(found, once=once):
             visit.record, visit.ordinal = found.output, found.ordinal
         else:
             await visit.begin(found)
         return visit
+
+    def drop(self, path: str) -> None:
+        visit = self.visits.get(path)
+        if visit is not None:
+            visit.drop()
+            return
+        key = f"{NODE_PREFIX}{self.at(path)}"  # it has not begun
+        about: JsonObject = {"graph": None, "position": 0, "once": False, "dropped": []}
+        self.step_log.add(JournalStep(key, self.step_log.next_number(key), "node", "", "intent", about))
 
     def _makes_again(self, found: JournalStep, *, once: bool) -> bool:
         """Whether a replay executes a finished node: its calls are answered."""
@@ -590,11 +601,13 @@ class NodeVisit:
         self.record: JsonObject | None = None
         self.ordinal = 0
         self.refusal: OutcomeUnknown | None = None
+        self.dropped: Sequence[JsonObject] | None = None
         self.calls: list[JsonObject] = []
         self._journal, self._log, self._path, self._step = journal, journal.step_log, path, step
         self._about: JsonObject = step.output or {}
         self._start = StepStart.now()
         self._waits = 0
+        self._is_finished = False
 
     async def begin(self, found: JournalStep | None) -> None:
         """Records that the visit begins: on disk, if it must not be repeated."""
@@ -645,11 +658,22 @@ class NodeVisit:
         if not self._waits:
             await self._log.write(self._step)
 
+    def drop(self) -> None:
+        """Records that the visit is cancelled, and does not begin again, unless it has ended."""
+        if not self._is_finished:
+            output = {**self._about, "dropped": self._calls_json()}
+            self._log.add(self._step._replace(output=output))
+
+    def _calls_json(self) -> list[JsonObject]:
+        for call in self.calls:
+            if call["kind"] == "run" and not isinstance(call["run"], dict):
+                call["run"] = call["run"].to_json()
+        return self.calls
+
     async def finish(self, record: JsonObject) -> None:
         await self._log.while_active()
-        for call in self.calls:
-            if call["kind"] == "run":
-                call["run"] = call["run"].to_json()
+        self._calls_json()
+        self._is_finished = True
         done = self._step._replace(state="done", output={**self._about, **record, "calls": self.calls})
         done = self._start.of(done, {"name": self._path.rpartition("/")[2]})
         if self._log.is_replay:

@@ -251,9 +251,13 @@ class StepLog:
             await visit.resume()
         return answer
 
+    def next_number(self, path: str) -> int:
+        """Returns the number of the step that begins next on this path."""
+        return self._passed.get(path, 0) + 1
+
     def has_next(self, path: str) -> bool:
         """Whether the record has the step that begins next on this path."""
-        return (path, self._passed.get(path, 0) + 1) in self._steps
+        return (path, self.next_number(path)) in self._steps
 
     def find(self, path: str, n: int, request_hash: str) -> JournalStep | None:
         """Returns the step of the record, or None. Raises: Divergence: it was another request."""

@@ -16,7 +16,7 @@ from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Se
 from dataclasses import dataclass
 from typing import Any, Protocol, TypeAlias
 
-from astromesh.errors import BranchFailed, GraphError
+from astromesh.errors import BranchDropped, BranchFailed, GraphError
 from astromesh.graph.merging import Branch, merge
 from astromesh.graph.node_config import MAX_CONCURRENCY, Child
 from astromesh.graph.plan import Plan, Step, as_branch
@@ -37,6 +37,9 @@ class BranchedRun(Protocol):
         """Whether the run is being stopped."""
 
     def limits_within(self, path: str) -> NodeLimits: ...
+
+    def drop(self, path: str) -> None:
+        """Records, in a durable run, that a branch ends at a node."""
 
     def note_error(self, path: str, result: NodeResult) -> None:
         """Adds a failure to the report, to the events and to the log."""
@@ -177,7 +180,10 @@ class Branching:
                 ((self._running.pop(task), task) for task in done), key=lambda one: _place(one[0])
             )
             for token, task in tokens:
-                task.result()
+                try:
+                    task.result()
+                except BranchDropped:  # by the join that an earlier process has come to
+                    continue
                 (self._ended if token.at == END else self._waiting).append(token)
             if self._run.stopping:
                 return END
@@ -194,6 +200,8 @@ class Branching:
                 return
             late = {task: token for task, token in self._running.items() if self._can_reach(token, ready)}
             self._running = {task: token for task, token in self._running.items() if task not in late}
+            for token in late.values():
+                self._run.drop(token.prefix + token.now)
             await _cancel(late)
             met = sorted((token for token in self._waiting if token.at == ready), key=_place)
             if not self._running and len(met) == len(self._waiting):

@@ -10,6 +10,7 @@ A record is JSON:
     stop     the reason and the error with which the node stopped the run, or None
     calls    the visits of children, model calls, tool calls, questions and nested runs in it (by the journal)
     missing  why the record of a plain run lacks result and writes: a value has no JSON form
+    dropped  of a visit that a join has cancelled, instead of result, writes, edge and calls: its calls
     edit     what a fork has written to the state after it; then, and where a fork has edited the result,
              there is no edge: the run decides where it leads
 
@@ -23,9 +24,7 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
-from astromesh.errors import (
-    NondeterministicGraph,
-)
+from astromesh.errors import BranchDropped, NondeterministicGraph
 from astromesh.graph.calls import call_tool, call_tools
 from astromesh.graph.node_json import (
     NotRecordable,
@@ -139,8 +138,18 @@ class NodeRecorder:
     async def execute(
         self, run: RepeatedRun, visit: RecordedVisit, step: Step, state: GraphState, config: Any
     ) -> NodeResult:
-        """Returns the result of a visit: the recorded one, or that of the node."""
+        """Returns the result of a visit: the recorded one, or that of the node.
+
+        Raises:
+            BranchDropped: A join has cancelled the visit.
+        """
         entry = visit.entry
+        if entry.dropped is not None:
+            try:
+                await self._repeat_calls(run, entry.dropped, state.node_history, visit.limits)
+            finally:
+                entry.leave()
+            raise BranchDropped(f"A join has cancelled the branch at {visit.path!r}.")
         if entry.record is not None:
             return await self._repeat(run, visit, entry.record, step, state)
         if entry.refusal is not None:
@@ -213,6 +222,10 @@ class NodeRecorder:
         if shared.stop_reason is not None and not visit.stopped:
             record["stop"] = [shared.stop_reason, shared.error]
         await visit.entry.finish(record)
+
+    def drop(self, path: str) -> None:
+        """Records that a branch ends at a node, whose visit is cancelled."""
+        self._journal.drop(path)
 
     # -- a resumed run -------------------------------------------------------------------------------------
 

@@ -512,6 +512,11 @@ class Run:
             exc_info=None if is_known else error,
         )
 
+    def drop(self, path: str) -> None:
+        """Records, in a durable run, that a branch ends at a node."""
+        if self.recorder is not None:
+            self.recorder.drop(path)
+
     def note_repeated(self, path: str, result: NodeResult, mutations: Iterable[Sequence[Any]]) -> None:
         """Adds guards, graph actions and the failure of a recorded visit to the report."""
         record_guards(self, path, result)

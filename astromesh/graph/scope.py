@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
@@ -38,11 +38,13 @@ class JournaledNode(Protocol):
         record: What `finish` has stored. None if the visit has not ended yet.
         ordinal: The number of its step in the run. 0 if the visit has not ended yet.
         refusal: Why the visit may not happen: the process died during it, and a person decided so.
+        dropped: The calls of a visit that a join has cancelled. None for any other visit.
     """
 
     record: JsonObject | None
     ordinal: int
     refusal: OutcomeUnknown | None
+    dropped: Sequence[JsonObject] | None
 
     async def finish(self, record: JsonObject) -> None:
         """Stores how the visit ended, and the calls that were made in it. It is not repeated after that."""
@@ -91,6 +93,9 @@ class Journal(Protocol):
         Raises:
             NondeterministicGraph: The record has another node at this position of the graph.
         """
+
+    def drop(self, path: str) -> None:
+        """Records that a branch ends at a node, so that a resumed run does not visit it again."""
 
     def repeat(self, scope: Any, call: JsonObject) -> JsonObject | None:
         """Takes a call of a finished visit as made: emits and charges it.

@@ -671,3 +671,41 @@ async def test_validators_do_not_run_again_over_what_a_record_has() -> None:
         waiting = await engine.resume("r", {waiting.interrupts[0].id: True})
     assert waiting.state == Tens.model_construct(tens=20)
     assert (await engine.state_at("r", 0)).state.tens == 10
+
+
+@pytest.mark.parametrize("join", ["any", 1])
+async def test_branches_that_a_join_has_cancelled_do_not_come_back(join: Any, store: str) -> None:
+    """Neither one that was at work, nor one that had not begun."""
+    counted, begun = Counted(), asyncio.Event()
+
+    async def never(state: Any) -> str:
+        begun.set()
+        await asyncio.Event().wait()
+        return "never"
+
+    async def ask(state: Any) -> str:
+        return f"{state.context['quick_output']}, {await interrupt('Go on?')}"
+
+    nodes = [
+        counted.node("s", 0),
+        counted.node("quick", lambda state: _after(begun, "quick")),
+        counted.node("slow", never, effect="read"),
+        counted.node("next", never, effect="read"),
+        counted.node("idle", never, effect="read"),
+        FunctionNode("j", ask, join=join),
+    ]
+    graph: PromptGraph[Any] = PromptGraph("dropping", nodes=nodes)
+    graph.fork("s", "quick", "slow", "next", "idle", max_concurrency=2)
+    for name in ("quick", "slow", "next", "idle"):
+        graph.add_edge(name, "j")
+    engine = PromptGraphEngine(graph, store=store)
+    first = await engine.ainvoke("x", run_id="r")
+    assert [one.value for one in first.interrupts] == ["Go on?"]
+    done = await engine.resume("r", {first.interrupts[0].id: "yes"})
+    assert (done.output, done.report.stop_reason) == ("quick, yes", "completed")
+    assert sorted(counted.calls) in (["quick", "s", "slow"], ["next", "quick", "s", "slow"])
+
+
+async def _after(event: asyncio.Event, value: str) -> str:
+    await event.wait()
+    return value
