@@ -441,9 +441,37 @@ class PromptGraphEngine(Generic[S]):
             NondeterministicGraph, Divergence: The graph was changed, or makes other calls than the record.
             LeaseLost: Somebody else has continued the run meanwhile.
         """
+        return await self._resume(run_id, answers, Call(config, caller))
+
+    def astream_resume(
+        self,
+        run_id: str,
+        answers: Mapping[str, Any] | None = None,
+        mode: Mode | Sequence[Mode] = "updates",
+        *,
+        config: Mapping[str, Any] | None = None,
+        caller: CallerContext | None = None,
+    ) -> GraphStream[S]:
+        """Returns a stream of what a run does from where it is continued: `resume` with a listener.
+
+        Args:
+            mode: As in `astream`.
+            run_id, answers, config, caller: As in `resume`.
+
+        Raises:
+            InvalidInput: There is no such mode. The stream raises what `resume` raises.
+        """
+        modes = checked_modes(mode)
+
+        def start(listener: StateListener) -> Coroutine[Any, Any, GraphResult[S]]:
+            return self._resume(run_id, answers, Call(config, caller, listener))
+
+        return GraphStream(modes, start)
+
+    async def _resume(self, run_id: str, answers: Mapping[str, Any] | None, call: Call) -> GraphResult[S]:
         async with self._stored.opened() as runs:
             opened = await runs.resume(run_id, answers or {})
-            return await execute_stored(self._new_run, opened, Call(config, caller))
+            return await execute_stored(self._new_run, opened, call)
 
     async def interrupts(self, run_id: str) -> list[Interrupt]:
         """Returns what a run waits for. Raises: RunNotFound."""

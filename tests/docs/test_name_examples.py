@@ -20,7 +20,9 @@ PACKAGES = (
     "astromesh",
     "astromesh.events",
     "astromesh.graph",
+    "astromesh.graph.nodes",
     "astromesh.graph.prebuilt",
+    "astromesh.graph.reasoning",
     "astromesh.testing",
     "astromesh.workflow",
 )

@@ -50,7 +50,6 @@ KINDS: Mapping[str, type[BaseNode]] = MappingProxyType({
 })  # fmt: skip
 
 __all__ = [
-    "KINDS",
     "AutonomousNode",
     "CritiqueNode",
     "FanOutNode",
@@ -72,7 +71,6 @@ __all__ = [
     "ToolNode",
     "TransformNode",
     "ValidateNode",
-    "is_built_in",
 ]
 
 #: Kinds whose results are made by a function of the user.

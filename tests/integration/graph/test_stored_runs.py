@@ -38,6 +38,7 @@ from astromesh.graph import (
     Send,
     SubgraphNode,
     ToolNode,
+    emit,
     interrupt,
     node,
 )
@@ -559,6 +560,30 @@ async def test_a_stream_of_a_run_that_waits_ends_with_its_questions(store: str) 
     assert [one.node for one in stream.result.interrupts] == ["ask"]
     types = [event.type async for event in engine.astream_events("q")]
     assert types[-1] == "run.waiting"
+
+
+async def test_a_run_is_resumed_as_a_stream(store: str) -> None:
+    """What it did before is not told again; its texts come as they are made."""
+    counted = Counted()
+
+    async def ask(state: Any) -> dict[str, str]:
+        emit(counted.calls)
+        return {"log": [await interrupt("Ready?")]}
+
+    nodes = [
+        counted.node("a", {"total": 1}),
+        FunctionNode("ask", ask),
+        PromptNode("say", instructions="Say."),
+    ]
+    engine = PromptGraphEngine(chain(*nodes, state=Order), ScriptedProvider("Done."), store=store)
+    first = await engine.ainvoke("q", run_id="r")
+    stream = engine.astream_resume("r", {first.interrupts[0].id: "yes"}, ["updates", "messages", "custom"])
+    parts = [part async for part in stream]
+    assert parts[:2] == [("custom", "ask", ["a"]), ("updates", "ask", {"log": ["yes"]})]
+    assert "".join(data for mode, _, data in parts if mode == "messages") == "Done."
+    assert (stream.result.output, stream.result.state.log) == ("Done.", ["yes"])
+    with pytest.raises(Conflict):
+        await anext(engine.astream_resume("r"))
 
 
 async def test_a_database_of_postgresql_keeps_runs_too(postgres_database: str) -> None:
