@@ -6,10 +6,10 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import NamedTuple
 
-from pydantic import BaseModel
+from pydantic import BaseModel, ValidationError
 
 from astromesh.config import endpoints
-from astromesh.config.agent import AgentModel, Conversational, Orchestration, RoleModel
+from astromesh.config.agent import AgentModel, Conversational, Orchestration, RoleModel, ToolBlock
 from astromesh.config.base import Node, OptionsResolver, Steps
 from astromesh.config.connections import ChannelBlock
 from astromesh.config.endpoints import KEY_SOURCES, ProviderEntryNode
@@ -64,6 +64,9 @@ class Binder:
                     self._conversational(one, at)
                 case ChannelBlock():
                     self._bind_to(one, "channels", str(at[-1]), at)
+                case ToolBlock():
+                    self._bind_to(one, "tools", one.type, at, (*at, "type"))
+                    self._take_declared_keys(one, at)
                 case Block():
                     for key, group in one.plugin_keys().items():
                         self._bind_to(one, group, getattr(one, key), at, (*at, key))
@@ -80,6 +83,20 @@ class Binder:
         if options is not None:
             known = keys_of(type(block))
             block.bind(self._validated(options, _plugin_keys(self._node(at), known, options), at, known))
+
+    def _take_declared_keys(self, block: ToolBlock, at: Steps) -> None:
+        """Sets the keys that a block omits and `@tool(…)` has at its function."""
+        declared = getattr(block.options, "declared_keys", {})
+        taken = {key: value for key, value in declared.items() if key not in block.model_fields_set}
+        try:
+            made = ToolBlock.model_validate({"name": block.name, "type": block.type, **taken})
+        except ValidationError as error:
+            wrong = error.errors()[0]
+            key = ".".join(map(str, wrong["loc"]))
+            self._fault(f"names a function whose `@tool` has an invalid `{key}`: {wrong['msg']}", at)
+            return
+        for key in taken:
+            object.__setattr__(block, key, getattr(made, key))
 
     def _entry(self, name: str, record: ProviderEntry, at: Steps) -> None:
         """Checks an entry of providers.yaml.

@@ -55,6 +55,12 @@ class InternalTool:
                 ) from error
             return function
 
+        @property
+        def declared_keys(self) -> JsonObject:
+            """The keys of a block that `@tool(…)` has at the function."""
+            found = load_function(self.function)
+            return {"effect": found.spec.effect, **found.policy} if isinstance(found, FunctionTool) else {}
+
         @model_validator(mode="after")
         def _limits_a_process(self) -> Self:
             if self.max_memory_mb and not self.isolation:

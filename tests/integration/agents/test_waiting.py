@@ -224,3 +224,20 @@ async def test_tools_of_the_nodes_of_a_graph_wait_too() -> None:
     accounts: dict[str, int] = {}
     result = await agent.resume(waiting.run_id, "approve", deps=accounts)
     assert (result.text, accounts) == ("Done.", {"Ada": 7})
+
+
+@pytest.mark.parametrize(("keys", "asks"), [("", True), (", approval: none", False)])
+async def test_keys_of_a_function_hold_in_yaml_unless_its_block_has_them(
+    keys: str, asks: bool, tmp_path: Path
+) -> None:
+    path = tmp_path / "payer.agent.yaml"
+    path.write_text(
+        "apiVersion: astromesh/v1\nkind: Agent\nmetadata: {name: payer}\nspec:\n"
+        "  model: {primary: {provider: openai, model: gpt-4o}}\n"
+        f'  tools: [{{name: pay, type: internal, function: "{__name__}:pay"{keys}}}]\n'
+    )
+    accounts: dict[str, int] = {}
+    agent = Agent.from_yaml(path, store="memory", deps=accounts)
+    with agent.override(model=ScriptedProvider(PAY, "Done.")):
+        result = await agent.run("Pay Ada.")
+    assert (result.waiting_for is not None, accounts) == (asks, {} if asks else {"Ada": 7})

@@ -566,7 +566,7 @@ async def test_a_run_is_resumed_as_a_stream(store: str) -> None:
     """What it did before is not told again; its texts come as they are made."""
     counted = Counted()
 
-    async def ask(state: Any) -> dict[str, str]:
+    async def ask(state: Any) -> dict[str, list[Any]]:
         emit(counted.calls)
         return {"log": [await interrupt("Ready?")]}
 
