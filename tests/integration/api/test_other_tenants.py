@@ -244,6 +244,7 @@ def made_by_alice(client: TestClient) -> Store:
     post(f"/v1/runs/{durable}/feedback", {"rating": 1, "comment": SECRET})
     ids = {
         "run_id": (plain["run_id"], durable, waiting, told),
+        "response_id": (post("/v1/responses", {"model": "helper", "input": SECRET})["id"],),
         "task_id": (done, held),
         "trace_id": (plain["metadata"]["trace_id"],),
         "session_id": (SESSION,),

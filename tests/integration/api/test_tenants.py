@@ -80,11 +80,14 @@ def made(client: TestClient) -> Hers:
     run = client.post("/v1/agents/helper/run", json=asked, headers=by("alice")).json()
     accepted = client.post("/v1/agents/helper/runs", json=asked, headers=by("alice")).json()
     task = client.post("/v1/workflows/small/runs", json={"input": SECRET}, headers=by("alice")).json()
+    said = {"model": "helper", "input": SECRET}
+    response = client.post("/v1/responses", json=said, headers=by("alice")).json()["id"]
     task_id = task["task_id"]
     until(client, f"/v1/tasks/{task_id}", "success")
     until(client, f"/v1/runs/{accepted['run_id']}", "completed")
     named = {
         "run_id": accepted["run_id"],
+        "response_id": response,
         "session_id": SESSION,
         "task_id": task_id,
         "trace_id": run["metadata"]["trace_id"],
@@ -95,7 +98,8 @@ def made(client: TestClient) -> Hers:
         "pipeline": "none",
         "channel": "none",
     }
-    return Hers(client, named, (SESSION, task_id, run["run_id"], accepted["run_id"], named["trace_id"]))
+    runs = (run["run_id"], accepted["run_id"], response.replace("resp_", "run_"))
+    return Hers(client, named, (SESSION, task_id, *runs, response, named["trace_id"]))
 
 
 def until(client: TestClient, path: str, status: str) -> None:
@@ -134,6 +138,16 @@ def test_nobody_steers_or_deletes_what_is_anothers(hers: Hers, route: Guarded, w
     assert SECRET not in answer.text
     assert answer.status_code in (404, 422) or (who != "bob" and route.path.endswith("{session_id:path}"))
     assert everything(hers) == {"run": "completed", "task": "success", "turns": 4}
+
+
+@pytest.mark.parametrize("who", ["eve", "alias", "bob"])
+def test_nobody_continues_or_refers_to_what_is_anothers(hers: Hers, who: str) -> None:
+    response = hers.named["response_id"]
+    item = {"type": "item_reference", "id": response.replace("resp_", "msg_") + "_0"}
+    for said, more in (("x", {"previous_response_id": response}), ([item], {})):
+        body = {"model": "helper", "input": said, **more}
+        answer = hers.client.post("/v1/responses", json=body, headers=by(who))
+        assert (answer.status_code, SECRET in answer.text) == (400, False)
 
 
 def everything(hers: Hers) -> dict[str, Any]:
