@@ -10,6 +10,9 @@ from typing import Any
 import openresponses_types.types as published
 import pydantic
 import pytest
+from langchain_core.messages import HumanMessage, ToolMessage
+from langchain_openai import ChatOpenAI
+from pydantic import SecretStr
 
 from astromesh.testing import ManualClock, Reply
 from astromesh.types import ToolCall
@@ -190,3 +193,34 @@ async def test_a_compacted_conversation_goes_on_from_its_summary(tmp_path: Path)
         ]  # fmt: skip
         empty = await house.http.post("/responses/compact", json={"model": "helper"})
         assert (empty.status_code, empty.json()["error"]["param"]) == (400, "input")
+
+
+async def test_a_response_waits_for_a_person_and_goes_on_with_the_decision(tmp_path: Path) -> None:
+    pay = {"name": "pay", "type": "internal", "function": "tests.integration.sample_tools:lookup"}
+    tools = [{**pay, "approval": "required"}]
+    async with house_of(tmp_path, [ToolCall("c1", "pay", '{"query": "x"}')], "Paid.", tools=tools) as house:
+        waiting = await house.create("Pay.")
+        assert (waiting["status"], waiting["output"]) == ("in_progress", [])
+        run = waiting["id"].replace("resp_", "run_")
+        await house.http.post(f"/runs/{run}/resume", json={"decision": "approve"})
+        assert text_of(await ended(house, waiting["id"])) == "Paid."
+
+
+async def test_langchain_speaks_it_unchanged(tmp_path: Path) -> None:
+    class City(pydantic.BaseModel):
+        name: str
+
+    async with house_of(tmp_path, [ROME], "Sunny.", '{"name": "Rome"}') as house:
+        model = ChatOpenAI(
+            model="helper",
+            base_url=str(house.http.base_url),
+            api_key=SecretStr("none"),
+            use_responses_api=True,
+        )
+        bound = model.bind_tools([WEATHER])
+        asked = await bound.ainvoke([HumanMessage("The weather?")])
+        (call,) = asked.tool_calls
+        assert (call["name"], call["args"]) == ("weather", {"city": "Rome"})
+        result = ToolMessage("22", tool_call_id=call["id"])
+        assert (await bound.ainvoke([HumanMessage("The weather?"), asked, result])).text == "Sunny."
+        assert await model.with_structured_output(City).ainvoke("A city.") == City(name="Rome")
