@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 
 #: pieces that are stored one by one; otherwise an answer of 100,000 deltas would be 100,000 strings
 _SINGLE_PIECES = 512
@@ -69,10 +71,30 @@ SPACES = " \t\u00a0\u1680\u2000-\u200a\u202f\u205f\u2800\u3000"
 CONTROL_CHARACTERS = r"\x00-\x1f\x7f-\x9f"
 #: pattern of a text of one line
 SINGLE_LINE = f"^[^{CONTROL_CHARACTERS}]+$"
+#: digits, with a sign, of the longest integer of 64 bits
+_MAX_DIGITS = 20
+#: makes a zero of each digit, and a blank of everything else
+_ONLY_DIGITS = bytes(b"0"[0] if chr(byte).isdecimal() else b" "[0] for byte in range(256))
+_LONG_DIGITS = b"0" * 19
 _INVISIBLE = re.compile(f"[{INVISIBLE}]")
 _ASCII_INVISIBLE = re.compile("[\x00-\x08\x0e-\x1f\x7f]")
 _INVISIBLE_RUN = re.compile(f"[{INVISIBLE}]+")
 _VISIBLE = re.compile(f"[^{INVISIBLE}{LINE_ENDS}{SPACES}]")
+
+
+def has_long_integer(json_text: bytes) -> bool:
+    """Whether a JSON text has an integer beyond 64 bits, which JSON libraries round."""
+    found = False
+
+    def check(digits: str) -> int:
+        nonlocal found
+        found = found or len(digits) > _MAX_DIGITS or not -(2**63) <= int(digits) < 2**64
+        return 0
+
+    if _LONG_DIGITS in json_text.translate(_ONLY_DIGITS):
+        with suppress(ValueError):
+            json.loads(json_text, parse_int=check)
+    return found
 
 
 def has_invisible(text: str) -> bool:

@@ -17,7 +17,7 @@ from astromesh.api import errors
 from astromesh.api.auth import Auth
 from astromesh.api.errors import problem, public_failure, validation_detail
 from astromesh.api.middleware.audit import record_act
-from astromesh.api.middleware.limits import TOO_DEEP, nests_too_deep
+from astromesh.api.middleware.limits import json_fault
 from astromesh.api.middleware.server_span import ServerSpan
 from astromesh.api.requests import MAX_SEQ, Query, RunMetadata, SessionId, Tags, viewer_of
 from astromesh.api.responses import EventBuffer, json_bytes
@@ -385,8 +385,8 @@ _ENCODERS: dict[str, Callable[[JsonObject], JsonObject | None]] = {
 def _parse(text: str | None) -> Frame:
     if text is None:
         raise InvalidInput("Send frames as JSON text, not binary.")
-    if nests_too_deep(text.encode(errors="replace")):
-        raise InvalidInput(TOO_DEEP)
+    if fault := json_fault(text.encode(errors="replace")):
+        raise InvalidInput(fault)
     try:
         value = orjson.loads(text)
     except orjson.JSONDecodeError as error:

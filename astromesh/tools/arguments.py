@@ -7,6 +7,7 @@ from typing import Any
 import orjson
 
 from astromesh.errors import ConfigError, InvalidToolCall
+from astromesh.text import has_long_integer
 from astromesh.tools.base import DeclaredTool, Invoke, ToolContext
 from astromesh.tools.json_schema import is_too_costly, schema_validator
 from astromesh.types import JsonObject, ToolCall, ToolSpec
@@ -42,6 +43,10 @@ def parse_arguments(call: ToolCall) -> JsonObject:
         raise InvalidToolCall(
             f"The arguments of {call.name!r} are not valid JSON ({error}). Send one JSON object."
         ) from error
+    if has_long_integer(text.encode(errors="replace")):
+        raise InvalidToolCall(
+            f"The arguments of {call.name!r} have an integer beyond 64 bits. Send it as text: it is rounded."
+        )
     if arguments is None:  # some models write this for no arguments
         return {}
     if not isinstance(arguments, dict):

@@ -14,6 +14,7 @@ from starlette.websockets import WebSocket
 from astromesh.api.errors import error_response
 from astromesh.api.requests import BODY_STATE, headers_of
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, PayloadTooLarge, UriTooLong
+from astromesh.text import has_long_integer
 
 #: bytes of all header lines together, and of path and query
 MAX_HEADER_BYTES, MAX_TARGET_BYTES = 32_768, 8_192
@@ -28,7 +29,8 @@ MAX_DEPTH, _ORJSON_DEPTH = 64, 254
 #: digits of a content-length; int() of a longer text takes too long
 _MAX_LENGTH_DIGITS = 18
 _WITH_BODY = frozenset({"POST", "PUT", "PATCH"})
-TOO_DEEP = f"The JSON has more than {MAX_DEPTH} levels of nested lists and objects."
+_TOO_DEEP = f"The JSON has more than {MAX_DEPTH} levels of nested lists and objects."
+_TOO_LONG = "The JSON has an integer beyond 64 bits, which would be rounded. Send it as text."
 
 
 class ConcurrencyLimits(NamedTuple):
@@ -216,7 +218,8 @@ class BodyLimit:
             length: the declared one, empty for a chunked body.
 
         Raises:
-            AstromeshError: the body is too large or nests too deep, or `receive` refuses it.
+            AstromeshError: the body is too large, nests too deep, has an integer that would be rounded, or
+                `receive` refuses it.
         """
         if length and (
             not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS or int(length) > self._max_bytes
@@ -231,8 +234,8 @@ class BodyLimit:
                 raise self._too_large()
             if not message.get("more_body"):
                 body = b"".join(pieces)
-                if nests_too_deep(body):
-                    raise InvalidInput(TOO_DEEP)
+                if fault := json_fault(body):
+                    raise InvalidInput(fault)
                 return body
         return message
 
@@ -254,7 +257,14 @@ def _replay(body: bytes | Message, receive: Receive) -> Receive:
     return replayed
 
 
-def nests_too_deep(raw: bytes) -> bool:
+def json_fault(raw: bytes) -> str:
+    """Returns why a JSON text is not accepted; empty where it is, and where it is not JSON."""
+    if _nests_too_deep(raw):
+        return _TOO_DEEP
+    return _TOO_LONG if has_long_integer(raw) else ""
+
+
+def _nests_too_deep(raw: bytes) -> bool:
     """Whether JSON nests lists and objects deeper than `MAX_DEPTH`; False where the text is not JSON.
 
     orjson writes 254 levels. Wrapped in the levels that are left, a deeper value fails at the speed of C.

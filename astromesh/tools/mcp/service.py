@@ -3,27 +3,34 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, get_args
+from typing import Any, Self, cast, get_args
 
+import anyio
 import orjson
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.message import SessionMessage
 from mcp_types import (
+    PARSE_ERROR,
     CallToolRequestParams,
     CallToolResult,
     ContentBlock,
+    ErrorData,
+    JSONRPCError,
     ListToolsResult,
     PaginatedRequestParams,
     TextContent,
     ToolAnnotations,
 )
 from mcp_types import Tool as WireTool
+from pydantic import ValidationError
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
@@ -105,7 +112,8 @@ class MCPService:
     async def serve_stdio(self) -> None:
         """Serves the client at stdin and stdout until it closes stdin. Other output goes to stderr."""
         async with stdio_server() as (reader, writer):
-            await self._server.run(reader, writer, self._server.create_initialization_options())
+            answering = _AnsweringReader(reader, writer)
+            await self._server.run(answering, writer, self._server.create_initialization_options())
 
     async def _hold(self, ready: asyncio.Event) -> None:
         try:
@@ -136,6 +144,52 @@ class MCPService:
             log.exception("mcp_tool_crashed", tool=params.name)
             return _wire_result(f"The tool {params.name!r} failed for an internal reason.", failed=True)
         return _wire_result(value)
+
+
+class _AnsweringReader:
+    """A reader of the SDK that answers lines which are no messages; the SDK leaves their senders waiting."""
+
+    def __init__(self, reader: Any, writer: Any) -> None:
+        self._reader, self._writer = reader, writer
+
+    @property
+    def last_context(self) -> Any:
+        return self._reader.last_context
+
+    async def receive(self) -> SessionMessage | Exception:
+        while isinstance(item := await self._reader.receive(), Exception):
+            await self._writer.send(SessionMessage(_parse_error(item)))
+        return cast("SessionMessage", item)
+
+    async def aclose(self) -> None:
+        await self._reader.aclose()
+
+    def __aiter__(self) -> Self:
+        return self
+
+    async def __anext__(self) -> SessionMessage | Exception:
+        try:
+            return await self.receive()
+        except anyio.EndOfStream:
+            raise StopAsyncIteration from None
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *error: object) -> None:
+        await self.aclose()
+
+
+def _parse_error(error: Exception) -> JSONRPCError:
+    """Returns the answer to a line that is not a message, with its id where it has one."""
+    line = error.errors(include_url=False)[0]["input"] if isinstance(error, ValidationError) else None
+    with suppress(ValueError, RecursionError):
+        line = json.loads(line) if isinstance(line, str) else line  # it accepts half of a surrogate pair
+    request_id = line.get("id") if isinstance(line, dict) else None
+    fault = ErrorData(code=PARSE_ERROR, message="This line is not a JSON-RPC message in UTF-8.")
+    return JSONRPCError(
+        jsonrpc="2.0", id=request_id if isinstance(request_id, int | str) else None, error=fault
+    )
 
 
 def _replay(body: bytes, receive: Receive) -> Receive:

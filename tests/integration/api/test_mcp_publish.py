@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 import httpx2
+import orjson
 import pytest
 import yaml
 from mcp.client.client import Client
@@ -243,6 +244,22 @@ async def test_the_command_serves_the_agents_to_the_program_that_starts_it(tmp_p
         assert [tool.name for tool in (await client.list_tools()).tools] == ["helper"]
         done = await client.call_tool("helper", {"query": "What can you do?"})
     assert (done.is_error, bool(done.content)) == (False, True)
+
+
+async def test_a_line_over_stdio_that_is_no_message_is_answered(tmp_path: Path) -> None:
+    """Also a call whose text has half of a surrogate pair: its sender would wait for ever."""
+    call = r'{"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"name":"helper","arguments":"\ud800"}}'
+    lines = {call: 7, '{"jsonrpc":"2.0","id":"a"}': "a", '{"jsonrpc":"2.0",': None, "[1]": None}
+    agent = manifest("helper", model={"primary": {"provider": "embedded", "model": "any"}})
+    command = command_of(write(tmp_path, agent))
+    program = await asyncio.create_subprocess_exec(
+        command.command, *command.args, stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE
+    )
+    answers, _ = await program.communicate("".join(f"{line}\n" for line in lines).encode())
+    answered = [orjson.loads(answer) for answer in answers.splitlines()]
+    assert [(one["id"], one["error"]["code"]) for one in answered] == [
+        (request_id, -32700) for request_id in lines.values()
+    ]
 
 
 async def test_a_cancel_over_stdio_ends_the_run(tmp_path: Path, mock_llm: MockModel) -> None:

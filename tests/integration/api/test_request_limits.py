@@ -21,7 +21,7 @@ from astromesh.api.middleware.limits import (
     MAX_HEADER_BYTES,
     MAX_TARGET_BYTES,
     ConcurrencyLimits,
-    nests_too_deep,
+    json_fault,
 )
 from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.tools.base import RateLimit
@@ -88,6 +88,28 @@ def test_json_that_nests_too_deep_is_422_on_every_route(
     assert f"{MAX_DEPTH} levels" in answer.json()["detail"]
 
 
+def test_an_integer_that_would_be_rounded_is_422(client: TestClient) -> None:
+    """JSON libraries make a float of it: what is stored would not be found by what was sent."""
+    json = {"content-type": "application/json"}
+    for number, status in (
+        (2**64, 422),
+        (-(2**63) - 1, 422),
+        ("9" * 5000, 422),
+        (2**64 - 1, 200),
+        (1e30, 200),
+    ):
+        body = orjson.dumps({**BODY, "metadata": {"n": 1}}).replace(
+            b'"n":1', b'"n":%s' % str(number).encode()
+        )
+        answer = client.post(RUN, content=body, headers=json)
+        assert answer.status_code == status, answer.text
+    assert "Send it as text" in client.post(RUN, content=b'{"n": 123456789012345678901}').json()["detail"]
+    assert client.post(RUN, json={**BODY, "metadata": {"n": str(2**70)}}).status_code == 200
+    with client.websocket_connect(SOCKET) as socket:
+        socket.send_text('{"type": "ping", "n": 123456789012345678901}')
+        assert socket.receive_json()["code"] == "invalid_input"
+
+
 @pytest.mark.parametrize("levels", [MAX_DEPTH - 3, MAX_DEPTH - 2])
 def test_json_up_to_the_bound_is_run_and_kept(client: TestClient, levels: int) -> None:
     body = {**BODY, "context": {"deep": nested(levels)}, "metadata": {"deep": nested(levels)}}
@@ -96,11 +118,11 @@ def test_json_up_to_the_bound_is_run_and_kept(client: TestClient, levels: int) -
 
 
 def test_depth_is_what_counts_not_how_many_lists_there_are() -> None:
-    assert not nests_too_deep(orjson.dumps([[]] * 100_000))
-    assert not nests_too_deep(orjson.dumps(nested(MAX_DEPTH)))
-    assert nests_too_deep(orjson.dumps(nested(MAX_DEPTH + 1)))
-    assert not nests_too_deep(b'{"text": "' + b"[" * 1000 + b'"}')
-    assert not nests_too_deep(b"[" * 1000 + b"no JSON")
+    assert not json_fault(orjson.dumps([[]] * 100_000))
+    assert not json_fault(orjson.dumps(nested(MAX_DEPTH)))
+    assert json_fault(orjson.dumps(nested(MAX_DEPTH + 1)))
+    assert not json_fault(b'{"text": "' + b"[" * 1000 + b'"}')
+    assert not json_fault(b"[" * 1000 + b"no JSON")
 
 
 def test_a_frame_that_nests_too_deep_is_told_and_the_socket_lives(client: TestClient) -> None:
