@@ -48,17 +48,18 @@ def check_request(rules: GuardrailsEngine, request: RunRequest) -> CheckedReques
 
 
 def check_parts(rules: GuardrailsEngine, request: RunRequest) -> CheckedRequest:
-    """Returns a request with the context and the metadata that the input rules let through.
+    """Returns a request with the context, metadata and tags that the input rules let through.
 
     Raises:
         GuardrailBlocked: as of `check_request`.
     """
-    if not rules.input_rules or not (request.context or request.metadata):
+    if not rules.input_rules or not (request.context or request.metadata or request.tags):
         return CheckedRequest(request)
     context = rules.check_part(request.context, "context")
     metadata = rules.check_part(request.metadata, "metadata")
-    checked = replace(request, context=context.value, metadata=metadata.value)
-    return CheckedRequest(checked, (*context.actions, *metadata.actions))
+    tags = rules.check_part({"tags": list(request.tags)}, "metadata")
+    checked = replace(request, context=context.value, metadata=metadata.value, tags=tuple(tags.value["tags"]))
+    return CheckedRequest(checked, (*context.actions, *metadata.actions, *tags.actions))
 
 
 def screen(rules: GuardrailsEngine, request: RunRequest) -> RunRequest:
@@ -73,10 +74,10 @@ def screen(rules: GuardrailsEngine, request: RunRequest) -> RunRequest:
     except GuardrailBlocked as blocked:
         refused = Screening(tuple(map(dict, blocked.actions)), blocked.guardrail, str(blocked))
         history = None if request.history is None else ()
-        metadata = rules.visible_metadata(request.metadata)
+        metadata, tags = rules.visible_metadata(request.metadata), rules.visible_tags(request.tags)
         return replace(
-            request, query="", context={}, metadata=metadata, history=history, preface=(), continuation=(),
-            screening=refused,
+            request, query="", context={}, metadata=metadata, tags=tags, history=history, preface=(),
+            continuation=(), screening=refused,
         )  # fmt: skip
     except BaseException as error:  # foreign code: a rule may raise anything
         if not is_failure(error):

@@ -369,7 +369,7 @@ class RunFactory:
         metadata = request.metadata and agent.guardrails.visible_metadata(request.metadata)
         log = RunLog(
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts,
-            metadata=metadata, tags=request.tags, remote_span=caused.span_id,
+            metadata=metadata, tags=agent.guardrails.visible_tags(request.tags), remote_span=caused.span_id,
         )  # fmt: skip
         scope.deps, scope.metadata, scope.tags = _deps_of(agent, request, outer), log.metadata, log.tags
         scope.max_answer_bytes, scope.tool_choice = self.max_answer_bytes, request.client_tools.choice

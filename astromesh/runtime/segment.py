@@ -360,7 +360,7 @@ def accepted_row(
         durable=True,
         request=new_request_to_json(request),
         metadata=dict(request.metadata) if is_checked else {},
-        tags=request.tags,
+        tags=request.tags if is_checked else (),
         manifest=agent.snapshot,
         caller=caller_to_json(caller),
         priority=spec.queue.priority,

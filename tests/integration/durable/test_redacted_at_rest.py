@@ -27,6 +27,7 @@ BODY = {
     "session_id": "s-1",
     "context": {"customer": {"mail": MAIL}},
     "metadata": {"note": f"call {MAIL}"},
+    "tags": [MAIL, "shop"],
 }
 CUSTOM = {"type": "custom", "apply_to": ["query", "context", "metadata"]}
 RUNS, CHAT = "/v1/agents/helper/runs", "/v1/chat/completions"
@@ -110,7 +111,7 @@ async def test_what_a_rule_redacts_never_reaches_the_disk(tmp_path, storage, rul
         assert places_of(f"Write to {hidden}", data, storage)
     assert run["result"]["response"] == f"You said Write to {hidden} please"
     acted = [action["type"] for action in run["result"]["metadata"]["guardrails"]]
-    assert acted == [rules[0]["type"]] * 3
+    assert acted == [rules[0]["type"]] * 4
 
 
 async def test_a_run_that_waits_for_its_turn_has_no_raw_text(tmp_path, storage):
@@ -123,7 +124,7 @@ async def test_a_run_that_waits_for_its_turn_has_no_raw_text(tmp_path, storage):
         assert places_of(SECRET, tmp_path / "data", storage) == []
         run = await ended(client, first)
     assert first == second
-    assert [action["count"] for action in run["result"]["metadata"]["guardrails"]] == [1] * 6
+    assert [action["count"] for action in run["result"]["metadata"]["guardrails"]] == [1] * 8
 
 
 async def test_what_a_rule_refuses_never_reaches_the_disk(tmp_path, storage):

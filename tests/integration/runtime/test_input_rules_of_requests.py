@@ -21,6 +21,7 @@ BODY = {
     "session_id": "s",
     "context": {"customer": {"mail": "ann@example.com", "age": 41, "ok": True, "more": ["bob@example.com"]}},
     "metadata": {"note": "call ann@example.com", "ann@example.com": 1},
+    "tags": ["shop", "bob@example.com"],
 }
 
 
@@ -35,13 +36,14 @@ async def test_personal_data_is_removed_from_context_and_metadata(tmp_path: Path
             answer = (await client.post(RUN, json=BODY)).json()
             run_id = answer["run_id"]
             actions = answer["metadata"]["guardrails"]
-            assert [a["type"] for a in actions] == ["pii_detection"] * 3
+            assert [a["type"] for a in actions] == ["pii_detection"] * 4
         async with asyncio.timeout(30):
             while not (run := (await client.get(f"/v1/runs/{run_id}")).json())["finished_at"]:
                 await asyncio.sleep(0.01)
         events = (await client.get(f"/v1/runs/{run_id}/events")).text
     assert provider.requests[0].messages[0].content == "[EMAIL] call [EMAIL]"
     assert run["metadata"] == {"note": "call [EMAIL]", "ann@example.com": 1}  # names never change
+    assert run["tags"] == ["shop", "[EMAIL]"]
     assert "bob@example.com" not in events and "call ann@example.com" not in events
 
 
