@@ -26,6 +26,8 @@ from astromesh.types import CompletionRequest, JsonObject, Message, ToolSpec
 
 #: the share of the window that a request may fill, and the part of that share that is one block
 _SHARE, _BLOCKS = 0.8, 4
+#: messages of a question and its answer
+_EXCHANGE = 2
 #: tokens of the sentence in place of what was cut
 _NOTE_TOKENS = 24
 
@@ -75,8 +77,13 @@ class LeftOut(NamedTuple):
 NOTHING = LeftOut()
 
 
-def fitted(request: CompletionRequest, limits: ModelLimits) -> tuple[CompletionRequest, LeftOut]:
+def fitted(
+    request: CompletionRequest, limits: ModelLimits, earlier: int = 0
+) -> tuple[CompletionRequest, LeftOut]:
     """Returns a request that the models accept, and what it has lost.
+
+    Args:
+        earlier: messages of the session before those of the request; the cut depends on their number.
 
     Raises:
         InvalidInput: it has images, and no model accepts any.
@@ -89,7 +96,7 @@ def fitted(request: CompletionRequest, limits: ModelLimits) -> tuple[CompletionR
     room = limits.window * _SHARE
     if not room or _surely_fits(request, room) or estimate_request(request) <= room:
         return request, NOTHING
-    return _trimmed(request, limits)
+    return _trimmed(request, limits, earlier)
 
 
 _SUMMARY_PROMPT = (
@@ -169,7 +176,9 @@ def _surely_fits(request: CompletionRequest, room: float) -> bool:
     return tokens <= room and request.output_schema is None
 
 
-def _trimmed(request: CompletionRequest, limits: ModelLimits) -> tuple[CompletionRequest, LeftOut]:
+def _trimmed(
+    request: CompletionRequest, limits: ModelLimits, earlier: int
+) -> tuple[CompletionRequest, LeftOut]:
     messages = request.messages
     asked = max((i for i, m in enumerate(messages) if m.role == "user"), default=len(messages) - 1)
     system = tuple(m for m in messages[:asked] if m.role == "system")
@@ -184,7 +193,7 @@ def _trimmed(request: CompletionRequest, limits: ModelLimits) -> tuple[Completio
     room = int(limits.window * _SHARE) - fixed
     loop = [*_units(messages[asked + 1 :], "assistant")]
     in_loop = sum(map(estimate_messages, loop))
-    turns = _newest([*_units(history, "user")], room - in_loop, limits)
+    turns = _newest([*_units(history, "user")], room - in_loop, limits, earlier)
     calls = loop
     if loop and in_loop > room:
         older = _newest(loop[:-1], room - estimate_messages(loop[-1]), limits)
@@ -208,19 +217,31 @@ def _units(messages: Sequence[Message], first: str) -> Iterable[list[Message]]:
         yield unit
 
 
-def _newest(units: list[list[Message]], room: int, limits: ModelLimits) -> list[list[Message]]:
-    """Returns the newest units that fit. What is dropped fills a whole number of blocks."""
+def _newest(
+    units: list[list[Message]], room: int, limits: ModelLimits, earlier: int = 0
+) -> list[list[Message]]:
+    """Returns the newest units that fit. What is dropped fills a whole number of blocks.
+
+    If messages came before the units, they are dropped in groups that are counted from the first message of
+    all: memory forgets a turn with each run, and a cut in tokens would move with it.
+    """
     sizes = [*map(estimate_messages, units)]
     over = sum(sizes) - max(room, 0)
     if over <= 0:
         return units
-    block = max(int(limits.window * _SHARE) // _BLOCKS, 1)
-    drop, dropped = -(-over // block) * block, 0
-    for place, size in enumerate(sizes):
-        if dropped >= drop:
-            return units[place:]
-        dropped += size
-    return []
+    block, group = max(int(limits.window * _SHARE) // _BLOCKS, 1), 1
+    if earlier:
+        group = 1 << max(block * len(sizes) // sum(sizes), 1).bit_length() - 1
+    else:
+        over = -(-over // block) * block
+    dropped, ordinal, fits = 0, earlier, len(units)
+    for place, (unit, size) in enumerate(zip(units, sizes, strict=True)):
+        if dropped >= over:
+            if ordinal // _EXCHANGE % group == 0:
+                return units[place:]
+            fits = min(fits, place)
+        dropped, ordinal = dropped + size, ordinal + len(unit)
+    return units[fits:]
 
 
 def _cut_results(unit: list[Message], room: int) -> list[Message]:

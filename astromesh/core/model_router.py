@@ -615,13 +615,14 @@ class RunModel:
 
     `attempts` has one line for each failed try of the whole run, `{provider, error, status}`.
     `raises_limit` is whether the parameters may raise the limit of an answer.
+    `earlier_messages` is how many messages of the session came before those that the run recalls.
     `left_out` is what the newest request that did not fit its models has lost.
     `streaming_request` is the newest request whose answer streams.
     """
 
     __slots__ = (
-        "_parameters", "_requests", "_router", "_schema", "_scope", "attempts", "last", "left_out",
-        "raises_limit", "streaming_request",
+        "_parameters", "_requests", "_router", "_schema", "_scope", "attempts", "earlier_messages", "last",
+        "left_out", "raises_limit", "streaming_request",
     )  # fmt: skip
 
     def __init__(
@@ -636,6 +637,7 @@ class RunModel:
         self.attempts: list[JsonObject] = []
         self.last: CompletionResult | None = None
         self.left_out: JsonObject = {}
+        self.earlier_messages = 0
         self.streaming_request: CompletionRequest | None = None
         #: requests by the text of their results; only recorded if there is a schema
         self._requests: dict[str, CompletionRequest] = {}
@@ -676,7 +678,7 @@ class RunModel:
         limits = self._router.for_role(request.role).limits
         if limits is NO_LIMITS:
             return request
-        request, left_out = fitted(request, limits)
+        request, left_out = fitted(request, limits, self.earlier_messages)
         if left_out is not NOTHING:
             self.left_out = left_out.to_json(limits)
         return request

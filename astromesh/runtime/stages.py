@@ -370,8 +370,10 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     if request.terms.max_iterations is not None:
         iterations = agent.iterations_within(request.terms.max_iterations)
     messages = equipped.prompted.messages
-    if agent.router.limits.window and agent.summarizes:
-        messages = await _summarized(agent, equipped, run)
+    if agent.router.limits.window:
+        run.model.earlier_messages = _forgotten(equipped.prompted.recalled)
+        if agent.summarizes:
+            messages = await _summarized(agent, equipped, run)
     task = PatternTask(messages, equipped.specs, iterations, request.context)
     tools = equipped.tools if accounts is None else ChargedTools(equipped.tools, accounts)
     try:
@@ -385,6 +387,14 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
         filter_error(agent.guardrails, error)
         raise
     return equipped, outcome
+
+
+def _forgotten(recalled: RecalledQuery) -> int:
+    """Returns how many messages of the session came before those that a run recalls."""
+    memory = recalled.memory
+    if recalled.admitted.history is not None or not memory.last_seq:
+        return 0
+    return memory.last_seq - sum(message.role != "system" for message in memory.conversation_history)
 
 
 async def _summarized(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[Message, ...]:

@@ -173,6 +173,18 @@ async def test_with_the_strategy_summary_what_does_not_fit_is_summarized(
     assert left["summarized_messages"] > 0 and left["context_window"] == 1500
 
 
+async def test_the_cut_moves_rarely_also_where_memory_forgets_a_turn_with_each_run(tmp_path: Path) -> None:
+    memory = {"conversational": {"backend": "in_memory", "max_turns": 20}}
+    provider = ScriptedProvider("y" * 300, repeat=True, capabilities=Capabilities(context_window=2600))
+    async with client(tmp_path, provider, memory=memory) as http:
+        for number in range(40):
+            await http.post(RUN, json={"query": f"{number:02d} " + "x" * 600, "session_id": "s"})
+    asked = [request.messages for request in provider.requests[15:]]
+    assert all(estimate_request(request) <= 2600 * 0.8 for request in provider.requests)
+    moved = sum(one[:-1] != after[: len(one) - 1] for one, after in pairwise(asked))
+    assert 2 <= moved <= len(asked) // 2 + 1
+
+
 async def test_the_next_runs_use_a_summary_until_the_window_is_outgrown_again(tmp_path: Path) -> None:
     """The session keeps it, so that neither a call nor the cache of the prompt is lost in each turn."""
     memory = {
