@@ -54,6 +54,8 @@ AGENTS_VARIABLE = "ASTROMESH_AGENTS"
 DEV_VARIABLE = "ASTROMESH_DEV"
 #: seconds that runs get after SIGTERM, and that their responses get after that
 GRACE, _RESPONSE_GRACE = 30, 5
+#: seconds without an answer after which a worker is killed: on a busy machine one starts in more than five
+_WORKER_SILENCE = 30
 #: a vector search uses one core: threads of OpenBLAS that wait for a busy core make it five times slower
 _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")
 QUESTION = "How do I get started?"
@@ -229,7 +231,7 @@ def uvicorn_config(app: Server | str, spec: RuntimeSpec, workers: int = 1) -> uv
         lifespan="on", interface="asgi3",
         ws_max_size=spec.api.max_body_bytes, ws_per_message_deflate=False,
         access_log=False, log_config=None, server_header=False, proxy_headers=False,
-        timeout_graceful_shutdown=_RESPONSE_GRACE,
+        timeout_graceful_shutdown=_RESPONSE_GRACE, timeout_worker_healthcheck=_WORKER_SILENCE,
     )  # fmt: skip
 
 
