@@ -29,6 +29,7 @@ from http.client import HTTPException
 from itertools import count, product
 from pathlib import Path
 from random import Random
+from threading import Event
 from uuid import uuid4
 
 ROOT = Path(__file__).parents[1]
@@ -80,12 +81,13 @@ def send(url: str, kind: str, n: int) -> str:
     return str(call(f"{url}/v1/agents/teller/runs", body)["run_id"])
 
 
-def accept(url: str, kind: str, numbers: Iterable[int]) -> list[str]:
-    """Ids of the runs whose acceptance was answered before the server died."""
+def accept(url: str, kind: str, numbers: Iterable[int], begun: Event) -> list[str]:
+    """Ids of the runs whose acceptance was answered before the server died. Sets `begun` at the first one."""
     accepted = []
     for n in numbers:
         try:
             accepted.append(send(url, kind, n))
+            begun.set()
         except urllib.error.HTTPError:
             time.sleep(0.05)  # it has too much to do
         except (OSError, HTTPException):  # also in the middle of its answer
@@ -94,9 +96,15 @@ def accept(url: str, kind: str, numbers: Iterable[int]) -> list[str]:
 
 
 def accept_flat_out(server: ServerProcess, kind: str, seconds: float) -> list[str]:
-    """Ids of all runs that clients without a pause had accepted until the server was killed."""
+    """Ids of all runs that clients without a pause had accepted until the server was killed.
+
+    Args:
+        seconds: From the first acceptance to the kill.
+    """
+    begun = Event()
     with ThreadPoolExecutor(CLIENTS) as pool:
-        clients = [pool.submit(accept, server.url, kind, count(k, CLIENTS)) for k in range(CLIENTS)]
+        clients = [pool.submit(accept, server.url, kind, count(k, CLIENTS), begun) for k in range(CLIENTS)]
+        begun.wait(PATIENCE)
         time.sleep(seconds)
         server.kill()
         return [run_id for client in clients for run_id in client.result()]
@@ -167,7 +175,7 @@ def kill(
         if flat_out:
             accepted = accept_flat_out(servers[0], kind, chance.uniform(0.5, 2.0))
         else:
-            accepted = accept(servers[0].url, kind, range(RUNS))
+            accepted = accept(servers[0].url, kind, range(RUNS), Event())
             servers[0].wait(PATIENCE)
         died = time.monotonic()
         if not database:

@@ -32,6 +32,7 @@ from astromesh.runtime.run import Handler, Run
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import EventSink
+from astromesh.tools.process_pool import ISOLATED
 from astromesh.types import CallerContext, Event, JsonObject
 
 #: events of one read
@@ -139,6 +140,8 @@ class Segment:
         row, run = self.row, self.run
         steps, past = await self._load_record()
         self.writer.is_suspect = row.deaths > 0
+        # what ended its process ends no second server; a tool that works with its context needs this process
+        ISOLATED.set(lambda takes_context: self.writer.is_suspect and not takes_context)
         self.stream = stream = DurableStream(row.run_id, self.writer, run.log, (self._host.metrics,), past)
         step_log = StepLog(
             row.run_id,

@@ -41,8 +41,18 @@ _BOOT = (
     f"{main.__name__}(int(sys.argv[1]))"
 )
 
-#: whether Python tools and nodes of the current code run in worker processes, whatever they are declared
-ISOLATED: ContextVar[bool] = ContextVar("astromesh_isolated", default=False)
+
+def _never(takes_context: bool) -> bool:
+    return False
+
+
+#: Answers before each call of a Python tool or node whether it runs in a worker process, however declared.
+#: It takes whether the function takes the context of the call, of which only ids reach the worker.
+ISOLATED: ContextVar[Callable[[bool], bool]] = ContextVar("astromesh_isolated", default=_never)
+
+
+def is_isolated(*, takes_context: bool = False) -> bool:
+    return ISOLATED.get()(takes_context)
 
 
 class WorkerProcess:

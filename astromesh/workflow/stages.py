@@ -595,7 +595,7 @@ def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:
             job.port = _port(job, box, stage, resources)
             attempt = partial(_agent_in_process, process, stage, resources, job, package)
             return await _surviving(stage, resources.project, job, attempt)
-        token = ISOLATED.set(job.is_suspect or ISOLATED.get())
+        token = ISOLATED.set((lambda takes_context: True) if job.is_suspect else ISOLATED.get())
         try:
             return await ask(job, package)
         finally:

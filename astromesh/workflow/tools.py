@@ -21,7 +21,7 @@ from astromesh.graph.scope import Journal, Scope
 from astromesh.graph.structured_output import OutputSchema
 from astromesh.plugins import Deps, Plugins
 from astromesh.tools.base import Tool, ToolContext, ToolPolicy
-from astromesh.tools.process_pool import ISOLATED, call_in_process
+from astromesh.tools.process_pool import call_in_process, is_isolated
 from astromesh.tools.toolbox import ToolBox
 from astromesh.tools.worker_process import Port
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
@@ -78,7 +78,7 @@ class PythonFunction:
         self._folder, self._tool = project.folder, tool
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
-        if self._tool.isolation or ISOLATED.get():
+        if self._tool.isolation or is_isolated():
             result = await self._call_in_process(arguments)
         else:
             result = await call_function(self._function, **arguments)

@@ -1,4 +1,4 @@
-"""Agents that kill their process: they end the server three times, and no other run with it."""
+"""Agents that kill their process: they end the server once, three times at most, and no other run with it."""
 
 from __future__ import annotations
 
@@ -9,14 +9,19 @@ from typing import Any
 from tests.integration.agents_folder import manifest, write
 from tests.platform.model import MockModel
 from tests.platform.processes import answers_http
-from tests.reliability.calls import call, until
+from tests.reliability.calls import call, events_of, until
 from tests.reliability.payment_agent import LEASE
 
 TOOLS = '''
 import asyncio, os, pathlib, signal
+from astromesh import ToolContext
 
-async def die(query: str) -> str:
+def die_alone(query: str) -> str:
     """Ends its process."""
+    os.kill(os.getpid(), signal.SIGKILL)
+
+async def die(query: str, context: ToolContext) -> str:
+    """Ends its process. What takes the context runs in the server."""
     os.kill(os.getpid(), signal.SIGKILL)
 
 async def wait(query: str) -> str:
@@ -31,11 +36,31 @@ async def wait(query: str) -> str:
 def agents(config: Path, endpoint: str) -> Path:
     config.mkdir(parents=True)
     (config / "run_death_tools.py").write_text(TOOLS)
-    for name in ("die", "wait"):
+    for name in ("die", "die_alone", "wait"):
         tool = {"name": name, "type": "internal", "function": f"run_death_tools:{name}", "effect": "read"}
         model = {"provider": "openai", "model": "mock+tools=1", "endpoint": endpoint, "api_key": "none"}
         write(config, manifest(name, model={"primary": model}, tools=[tool]))
     return config
+
+
+def test_a_tool_that_killed_its_server_runs_again_in_a_worker_process(
+    tmp_path: Path, mock_llm: MockModel, forked_server: Any
+) -> None:
+    """The model reads how it ended, and the run goes on."""
+    server = forked_server(agents(tmp_path / "config", mock_llm.url), env=LEASE)
+    body = {"query": "hi", "session_id": "s"}
+    run_id = call(f"{server.url}/v1/agents/die_alone/runs", body)["run_id"]
+    assert server.wait(60) == -signal.SIGKILL
+    server.start()
+
+    def ended() -> dict[str, Any] | None:
+        run = dict(call(f"{server.url}/v1/runs/{run_id}"))
+        return run if run["finished_at"] else None
+
+    run = until(ended, "the run did not end")
+    finished = [data for _, name, data in events_of(server.url, run_id) if name == "tool.finished"]
+    assert (run["status"], [data["ok"] for data in finished]) == ("completed", [False])
+    assert server.running
 
 
 def test_a_read_tool_that_kills_its_process_ends_the_server_three_times_and_fails_alone(

@@ -15,7 +15,7 @@ from astromesh.graph.records import NodeResult
 from astromesh.graph.scope import NodeEffect
 from astromesh.graph.state import GraphState
 from astromesh.graph.validation import check_int, positional_arity
-from astromesh.tools.process_pool import ISOLATED, Isolation
+from astromesh.tools.process_pool import Isolation, is_isolated
 
 Function = Callable[..., Any]
 
@@ -77,7 +77,7 @@ class FunctionNode(BaseNode):
             self.ignores = MODEL_KEYWORDS - {"tool_loop"}  # type: ignore[misc]  # of this node
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        if self.isolation or (ISOLATED.get() and self._name_elsewhere):
+        if self.isolation or (self._name_elsewhere and not self.inline and is_isolated()):
             return await call_in_worker(
                 self.name, self._name_elsewhere, state, max_memory_mb=self.max_memory_mb or 0
             )

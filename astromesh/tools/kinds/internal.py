@@ -16,7 +16,7 @@ from astromesh.plugins import Deps
 from astromesh.text import did_you_mean
 from astromesh.tools.base import ToolContext
 from astromesh.tools.functions import FunctionTool
-from astromesh.tools.process_pool import ISOLATED, Isolation, call_in_process
+from astromesh.tools.process_pool import Isolation, call_in_process, is_isolated
 from astromesh.tools.results import to_text
 from astromesh.tools.worker_process import Port
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
@@ -78,7 +78,8 @@ class InternalTool:
 
     async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
         """See `Tool`. In a worker process, a parameter `ToolContext` has only ids and texts."""
-        if not (self._options.isolation or ISOLATED.get()):
+        takes_context = bool(self._tool.signature.contexts)
+        if not (self._options.isolation or is_isolated(takes_context=takes_context)):
             return await self._tool.call(arguments, context)
         self._tool.signature.bind(arguments, context)  # its error is the model's to correct
         payload = {"function": self._options.function, "arguments": arguments, "context": _ids_of(context)}

@@ -23,7 +23,8 @@ from astromesh.graph import (
     SubgraphNode,
     TransformNode,
 )
-from astromesh.testing import ScriptedProvider
+from astromesh.testing import Reply, ScriptedProvider
+from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, served, write
 
 RUN, CHAT = "/v1/agents/helper/run", "/v1/chat/completions"
@@ -197,6 +198,31 @@ async def test_the_answer_is_what_the_model_wrote_on_every_transport(tmp_path: P
     assert plain.json()["response"] == events[-1]["response"] == answer
     assert "".join(heard) == answer
     assert chat_text(chat.text) == answer
+
+
+@pytest.mark.parametrize("end", ["Found it.", "max_iterations"])
+@pytest.mark.parametrize("pattern", ["react", "graph"])
+async def test_the_last_step_of_the_assistant_is_the_answer_whatever_stood_beside_tool_calls(
+    tmp_path: Path, pattern: str, end: str
+) -> None:
+    """The text of a step that calls tools streams, because nobody knows before its end that it does."""
+    tool = {"name": "lookup", "type": "internal", "function": "tests.integration.sample_tools:lookup"}
+    call = ToolCall("c1", "lookup", '{"query": "x"}')
+    looks = Reply("Let me look.", tool_calls=[call])
+    said = [looks, looks, end] if end == "Found it." else [looks] * 9
+    more: dict[str, Any] = {"graph": "made"} if pattern == "graph" else {}
+    orchestration = {"pattern": pattern, "max_iterations": 4, **more}
+    write(tmp_path, manifest(orchestration=orchestration, tools=[tool]))
+    graphs = {"made": line(PromptNode("p", inject_tools=True))}
+    async with client_of(runtime_of(tmp_path, ScriptedProvider(*said), graphs=graphs)) as client:
+        told = await client.post(
+            RUN, json={"query": "q", "session_id": "b"}, headers={"accept": "text/event-stream"}
+        )
+    events = datas(told.text)
+    heard = [data for data in events if data.get("role") == "assistant" and "content" in data]
+    assert "look." in [data["content"] for data in heard]
+    last = "".join(data["content"] for data in heard if data["step"] == heard[-1]["step"])
+    assert last == events[-1]["response"]
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

@@ -83,7 +83,7 @@ async def test_a_memory_limit_and_a_stop() -> None:
 
 
 async def test_functions_of_a_suspected_stage_run_in_another_process() -> None:
-    token = ISOLATED.set(True)
+    token = ISOLATED.set(lambda takes_context: True)
     try:
         result = await run(FunctionNode("a", isolated_nodes.where), number=1)
     finally:

@@ -40,7 +40,7 @@ async def test_arguments_have_their_types_and_the_context_has_ids_alone() -> Non
 
 async def test_a_tool_is_isolated_where_its_stage_is_suspected() -> None:
     here = await called("seen", '{"when": "2026-01-02"}')
-    token = ISOLATED.set(True)
+    token = ISOLATED.set(lambda takes_context: True)
     try:
         there = await called("seen", '{"when": "2026-01-02"}')
     finally:
