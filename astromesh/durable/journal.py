@@ -239,15 +239,15 @@ class RunJournal:
             return found.output or {}
         start = StepStart.now()
         step = JournalStep(path, n, "tool" if once else "value", request_hash, "intent")
-        if once:
-            asked = (found.output or {}).get("asked", 0) if found is not None else 0
-            if found is not None:
-                asked += 1
-                if not await self._may_repeat(path, name, asked, arguments):
-                    raise OutcomeUnknown(_unknown_outcome(f"tool {name!r} was called"))
-            await log.write(step._replace(output={"asked": asked} if asked else None))
-            failpoints.reach(failpoints.TOOL_INTENT)
+        asked = (found.output or {}).get("asked", 0) if found is not None else 0
+        if once and found is not None:
+            asked += 1
+            if not await self._may_repeat(path, name, asked, arguments):
+                raise OutcomeUnknown(_unknown_outcome(f"tool {name!r} was called"))
         with log.waiting.calling():
+            if once:
+                await log.write(step._replace(output={"asked": asked} if asked else None))
+                failpoints.reach(failpoints.TOOL_INTENT)
             answer = await make()
         await log.write(start.of(step._replace(state="done", output=answer), {"name": name}))
         failpoints.reach(failpoints.TOOL_DONE)
@@ -617,11 +617,18 @@ class NodeVisit:
         before = (found.output or {}) if found is not None else None
         if before is not None and not before.get("waits"):
             await self._ask_whether_again(before.get("asked", 0))
-        if self.refusal is None:
-            await self._log.write(self._step)
-            failpoints.reach(failpoints.NODE_INTENT)
         self._log.functions[self._step.path.removeprefix(NODE_PREFIX)] = self
-        self._log.waiting.begin()
+        self._log.waiting.begin()  # before the intent: a branch that waits meanwhile must not end the segment
+        if self.refusal is not None:
+            return
+        is_written = False
+        try:
+            await self._log.write(self._step)
+            is_written = True
+        finally:
+            if not is_written:
+                self.leave()
+        failpoints.reach(failpoints.NODE_INTENT)
 
     async def _ask_whether_again(self, asked: int) -> None:
         """Asks a person: the process died during this visit, and its outcome is unknown.

@@ -18,9 +18,12 @@ from astromesh.errors import AstromeshError, GraphError, GraphStopped, NodeFaile
 from astromesh.graph.call_record import error_of, error_to_json
 from astromesh.graph.records import NO_USAGE, TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import (
+    NO_RESTORES,
     NODE_CACHE,
     NODE_LISTS,
     GraphState,
+    Restore,
+    SharedObject,
     engine_extend,
     engine_forget,
     engine_write,
@@ -28,7 +31,7 @@ from astromesh.graph.state import (
 from astromesh.graph.structured_output import output_schema
 from astromesh.types import JsonObject, Message, ToolCall, Usage
 
-#: Keys of the context that hold objects of the engine. A resumed run makes them again.
+#: Keys of the context that hold objects of the engine. They are not shown.
 _ENGINE_KEYS = frozenset({NODE_CACHE, "_rc_notes"})
 _PLAIN_FIELDS = (
     "next_node", "transition_reason", "error", "stop_reason", "is_answer", "skipped", "error_type", "handled",
@@ -105,6 +108,8 @@ def _json_of(value: Any) -> Any:
         return dict(value)
     if isinstance(value, Struct):
         return structs.asdict(value)
+    if isinstance(value, SharedObject):
+        return value.to_json()
     if hasattr(value, "model_dump"):
         return value.model_dump(mode="json")
     raise TypeError(f"Type is not JSON serializable: {type(value).__name__}")
@@ -151,7 +156,7 @@ class Snapshot:
         """
         changed: JsonObject = {}
         for key, value in list(state.context.items()):
-            if key in _ENGINE_KEYS:
+            if key == NODE_CACHE:
                 continue
             try:
                 encoded = _encoded(value, f"The value of {key!r} in the context")
@@ -161,7 +166,7 @@ class Snapshot:
                 raise
             if self.context.get(key) != encoded:
                 changed[key] = orjson.Fragment(encoded)
-        removed = [key for key in self.context if key not in state.context and key not in _ENGINE_KEYS]
+        removed = [key for key in self.context if key not in state.context and key != NODE_CACHE]
         lists = {name: one for name in NODE_LISTS if (one := self._added(state, name)) is not None}
         updates = {
             key: orjson.Fragment(_encoded(added, f"The update of {key!r}"))
@@ -210,14 +215,23 @@ def _notes_to_json(notes: Any) -> dict[str, bytes]:
     return {name: json.encode(getattr(notes, name)) for name in own}
 
 
-def apply_writes(state: GraphState, writes: JsonObject, notes: Any = None) -> list[Message]:
-    """Repeats what a node wrote. Returns the messages that it added itself."""
+def apply_writes(
+    state: GraphState,
+    writes: JsonObject,
+    notes: Any = None,
+    restores: Mapping[str, Restore] = NO_RESTORES,
+) -> list[Message]:
+    """Repeats what a node wrote. Returns the messages that it added itself.
+
+    Args:
+        restores: Makes the values of some keys of the context of their JSON.
+    """
     if "notes" in writes:
         types = get_type_hints(type(notes))
         for name, value in writes["notes"].items():
             setattr(notes, name, convert(value, types[name]))
     for key, value in writes.get("context", {}).items():
-        engine_write(state.context, key, value)
+        engine_write(state.context, key, restores[key](value, state) if key in restores else value)
     for key in writes.get("removed", ()):
         engine_forget(state.context, key)
     if state.updates is not None:

@@ -136,7 +136,7 @@ class NodeRecorder:
         return visit
 
     async def execute(
-        self, run: RepeatedRun, visit: RecordedVisit, step: Step, state: GraphState, config: Any
+        self, run: RepeatedRun, visit: RecordedVisit, plan: Plan, step: Step, state: GraphState, config: Any
     ) -> NodeResult:
         """Returns the result of a visit: the recorded one, or that of the node.
 
@@ -151,7 +151,7 @@ class NodeRecorder:
                 entry.leave()
             raise BranchDropped(f"A join has cancelled the branch at {visit.path!r}.")
         if entry.record is not None:
-            return await self._repeat(run, visit, entry.record, step, state)
+            return await self._repeat(run, visit, entry.record, plan, step, state)
         if entry.refusal is not None:
             result = step.fail(entry.refusal, state, config, 0.0)
         else:
@@ -230,14 +230,20 @@ class NodeRecorder:
     # -- a resumed run -------------------------------------------------------------------------------------
 
     async def _repeat(
-        self, run: RepeatedRun, visit: RecordedVisit, record: JsonObject, step: Step, state: GraphState
+        self,
+        run: RepeatedRun,
+        visit: RecordedVisit,
+        record: JsonObject,
+        plan: Plan,
+        step: Step,
+        state: GraphState,
     ) -> NodeResult:
         """Takes a visit as done: its calls are emitted and charged, its writes are repeated."""
         try:
             await self._repeat_calls(run, record["calls"], state.node_history, visit.limits)
         finally:
             visit.entry.leave()
-        own = apply_writes(state, record["writes"], visit.notes)
+        own = apply_writes(state, record["writes"], visit.notes, plan.restores)
         if step.schema is not None:
             step.schema.restore(state, record["writes"])
         result = self._result(step.name, record["result"], own, step.node.output_schema)
@@ -248,11 +254,11 @@ class NodeRecorder:
             state.stop(*record["stop"])
         return result
 
-    def write_edit(self, visit: RecordedVisit, step: Step, state: GraphState) -> None:
+    def write_edit(self, visit: RecordedVisit, plan: Plan, step: Step, state: GraphState) -> None:
         """Writes what a fork has changed in the state after a visit."""
         edit = (visit.entry.record or {}).get("edit")
         if edit is not None:
-            apply_writes(state, edit)
+            apply_writes(state, edit, restores=plan.restores)
             if step.schema is not None:
                 step.schema.restore(state, edit)
 

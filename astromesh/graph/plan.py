@@ -48,7 +48,14 @@ from astromesh.graph.records import (
 )
 from astromesh.graph.retries import with_retries
 from astromesh.graph.runner import bounded, unit, wrapped
-from astromesh.graph.state import NO_REDUCERS, RETRY_ERROR, GraphState, engine_forget, engine_write
+from astromesh.graph.state import (
+    NO_REDUCERS,
+    NO_RESTORES,
+    RETRY_ERROR,
+    GraphState,
+    engine_forget,
+    engine_write,
+)
 from astromesh.graph.topology import (
     contains_protected,
     declared_targets,
@@ -393,7 +400,7 @@ class Plan:
         self.unconfirmed = nodes_before_guards(graph) - {graph.finalizer} if graph and static else frozenset()
         self.guarded = any(may_refuse(step.node) for step in steps.values())
         self.is_graph = graph is not None
-        self.is_recorded = graph is None or graph.is_recorded
+        self.restores = graph.restores if graph else NO_RESTORES
         self.name = graph.name if graph else entry
         self.version = graph.version if graph else 0
         self.finalizer = graph.finalizer if graph else ""

@@ -283,6 +283,7 @@ class Run:
         state.limits = NodeLimits(_FINALIZER_ITERATIONS)
         self.shared.stop_reason = None
         plan = Plan({name: Step(step.node, self.settings.options)}, name, plan_of_graph.graph)
+        plan.is_branch = True  # it has no position: a run that is resumed may be stopped elsewhere
         failure = ""
         try:
             async with asyncio.timeout(self.settings.finalizer_seconds):
@@ -629,7 +630,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
     """
     steps, counts, visited, emit, is_graph = plan.steps, run.counts, run.visited, run.emit, plan.is_graph
     shared, limits = run.shared, state.limits or run.limits
-    recorder = run.recorder if plan.is_recorded else None
+    recorder = run.recorder
     is_observed = emit is not None or recorder is not None
     active, tells_state, before = None, run.tells_state, state.context
     visit: RecordedVisit | None = None
@@ -673,7 +674,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             if recorder is not None:
                 frame = prefix if is_graph and not plan.is_branch else None
                 visit = await recorder.begin(state, path, step.node.effect, frame, limits)
-                result = await recorder.execute(run, visit, step, state, config)
+                result = await recorder.execute(run, visit, plan, step, state, config)
             elif not step.is_unwrapped:
                 result = await step.call(state, config)
             else:
@@ -831,7 +832,7 @@ async def conclude_visit(
         transition = decided_transition(run, step, visit.path, result, state)
         await recorder.finish(run, visit, step, result, transition, state)
         return transition
-    recorder.write_edit(visit, step, state)
+    recorder.write_edit(visit, plan, step, state)
     if not visit.is_decided:
         return decided_transition(run, step, visit.path, result, state)
     if result.error:

@@ -11,7 +11,7 @@ from typing import Any, NoReturn, TypeAlias, TypeVar, cast
 
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.records import END, NodeResult, StopReason
-from astromesh.types import Message
+from astromesh.types import JsonObject, Message
 
 # -- read-only containers, for READONLY nodes --------------------------------------------------------------
 
@@ -136,6 +136,20 @@ class NodeLimits:
 #: Joins the value of a key and one that a concurrent node has written under it.
 Reducer: TypeAlias = Callable[[Any, Any], Any]
 NO_REDUCERS: Mapping[str, Reducer] = MappingProxyType({})
+
+
+class SharedObject:
+    """An object in the context that nodes share. `PromptGraph.restores` makes it again of its JSON."""
+
+    __slots__ = ()
+
+    def to_json(self) -> JsonObject:
+        raise NotImplementedError
+
+
+#: Makes the value of a key of the context of its JSON, when a run is resumed.
+Restore: TypeAlias = "Callable[[JsonObject, GraphState], Any]"
+NO_RESTORES: Mapping[str, Restore] = MappingProxyType({})
 
 
 class GraphState:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from astromesh.errors import GraphError
 from astromesh.graph.engine import PromptGraphEngine
+from astromesh.graph.node_record import NodeRecorder
 from astromesh.graph.reasoning import ReasoningSettings, reasoning_controller
 from astromesh.graph.scope import Scope
 from astromesh.orchestration.base import Outcome, PatternTask
@@ -53,6 +54,8 @@ class Reasoning:
         # other keys are for templates, and must not replace the checked query
         context = {REQUEST: task.context[REQUEST]} if REQUEST in task.context else {}
         run = self._engine.start(task.messages, scope, model=model, tools=tools, context=context)
+        if scope.journal is not None:
+            run.recorder = NodeRecorder(scope.journal)
         left = None if scope.deadline is None else scope.deadline - scope.clock.monotonic()
         timed_out = False
         try:

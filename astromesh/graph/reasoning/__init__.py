@@ -29,7 +29,7 @@ from astromesh.graph.reasoning.settings import (
     ReasoningSettings,
     StrategySpec,
 )
-from astromesh.graph.reasoning.state import ReasoningState
+from astromesh.graph.reasoning.state import RESTORES, ReasoningState
 from astromesh.graph.records import END
 
 __all__ = [
@@ -67,7 +67,7 @@ def reasoning_controller(
     graph = PromptGraph(name, nodes=_nodes(valid), routing="edges_only")
     for source, target, key, value, priority in EDGES:
         graph.on_output(source, target, key, value, priority=priority)
-    graph.is_recorded = False  # its nodes share ReasoningState and Notes
+    graph.restores = RESTORES
     return graph.always(FINALIZE, END).set_entry("prepare_task").set_finalizer(FINALIZE)
 
 
@@ -99,7 +99,7 @@ EDGES: tuple[tuple[str, str, str, Any, int], ...] = (
 def _nodes(settings: ReasoningSettings) -> list[BaseNode]:
     stateful, observable, light = {NodeFlag.STATEFUL}, {NodeFlag.OBSERVABLE}, {NodeFlag.LIGHTWEIGHT}
     # after a failure in a node or a change by a hook the run still ends in the report
-    node = partial(FunctionNode, default_next=FINALIZE)
+    node = partial(FunctionNode, default_next=FINALIZE, effect="read")  # their calls are recorded
     # CycleDetectionHook ignores nodes with a limit of their own
     loop = partial(node, max_iterations=settings.max_iterations)
     return [

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+from msgspec import convert
+
 from astromesh.graph.ledger import MODEL_KEYS, RunLedger
 from astromesh.graph.reasoning.settings import STRATEGIES, StrategySpec
-from astromesh.graph.state import GraphState
+from astromesh.graph.state import GraphState, Restore, SharedObject
 from astromesh.types import JsonObject
 
 # -- budgets, on the ledger that model and tool calls charge ------------------------------------------------
 
 
-class Budgets:
+class Budgets(SharedObject):
     """Caps on a ledger, counted from now.
 
     The ledger may have been used before (a controller inside another graph). That use does not count here,
@@ -26,7 +28,7 @@ class Budgets:
     """
 
     def __init__(self, ledger: RunLedger, caps: Mapping[str, int]) -> None:
-        self._ledger = ledger
+        self._ledger, self._caps, self.is_open = ledger, caps, True
         self._before = {key: ledger.caps.get(key) for key in caps}
         self._base = {key: ledger.used.get(key, 0) for key in caps}
         for key, cap in caps.items():
@@ -49,7 +51,28 @@ class Budgets:
         """Returns what was spent so far."""
         return {key: int(self._ledger.used.get(key, 0) - base) for key, base in self._base.items()}
 
+    def to_json(self) -> JsonObject:
+        return {"caps": dict(self._caps), "used": self.used(), "is_open": self.is_open}
+
+    @classmethod
+    def restore(cls, data: JsonObject, before: Budgets | None, ledger: RunLedger) -> Budgets:
+        """Returns the budgets that a node of a resumed run left. Recorded calls have charged the ledger.
+
+        Args:
+            data: Their JSON.
+            before: Those before the node.
+        """
+        budgets = before if before is not None and before.is_open else cls(ledger, data["caps"])
+        used = budgets.used()
+        for key, amount in data["used"].items():
+            if amount > used[key]:
+                ledger.spend(key, amount - used[key])
+        if not data["is_open"]:
+            budgets.close()
+        return budgets
+
     def close(self) -> None:
+        self.is_open = False
         for key, cap in self._before.items():
             if cap is None:
                 self._ledger.caps.pop(key, None)
@@ -174,3 +197,17 @@ def rc_of(state: GraphState) -> ReasoningState:
 def notes_of(state: GraphState) -> Notes:
     """Returns the notes of the run."""
     return cast(Notes, state.context[NOTES])
+
+
+def _restored_state(data: JsonObject, state: GraphState) -> ReasoningState:
+    return convert(data, ReasoningState)
+
+
+def _restored_notes(data: JsonObject, state: GraphState) -> Notes:
+    before = state.context.get(NOTES)
+    budgets = Budgets.restore(data["budgets"], before.budgets if before else None, state.ledger)
+    return convert({**data, "budgets": budgets}, Notes)
+
+
+#: What a resumed run makes of the JSON of the two keys.
+RESTORES: Mapping[str, Restore] = {KEY: _restored_state, NOTES: _restored_notes}

@@ -15,8 +15,9 @@ from astromesh.errors import ProviderUnavailable
 from astromesh.graph.reasoning.rules import KEYS
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.records import RunRequest
 from astromesh.testing import RecordingSink, Reply, ScriptedProvider, plugin_of
-from astromesh.types import ToolCall
+from astromesh.types import CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.unit.graph.reasoning_runs import (
     ACCEPTED,
@@ -300,12 +301,70 @@ async def test_a_durable_run_past_its_time_is_complete_with_its_report(tmp_path:
 async def durable(client: httpx.AsyncClient) -> dict[str, Any]:
     """A durable run, when it has ended."""
     accepted = await client.post("/v1/agents/helper/runs", json={"query": "What is csv?", "session_id": "s"})
+    return await ended(client, accepted.json()["run_id"])
+
+
+async def ended(client: httpx.AsyncClient, run_id: str) -> dict[str, Any]:
     async with asyncio.timeout(30):
         while True:
-            run = (await client.get(f"/v1/runs/{accepted.json()['run_id']}")).json()
+            run = (await client.get(f"/v1/runs/{run_id}")).json()
             if run["finished_at"]:
                 return dict(run)
             await asyncio.sleep(0.01)
+
+
+@pytest.mark.parametrize("node", ["propose_next_step", "evaluate_progress", "revise_answer"])
+async def test_a_finished_node_is_read_when_the_run_continues_in_another_process(
+    tmp_path: Path, node: str
+) -> None:
+    """The report and its budgets are those of a run that nothing has interrupted; nothing is asked twice."""
+
+    def knows(request: CompletionRequest) -> bool:
+        return "found: csv" in request.messages[-1].content
+
+    revised = REACT | {
+        "propose_next_step": lambda request: STEP if knows(request) else LOOKUP,
+        "evaluate_progress": lambda request: SURE if "parser" in request.messages[-1].content else UNSURE,
+        "critique_answer": {**ACCEPTED, "acceptable": False},
+    }
+    write(tmp_path, agent())
+    hanging, lines = hanging_at(node, **revised), model_of(**revised)
+    before = runtime_of(tmp_path, hanging)
+    await before.bootstrap()
+    await before.durable.start()
+    row = await before.runner.accept(before.agent("helper"), RunRequest("What is csv?", "s"))
+    async with asyncio.timeout(30):
+        while node not in [node_of(request) for request in hanging.requests]:
+            await asyncio.sleep(0.01)
+    finished = [step.path for step in await before.durable.store.steps(row.run_id) if step.kind == "node"]
+    await before.close(grace=0.0)
+    running = runtime_of(tmp_path, lines)
+    async with client_of(running) as client:
+        run = await ended(client, row.run_id)
+        steps = [step for step in await running.durable.store.steps(row.run_id) if step.kind == "node"]
+        whole = await durable(client)
+    assert run["result"]["metadata"]["reasoning"] == whole["result"]["metadata"]["reasoning"]
+    assert run["result"]["metadata"]["usage"] == whole["result"]["metadata"]["usage"]
+    assert "node:prepare_task" in finished
+    assert {step.state for step in steps} == {"done"}
+    asked = [node_of(request) for request in hanging.requests]
+    assert node_of(lines.requests[0]) == node == asked[-1]
+
+
+async def test_a_run_past_its_time_keeps_its_report_when_it_continues_in_another_process(
+    tmp_path: Path,
+) -> None:
+    """It may be stopped at another node than before: the finalizer has no place in the path of the run."""
+    write(tmp_path, agent({"timeout_seconds": 0.3}))
+    first = runtime_of(tmp_path, hanging_at("evaluate_progress"))
+    async with client_of(first) as client:
+        run = await durable(client)
+        row = await first.durable.store.get(run["run_id"])
+        steps = await first.durable.store.steps(run["run_id"])
+    assert row is not None
+    [end] = [step for step in steps if step.path == "node:finalize_response"]
+    assert (end.output or {})["position"] == 0
+    assert run["result"]["metadata"]["reasoning"]["termination_reason"] == "budget_exhausted"
 
 
 async def test_the_record_of_an_ended_run_holds_no_hidden_reasoning(tmp_path: Path) -> None:

@@ -22,10 +22,13 @@ PIPELINE = {"pattern": "pipeline", "stages": [{"name": "draft", "prompt": "Write
 
 @pytest.fixture(autouse=True)
 def no_garbage_collector() -> Iterator[None]:
-    gc.collect()
     gc.disable()
     yield
     gc.enable()
+
+
+def runs() -> list[Run]:
+    return [one for one in gc.get_objects() if isinstance(one, Run)]
 
 
 def refuses(request: CompletionRequest) -> Any:
@@ -41,8 +44,10 @@ def calls_once(request: CompletionRequest) -> Any:
 
 
 async def left_by(folder: Path, says: Any, **spec: Any) -> tuple[str, int]:
-    """How a run ended, and how many runs are in memory after three of them."""
+    """How a run ended, and how many runs are in memory after three of them: those of earlier tests aside."""
     write(folder, manifest(**spec))
+    gc.collect()
+    earlier = runs()
     end = ""
     async with runtime_of(folder, ScriptedProvider(says, repeat=True)) as runtime:
         for n in range(3):
@@ -51,7 +56,7 @@ async def left_by(folder: Path, says: Any, **spec: Any) -> tuple[str, int]:
                 end = answer.metadata["stop_reason"]
             except AstromeshError as error:
                 end = error.code
-        return end, sum(isinstance(o, Run) for o in gc.get_objects())
+        return end, len(runs()) - len(earlier)
 
 
 @pytest.mark.parametrize(
