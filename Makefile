@@ -66,6 +66,7 @@ acceptance: venv ## tests of the server as a process
 
 reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far more fuzzing (EXAMPLES=)
 	ASTROMESH_RANDOM_RUNS=100 $(PYTEST) -n 2 tests/integration/orchestration/test_random_time_travel.py $(ARGS)
+	ASTROMESH_BFCL=1 $(PYTEST) tests/integration/tools/test_bfcl.py $(ARGS)
 	ASTROMESH_FUZZ_EXAMPLES=$(EXAMPLES) ASTROMESH_EVERY_CUT=1 $(PYTEST) tests/reliability tests/integration/api/test_fuzz.py \
 		tests/unit/workflow/test_state_machine_properties.py $(ARGS)
 	$(BIN)/python scripts/kills.py --kills $(KILLS)
@@ -100,7 +101,7 @@ format: venv ## rewrite the code in the project's layout
 
 # -- installing -----------------------------------------------------------------------------------
 
-venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright $(VENV)/.openapi ## the development environment in .venv
+venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.bfcl $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright $(VENV)/.openapi ## the development environment in .venv
 
 $(BIN)/python:
 	@for python in python3.11 python3 python3.12 python3.13; do \
@@ -155,6 +156,13 @@ $(VENV)/.clients: $(VENV)/.dev requirements/clients.txt tests/clients/package.js
 		ci --prefix $(VENV)/clients --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
+# The data of the Berkeley Function Calling Leaderboard, without what its package needs: no code of it runs.
+$(VENV)/.bfcl: $(VENV)/.dev requirements/bfcl.txt
+	@rm -rf $(VENV)/bfcl
+	$(UV) pip install --quiet --require-hashes --no-deps --python $(BIN)/python --target $(VENV)/bfcl \
+		-r requirements/bfcl.txt
+	@touch $@
+
 # The second type checker that programs of users have; mypy comes with the development environment.
 $(VENV)/.pyright: $(VENV)/.dev tests/typing/package.json tests/typing/package-lock.json
 	@mkdir -p $(VENV)/pyright && cp tests/typing/package*.json $(VENV)/pyright/
@@ -201,6 +209,7 @@ lock: $(VENV)/.bootstrap ## pin what pyproject.toml asks for (UPGRADE=--upgrade:
 		pyproject.toml -o requirements/server.txt
 	$(LOCK) -c requirements/dev.txt --group node -o requirements/node.txt
 	$(LOCK) -c requirements/dev.txt --group mutants -o requirements/mutants.txt
+	$(LOCK) --no-deps --group bfcl -o requirements/bfcl.txt
 	$(LOCK) --group clients -o requirements/clients.txt
 	$(LOCK) --group peers -o requirements/peers.txt
 
