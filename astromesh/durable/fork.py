@@ -141,7 +141,7 @@ def _effects(steps: Iterable[JournalStep], at: JournalStep) -> Iterable[JournalS
     seen: dict[str, int] = {}
     for step in sorted(steps, key=lambda one: one.ordinal):
         output = step.output
-        if step.path.startswith(_EFFECT):
+        if is_effect(step):
             yield step
         if step.kind != "tool" or step.ordinal < at.ordinal or output is None or step.about is None:
             continue
@@ -155,6 +155,11 @@ def _effects(steps: Iterable[JournalStep], at: JournalStep) -> Iterable[JournalS
 def effect_step(name: str, arguments: str, output: JsonObject) -> JournalStep:
     """Returns the first result of a call for `recorded_effect`."""
     return JournalStep(f"{_EFFECT}{_effect_key(name, arguments)}", 1, "value", "", "done", output)
+
+
+def is_effect(step: JournalStep) -> bool:
+    """Whether a step is the result of a call that a fork does not repeat."""
+    return step.path.startswith(_EFFECT)
 
 
 def _effect_key(name: str, arguments: str) -> str:

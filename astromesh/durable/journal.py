@@ -141,6 +141,9 @@ class RunJournal:
     def effect_of(self, call: ToolCall) -> JsonObject | None:
         return self.step_log.effect(call, self.redact) if self.is_fork else None
 
+    def values(self, path: str) -> tuple[JsonObject, ...]:
+        return self.step_log.values(self.at(path))
+
     # -- nodes ---------------------------------------------------------------------------------------------
 
     async def visit(self, path: str, effect: NodeEffect, frame: str | None = None) -> NodeVisit:

@@ -8,12 +8,13 @@ same request. Another request in its place is a `Divergence` that ends the run.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from time import time
 from typing import NamedTuple, NoReturn, Protocol
 
 from astromesh.durable.base import JournalStep
-from astromesh.durable.fork import ForkEdits, recorded_effect
+from astromesh.durable.fork import ForkEdits, is_effect, recorded_effect
 from astromesh.durable.recording import CALL_KINDS, Redactor, RequestEncoder, redacted, redacted_arguments
 from astromesh.durable.waits import Waits
 from astromesh.durable.writer import SegmentWriter
@@ -187,6 +188,11 @@ class StepLog:
         arguments = call.arguments if redact is None else redacted_arguments(call.arguments, redact)
         return recorded_effect(self._steps, call.name, arguments)
 
+    def values(self, path: str) -> tuple[JsonObject, ...]:
+        """Returns the recorded values at a path, in order."""
+        found = itertools.takewhile(bool, (self._steps.get((path, n)) for n in itertools.count(1)))
+        return tuple(step.output or {} for step in found if step is not None)
+
     def peek(self, path: str, n: int) -> JournalStep | None:
         """Returns the step of the record, whatever its request was."""
         return self._steps.get((path, n))
@@ -295,8 +301,8 @@ class StepLog:
         await self._writer.flush()
 
     def below(self, path: str) -> list[JournalStep]:
-        """Returns the steps of the record whose work is below a path."""
-        return [step for step in self._steps.values() if is_below(step.path, path)]
+        """Returns the steps whose work is below a path, and the effects that a fork does not repeat."""
+        return [step for step in self._steps.values() if is_below(step.path, path) or is_effect(step)]
 
     def redact(self) -> None:
         """Replaces raw texts of models and tools by what the rules leave of them: the run has ended.

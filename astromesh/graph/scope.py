@@ -81,6 +81,9 @@ class Journal(Protocol):
     def effect_of(self, call: ToolCall) -> JsonObject | None:
         """Returns what a call of the same name and arguments has returned in the run that was forked."""
 
+    def values(self, path: str) -> tuple[JsonObject, ...]:
+        """Returns the recorded values at a place of the record, in order."""
+
     async def visit(self, path: str, effect: NodeEffect, frame: str | None = None) -> JournaledNode:
         """Begins a visit of a node, or returns how it ended.
 

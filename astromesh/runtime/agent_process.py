@@ -53,7 +53,8 @@ def agent_process(state: RuntimeState, workflow: str) -> AgentProcess | None:
             return None
 
         steps = None if log is None else [one._asdict() for one in log.below(request["place"])]
-        payload = {**opened, "request": request, "steps": steps}
+        is_fork = log is not None and log.is_fork
+        payload = {**opened, "request": request, "steps": steps, "is_fork": is_fork}
         handler = f"{__name__}:{run_agent.__name__}"
         found: JsonObject = await call_in_process(handler, payload, answer=answer, alone=True)
         return found
@@ -70,7 +71,11 @@ async def run_agent(payload: JsonObject, port: Port) -> JsonObject:
     runtime: Any = resolve_name(payload["factory"])(tuple(payload["folders"]))
     async with runtime:
         writer = _WriterOfParent(port)
-        journal = None if steps is None else open_task_journal(request["task_id"], steps, writer)
+        journal = (
+            None
+            if steps is None
+            else open_task_journal(request["task_id"], steps, writer, is_fork=payload["is_fork"])
+        )
         engine = await open_workflow(
             runtime.state,
             payload["workflow"],

@@ -20,16 +20,16 @@ from astromesh.errors import InvalidInput, TaskNotFound
 from astromesh.tools.results import to_text
 from astromesh.types import JsonObject
 from astromesh.workflow.base import CONTEXT, STEP, NotJson, canonical, stage_path
-from astromesh.workflow.journal import call_place
+from astromesh.workflow.journal import call_place, edits_path, request_edit
 
 #: kind of a recorded call → kind of its step
 _KINDS: Mapping[str, StepKind] = {"model": "model", "tool": "tool", "agent": "node", "person": "wait"}
 #: what a fork can edit at a step, by its kind, beside the models and the manifests of its workflow
-_EDITS: Mapping[str, EditKind] = {
-    "model": "output",
-    "tool": "tool_result",
-    "node": "output",
-    "value": "output",
+_EDITS: Mapping[str, tuple[EditKind, ...]] = {
+    "model": ("output", "message", "system"),
+    "tool": ("tool_result",),
+    "node": ("output",),
+    "value": ("output",),
 }
 
 
@@ -56,7 +56,13 @@ class TaskStep(NamedTuple):
     @property
     def editable(self) -> tuple[EditKind, ...]:
         first: tuple[EditKind, ...] = ("query",) if self.step.ordinal == 1 else ()
-        return (*first, _EDITS[self.step.kind], "model", "manifest")
+        values: tuple[EditKind, ...] = ("state",) if self.has_values else ()
+        return (*first, *_EDITS[self.step.kind], *values, "model", "manifest")
+
+    @property
+    def has_values(self) -> bool:
+        """Whether it is a stage whose output is an object, into which a fork can put values."""
+        return self.call is None and isinstance(self.record["entry"]["output"], dict)
 
     def to_json(self) -> JsonObject:
         return {**step_json(self.step), "editable": list(self.editable)}
@@ -188,7 +194,7 @@ def forked_records(
     if edit is not None and edit.kind == "query":
         return [*_effects(records, steps)]
     before = [one for one in steps if one.step.ordinal < at.step.ordinal]
-    edited = edit if edit is not None and edit.kind in ("output", "tool_result") else None
+    edited = edit if edit is not None and edit.kind in ("output", "tool_result", "state") else None
     ended = [dict(one.record) for one in before if one.call is None]
     if edited is not None and at.call is None:
         ended.append(_edited_stage(at.record, edited))
@@ -196,7 +202,29 @@ def forked_records(
         before.append(at._replace(call=_edited_call(at, edited)))
     complete = {(one["entry"]["task"], one["entry"]["stage_id"]) for one in ended}
     begun = [one for one in before if one.call is not None and one.stage not in complete]
-    return [*_contexts(begun), *map(_journaled, begun), *_effects(records, steps), *ended]
+    kept = [*_contexts(begun), *map(_journaled, begun), *_effects(records, steps), *ended]
+    if at.call is None or at.stage in complete:
+        return kept
+    edits = [*at.record.get("edits", ())]  # of a Task that is a fork itself
+    if edit is not None and edit.kind in ("system", "message"):
+        edits.append(_edit_of_requests(at, steps, edit))
+    return [*kept, *_edits_of_stage(at.stage, edits)]
+
+
+def _edit_of_requests(at: TaskStep, steps: Iterable[TaskStep], edit: Edit) -> JsonObject:
+    """Returns an edit of the requests of a stage from one of its calls on, see `workflow.journal`."""
+    if not isinstance(edit.value, str):
+        raise InvalidInput(f"edit.{edit.kind}: must be a text.")
+    first = sum(
+        one.call is not None and one.stage == at.stage for one in steps if one.step.ordinal < at.step.ordinal
+    )
+    assert at.step.about is not None
+    return request_edit(edit.kind, edit.value, first, at.step.about["in"]["messages"])
+
+
+def _edits_of_stage(stage: tuple[str, str], edits: Iterable[JsonObject]) -> Iterator[JsonObject]:
+    for n, edit in enumerate(edits, 1):
+        yield _record(JournalStep(edits_path(stage_path(*stage)), n, "value", "", "done", edit))
 
 
 def _contexts(begun: Iterable[TaskStep]) -> Iterable[JsonObject]:
@@ -241,7 +269,15 @@ def _is_nested_tool(record: Mapping[str, Any]) -> bool:
 
 
 def _edited_stage(record: Mapping[str, Any], edit: Edit) -> JsonObject:
-    changed = {"status": "success", "output": _value_of(edit), "error": None, "edge": ""}
+    value = _value_of(edit)
+    if edit.kind == "state":
+        before = record["entry"]["output"]
+        if not isinstance(value, dict) or not isinstance(before, dict):
+            raise InvalidInput(
+                "edit.state: must be an object of values by name, and so must the stage's output."
+            )
+        value = {**before, **value}
+    changed = {"status": "success", "output": value, "error": None, "edge": ""}
     return {**record, "entry": {**record["entry"], **changed}, "edited": True}
 
 

@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any, Protocol, TypeAlias
 
 import orjson
+from msgspec.structs import replace
 
 from astromesh.errors import (
     AstromeshError,
@@ -43,7 +44,7 @@ from astromesh.tools.base import (
     ToolContext,
 )
 from astromesh.tools.results import describe
-from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, ToolCall
+from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, Message, ToolCall
 from astromesh.workflow.base import StageFault, TaskResult, stage_path
 from astromesh.workflow.divergence import ABSENT, Difference, first_difference
 from astromesh.workflow.questions import Question
@@ -60,9 +61,12 @@ class StageCalls:
         context: the context package that the stage received.
         journal: of a Task that can be resumed: the finished calls of an earlier attempt are not repeated.
         ask: asks a person; it takes the place of the question in the journal. None: nobody can be asked.
+
+    Attributes:
+        edits: of the requests to models, in a fork; see `request_edit`.
     """
 
-    __slots__ = ("_last_request", "ask", "calls", "context", "journal", "stage", "task")
+    __slots__ = ("_last_request", "ask", "calls", "context", "edits", "journal", "stage", "task")
 
     def __init__(
         self, task: str, stage: str, context: JsonObject | None, journal: Journal | None = None
@@ -70,6 +74,7 @@ class StageCalls:
         self.task, self.stage, self.context, self.journal = task, stage, context, journal
         self.ask: Ask | None = None
         self.calls: list[JsonObject] = []
+        self.edits: Sequence[JsonObject] = ()
         self._last_request: JsonObject = {}
 
     def new_in(self, request: CompletionRequest) -> JsonObject:
@@ -87,6 +92,13 @@ class StageCalls:
                 new["same"] = same
         return new
 
+    def edited(self, request: CompletionRequest) -> CompletionRequest:
+        """Returns the request that is made in place of this one."""
+        for edit in self.edits:
+            if len(self.calls) >= edit["from"]:
+                request = _edited_request(request, edit)
+        return request
+
     @property
     def place(self) -> str:
         """The path of the stage within its Task."""
@@ -94,7 +106,7 @@ class StageCalls:
 
     def to_json(self) -> JsonObject:
         """Returns what the record of the stage contains of them."""
-        fields = {"calls": self.calls, "context": self.context}
+        fields = {"calls": self.calls, "context": self.context, "edits": [*self.edits]}
         return {key: value for key, value in fields.items() if value}
 
 
@@ -103,6 +115,46 @@ def _new_messages(before: Sequence[Any], messages: Sequence[Any]) -> list[Any]:
     pairs = enumerate(zip(before, messages, strict=False))
     first = next((n for n, (old, new) in pairs if old != new), min(len(before), len(messages)))
     return list(messages[first:])
+
+
+# -- edits of the requests of a stage, in a fork -------------------------------------------------------------
+
+
+def edits_path(stage: str) -> str:
+    """Returns the path of the edits in the journal. Args: stage: the path of its stage."""
+    return f"{stage}/edit"
+
+
+def request_edit(kind: str, text: str, first: int, messages: Sequence[JsonObject]) -> JsonObject:
+    """Returns an edit of the requests that a stage makes from one of its calls on.
+
+    Args:
+        kind: `system`: another system message. `message`: a user message behind those of a request, in all
+            requests that go on from there.
+        first: number of calls of the stage before.
+        messages: of the request there.
+    """
+    edit: JsonObject = {"kind": kind, "text": text, "from": first}
+    if kind == "message":
+        edit |= {"at": len(messages), "after": _conversation_hash(messages)}
+    return edit
+
+
+def _conversation_hash(messages: Iterable[JsonObject]) -> str:
+    return hash_of([one for one in messages if one.get("role") != "system"])
+
+
+def _edited_request(request: CompletionRequest, edit: JsonObject) -> CompletionRequest:
+    messages = request.messages
+    if edit["kind"] == "system":
+        rest = [one for one in messages if one.role != "system"]
+        return replace(
+            request, messages=(*([Message("system", edit["text"])] if edit["text"] else []), *rest)
+        )
+    before, after = messages[: edit["at"]], messages[edit["at"] :]
+    if _conversation_hash([request_to_json(one) for one in before]) != edit["after"]:
+        return request
+    return replace(request, messages=(*before, Message("user", edit["text"]), *after))
 
 
 class StageJournal(Protocol):
@@ -165,6 +217,7 @@ class JournaledModel:
             return completion_to_json(await self._model.complete(request))
 
         calls = _CURRENT_CALLS.get()
+        request = calls.edited(request)
         call: JsonObject = {"kind": "model", "name": self._name, "request_hash": request_hash(request)}
         call["request"] = calls.new_in(request)
         return completion_of(await self._journal.answer(calls, call, work))
@@ -252,7 +305,9 @@ class Recorder:
     """
 
     async def begin(self, calls: StageCalls) -> None:
-        """Returns at once."""
+        """Returns at once. The stage has the edits of a fork."""
+        if calls.journal is not None:
+            calls.edits = calls.journal.values(edits_path(calls.place))
 
     async def answer(
         self, calls: StageCalls, call: JsonObject, work: Callable[[], Awaitable[Any]], *, once: bool = False
@@ -364,6 +419,7 @@ class Replay:
                 self._diverged(*key, "order", "the recorded order cannot be reproduced")
                 self._changed.notify_all()
         known = self._stages.get(key, {})
+        calls.edits = known.get("edits", ())
         if not known.get("begun", True) and known["code"]:
             raise StageFault(known["code"], "The stage did not begin in the recorded run.")
         return {"output": known["output"]} if known.get("edited") else None

@@ -28,7 +28,7 @@ class Recording:
     Args:
         stages: `{task, stage, status, code, edge, output_hash, output, calls}` in the order in which they
             counted, with `begun: false` where a stage failed before it began, and `edited: true` where a fork
-            has the output of a stage that did not run.
+            has the output of a stage that did not run, and `edits` of its requests to models.
         memory: items of project and global memory that its stages received.
     """
 
@@ -123,5 +123,5 @@ def _stage_record(record: Mapping[str, Any]) -> JsonObject:
     entry = record["entry"]
     calls = [{k: v for k, v in call.items() if k not in _TIMES} for call in record.get("calls", ())]
     found = {**comparable_fields(entry), "output": entry["output"], "calls": calls}
-    found |= {"edited": True} if record.get("edited") else {}
+    found |= {key: record[key] for key in ("edited", "edits") if record.get(key)}
     return found if record.get("begun", True) else {**found, "begun": False}

@@ -31,6 +31,7 @@ from astromesh.api.requests import (
     runtime_of,
     viewer_of,
 )
+from astromesh.api.requests import Query as Message
 from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
 from astromesh.api.routes.runs import DecisionBody
 from astromesh.api.routes.time_travel import (
@@ -142,6 +143,9 @@ class TaskEditBody(OneEdit):
         None,
         description="Of a stage or agent: any value; of a model: a text, or `{content?, tool_calls?}`.",
     )
+    system: str | None = Field(None, description="The system message of an agent's stage, from here on.")
+    message: Message | None = Field(None, description="A user message at the end of a model's request.")
+    state: dict[str, Any] | None = Field(None, description="Values that are put into the output of a stage.")
     tool_result: Any = Field(None, description="What a tool returns instead.")
     model: str | None = Field(
         None, description="In place of every model of the workflow, from here on: a name, or `adapter:name`."

@@ -226,6 +226,50 @@ async def test_edits_of_a_task(shop: Shop) -> None:
     assert "output, model, manifest can be edited" in wrong.json()["detail"]
 
 
+async def test_edits_of_what_an_agent_is_asked(shop: Shop) -> None:
+    """They hold from the step on, in a replay and in forks of the fork, too."""
+    rhyme, brief = {"system": "Answer in rhyme."}, {"message": "Be brief."}
+    async with client_of(shop.runtime()) as client:
+        task_id = await started(client, RUN)
+        asked: list[list[list[str]]] = []
+        for at, edit in ((4, rhyme), (2, rhyme), (4, brief), (2, brief)):
+            shop.done()
+            fork = (await forked(client, task_id, at, **edit))["task_id"]
+            seen = [[one.content for one in request.messages] for request in shop.model.requests]
+            replay = (await client.post(f"/v1/tasks/{fork}/replay")).json()
+            assert replay["same"], replay
+            shop.done()
+            await forked(client, fork, 4)
+            again = [[one.content for one in request.messages] for request in shop.model.requests]
+            assert again == seen[-1:], (at, edit)
+            asked.append(seen)
+        wrong = await client.post(f"/v1/tasks/{task_id}/fork", json={"at": 4, "edit": {"message": 3}})
+    first, second = ["Plan.", "tea"], ["Plan.", "tea", "", "price of tea"]
+    assert asked == [
+        [["Answer in rhyme.", *second[1:]]],
+        [["Answer in rhyme.", "tea"], ["Answer in rhyme.", *second[1:]]],
+        [[*second, "Be brief."]],
+        [[*first, "Be brief."], [*first, "Be brief.", *second[2:]]],
+    ]
+    assert wrong.status_code == 422
+
+
+async def test_values_are_put_into_the_output_of_a_stage(shop: Shop) -> None:
+    async with client_of(shop.runtime()) as client:
+        task_id = await started(client, RUN)
+        shop.done()
+        fork = await forked(client, task_id, 6, state={"plan": "none"})
+        assert shop.done() == ["order", "look"]
+        stage = (await client.get(f"/v1/tasks/{fork['task_id']}/steps/9")).json()
+        replay = (await client.post(f"/v1/tasks/{fork['task_id']}/replay")).json()
+        wrong = [
+            await client.post(f"/v1/tasks/{task_id}/fork", json={"at": at, "edit": {"state": state}})
+            for at, state in ((6, "none"), (5, {"plan": "none"}))  # step 5 has a text
+        ]
+    assert stage["input"]["input"] == {"plan": "none", "amount": 3} and replay["same"]
+    assert [one.status_code for one in wrong] == [422, 422]
+
+
 async def test_a_new_call_with_an_effect_waits_for_a_person(shop: Shop) -> None:
     async with client_of(shop.runtime()) as client:
         task_id = await started(client, RUN)
