@@ -62,6 +62,11 @@ def substitute(text: str, env: Mapping[str, str]) -> Substitution:
     return Substitution("".join((*parts, text[end:])), tuple(names), tuple(faults))
 
 
+def literal(text: str) -> str:
+    """Returns a text that `substitute` makes this one of: it names no variables."""
+    return text.replace("${", "$${")
+
+
 def _variable_content(match: re.Match[str], env: Mapping[str, str]) -> str | VariableFault:
     name, default = match[1], match[2]
     if match[0] == "$${":

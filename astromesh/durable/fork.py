@@ -54,19 +54,20 @@ def check_edit(step: JournalStep, edit: Edit) -> None:
     """Raises: InvalidInput: a fork at this step cannot have this edit, or its value has another type."""
     if edit.kind not in editable(step):
         can = ", ".join(editable(step)) or "nothing"
-        raise InvalidInput(f"edit: step {step.ordinal} is {_a(kind_of(step))}: {can} can be edited there.")
+        raise InvalidInput(f"edit: step {step.ordinal} is {_a(step)}: {can} can be edited there.")
     if edit.kind in ("query", "system", "message") and not isinstance(edit.value, str):
         raise InvalidInput(f"edit.{edit.kind}: must be a text.")
     if edit.kind == "state" and not isinstance(edit.value, dict):
         raise InvalidInput("edit.state: must be an object of values by name.")
     if edit.kind == "model" and not isinstance(edit.value, str | dict):
-        raise InvalidInput("edit.model: must be a model's name, `provider:name`, or a block as in YAML.")
+        raise InvalidInput("edit.model: must be a model's name, `provider:name`, or a block.")
     if edit.kind == "manifest" and edit.value != "current":
         raise InvalidInput("edit.manifest: must be `current`.")
 
 
-def _a(kind: str) -> str:
-    return "the output rules" if kind == "rule" else f"a {kind} step"
+def _a(step: JournalStep) -> str:
+    kind = kind_of(step)
+    return f"the {step.path} rules" if kind == "rule" else f"a {kind} step"
 
 
 # -- the record ----------------------------------------------------------------------------------------------

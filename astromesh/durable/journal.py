@@ -609,6 +609,7 @@ class NodeVisit:
         self._journal, self._log, self._path, self._step = journal, journal.step_log, path, step
         self._about: JsonObject = step.output or {}
         self._start = StepStart.now()
+        self._after = journal.step_log.last_ordinal
         self._waits = 0
         self._is_finished = False
 
@@ -685,7 +686,7 @@ class NodeVisit:
         self._calls_json()
         self._is_finished = True
         done = self._step._replace(state="done", output={**self._about, **record, "calls": self.calls})
-        done = self._start.of(done, {"name": self._path.rpartition("/")[2]})
+        done = self._start.of(done, {"name": self._path.rpartition("/")[2], "after": self._after})
         if self._log.is_replay:
             self.leave()
             self._log.check_node(done, self._journal.redact)

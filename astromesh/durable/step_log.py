@@ -188,6 +188,11 @@ class StepLog:
         arguments = call.arguments if redact is None else redacted_arguments(call.arguments, redact)
         return recorded_effect(self._steps, call.name, arguments)
 
+    @property
+    def last_ordinal(self) -> int:
+        """The number of the step that has ended last."""
+        return self._last_ordinal
+
     def values(self, path: str) -> tuple[JsonObject, ...]:
         """Returns the recorded values at a path, in order."""
         found = itertools.takewhile(bool, (self._steps.get((path, n)) for n in itertools.count(1)))

@@ -130,8 +130,29 @@ def input_of(steps: Sequence[JournalStep], step: JournalStep) -> JsonObject | No
     if step.kind == "model":
         same_path = (one for one in steps if one.path == step.path)
         return requests_of(same_path).get((step.path, step.n))
+    if step.kind == "node" and "after" in (step.about or {}):
+        return _state_before(steps, step)
     found = (step.about or {}).get("in")
     return found if found is None or isinstance(found, dict) else {"arguments": found}
+
+
+def _state_before(steps: Iterable[JournalStep], node: JournalStep) -> JsonObject:
+    """Returns what the nodes of a graph had written when one of them began."""
+    assert node.about is not None and node.output is not None
+    outputs: JsonObject = {}
+    context: JsonObject = {}
+    for step in listed(steps):
+        record = step.output or {}
+        is_earlier = step.kind == "node" and step.ordinal <= node.about["after"]
+        if not is_earlier or record.get("graph") != node.output.get("graph"):
+            continue
+        result, writes = record.get("result", {}), record.get("writes", {})
+        outputs[name_of(step)] = result.get("output", result.get("raw_output"))
+        context |= {**writes.get("context", {}), **record.get("edit", {}).get("context", {})}
+        for key in writes.get("removed", ()):
+            context.pop(key, None)
+    found: JsonObject = _without_kept({"outputs": outputs, "context": context})
+    return found
 
 
 def output_of(step: JournalStep) -> JsonObject | None:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import orjson
 import yaml
 
+from astromesh.config.environment import literal
 from astromesh.config.parser import Document, parse_text
 from astromesh.config.workflow.evaluations import EvaluationsFile
 from astromesh.errors import InvalidInput
@@ -142,7 +143,7 @@ def _item(case: JsonObject, indent: int) -> str:
 def _escaped(value: Any) -> Any:
     """Returns a value whose texts name no variables of the environment."""
     if isinstance(value, str):
-        return value.replace("${", "$${")
+        return literal(value)
     if isinstance(value, Mapping):
         return {key: _escaped(inner) for key, inner in value.items()}
     return [*map(_escaped, value)] if isinstance(value, list) else value

@@ -10,7 +10,7 @@ import yaml
 from msgspec.structs import replace
 
 from astromesh.access.scopes import principal_of
-from astromesh.config.environment import HIDDEN_KEY
+from astromesh.config.environment import HIDDEN_KEY, literal
 from astromesh.durable.base import JournalStep, RunRow
 from astromesh.durable.fork import Edit, agent_at
 from astromesh.durable.serialization import PLACE, SCHEMA, caller_of, caller_to_json, memory_of
@@ -23,6 +23,8 @@ from astromesh.types import CallerContext, JsonObject, SessionKey, Turn, Usage
 ForkSession = Literal["new", "same"]
 
 
+#: keys of a model block that a caller may choose: where requests go, and with which key, is the operator's
+_BLOCK = frozenset({"provider", "model", "parameters"})
 #: keys of a request that its forks do not have
 _OF_ONE_RUN = ("persist", "traceparent", PLACE)
 
@@ -137,6 +139,11 @@ def with_model(
 
 def _block_of(model: str | JsonObject, providers: Collection[str]) -> JsonObject:
     if not isinstance(model, str):
+        if unknown := model.keys() - _BLOCK:
+            raise InvalidInput(
+                f"edit.model: `{min(unknown)}` cannot be edited: a block has `provider`, `model` and "
+                "`parameters`. Endpoints and keys are in providers.yaml."
+            )
         return model
     provider, _, name = model.partition(":")
     return {"provider": provider, "model": name} if provider in providers and name else {"model": model}
@@ -159,4 +166,4 @@ def _replaced(source: str, node: Any, value: Any) -> str:
     start, end = node.start_mark.index, node.end_mark.index
     before = source[start:end]
     rest = before[len(before.rstrip()) :]  # a block ends where the next token begins
-    return f"{source[:start]}{orjson.dumps(value).decode()}{rest}{source[end:]}"
+    return f"{source[:start]}{literal(orjson.dumps(value).decode())}{rest}{source[end:]}"

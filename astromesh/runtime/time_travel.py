@@ -13,8 +13,9 @@ from astromesh.durable.comparison import ComparedRun, compare
 from astromesh.durable.fork import Edit, check_edit, forked_steps, require_outputs
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.steps import listed, step_content, steps_json, steps_of_nested
-from astromesh.errors import Conflict, Forbidden, InvalidInput, NotRecorded, RunNotFound
+from astromesh.errors import ConfigError, Conflict, Forbidden, InvalidInput, NotRecorded, RunNotFound
 from astromesh.plugins import Plugins
+from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.forks import ForkRequest, copy_history, forked_row, history_of, with_model
 from astromesh.runtime.input_rules import screen
@@ -99,7 +100,7 @@ class TimeTravel:
             check_edit(at, request.edit)
         begun = forked_steps(steps, at, request.edit)
         manifest = self._manifest(row, at, request.edit)
-        agent = await self._directory.of_snapshot(row.agent, manifest)
+        agent = await self._agent(row.agent, manifest, request.edit)
         now = self._clock.now()
         fork, caller = forked_row(row, begun, request, manifest, caller, now)
         if not any(step.path == "memory" for step in begun) and "history" not in fork.request:
@@ -112,6 +113,14 @@ class TimeTravel:
             await copy_history(agent, fork, steps, now)
         admission = admission_of(agent)._replace(policy="enqueue", take_place=None)
         return await self._durable.accept(fork, caller, admission, key, begun)
+
+    async def _agent(self, name: str, manifest: JsonObject, edit: Edit | None) -> Agent:
+        try:
+            return await self._directory.of_snapshot(name, manifest)
+        except ConfigError as error:
+            if edit is None or edit.kind != "model":
+                raise
+            raise InvalidInput(f"edit.model: {getattr(error, 'message', error)}") from error
 
     def _manifest(self, row: RunRow, at: JournalStep, edit: Edit | None) -> JsonObject:
         if edit is not None and edit.kind == "manifest":

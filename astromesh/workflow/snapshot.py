@@ -20,7 +20,7 @@ import orjson
 import yaml
 
 from astromesh import __version__
-from astromesh.config.environment import hide_api_keys
+from astromesh.config.environment import hide_api_keys, literal
 from astromesh.config.workflow.agents import PythonTool, ToolsFile
 from astromesh.config.workflow.evaluations import EvaluationsFile
 from astromesh.config.workflow.folder import UNDECISIVE, WorkflowFolder
@@ -103,6 +103,7 @@ def with_model(snapshot: JsonObject, model: str, adapters: Collection[str]) -> M
         model: `adapter:name`; without a known adapter, a name that the adapters of the workflow know.
         adapters: the names of the provider plugins.
     """
+    model = literal(model)
     adapter, _, name = model.partition(":")
     content = yaml.load(snapshot["files"].get(_PROVIDERS, "{}"), Loader=yaml.CSafeLoader) or {}
     for spec in content.get("providers", ()):

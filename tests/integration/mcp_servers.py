@@ -21,7 +21,8 @@ async def serving(app: Any) -> AsyncIterator[str]:
     """Base URL of an ASGI app behind real sockets."""
     place = socket.socket()
     place.bind(("127.0.0.1", 0))
-    server = uvicorn.Server(uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1))
+    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=1, timeout_keep_alive=300)
+    server = uvicorn.Server(config)  # a call is not sent again if the server closes an idle connection
     task = asyncio.create_task(server.serve(sockets=[place]))
     while not server.started:
         await asyncio.sleep(0.01)

@@ -206,6 +206,18 @@ async def test_a_fork_with_another_model_asks_that_model(tmp_path: Path) -> None
     assert primary == {"provider": "scripted", "model": "test-model-2"}
 
 
+async def test_the_model_of_a_fork_names_no_variable_of_the_environment(tmp_path: Path) -> None:
+    async with Server(write(tmp_path, manifest()), "done", "again", "again") as server:
+        run = await server.run()
+        named = await server.post(run["run_id"], 3, {"model": "${HOME}"})
+        block = {"provider": "scripted", "model": "m", "parameters": {"stop": "${HOME}"}}
+        await server.fork(run["run_id"], 3, {"model": block})
+        row = await server.runtime.durable.store.get(named.json()["run_id"])
+    assert row is not None and row.manifest is not None and "$${HOME}" in row.manifest["source"]
+    assert server.model.requests[-1].parameters in ({}, {"stop": "${HOME}"})
+    assert named.status_code == 202
+
+
 async def test_a_fork_under_the_present_manifest_has_its_prompt_and_its_rules(tmp_path: Path) -> None:
     folder = write(tmp_path, manifest(tools=[LOOKUP]))
     async with Server(folder, asks("a"), "done") as server:
@@ -364,6 +376,9 @@ async def test_the_query_of_a_fork_passes_the_input_rules_before_it_is_stored(tm
         ({"at": 3, "edit": {"output": {"said": "x"}}}, "`content` and `tool_calls`"),
         ({"at": 3, "edit": {"manifest": "old"}}, "current"),
         ({"at": 3, "session": "other"}, "session"),
+        ({"at": 3, "edit": {"model": {"provider": "nobody"}}}, "edit.model: "),
+        ({"at": 3, "edit": {"model": {}}}, "edit.model: "),
+        ({"at": 3, "edit": {"model": {"provider": "scripted", "endpoint": "http://x"}}}, "endpoint"),
         ({"edit": {"output": "x"}}, "at"),
     ],
     ids=lambda value: str(value)[:40],

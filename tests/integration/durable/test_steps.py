@@ -187,6 +187,8 @@ async def test_the_nodes_of_a_graph_are_steps_around_their_calls(tmp_path: Path)
         ("model", "test-model"), ("node", "first"), ("model", "test-model"), ("node", "second"),
     ]  # fmt: skip
     assert node["output"]["edge"][0] == "second" and node["usage"]["output_tokens"] > 0
+    assert node["input"] == {"outputs": {}, "context": {}}
+    assert steps[5]["input"]["outputs"] == {"first": "one"}
 
 
 async def test_what_the_output_rules_hide_is_in_no_step(tmp_path: Path) -> None:

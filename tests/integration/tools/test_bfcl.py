@@ -131,10 +131,10 @@ async def says(
         first, second = model.seen
         assert {name: canonical(one) for name, one in SCHEMAS[wire](first).items()} == schemas
         assert canonical(second.calls) == canonical([[one.name, one.arguments] for one in said])
-        right = sorted((one.name, canonical(one.arguments)) for one in calls if not one.faults)
-        assert sorted((name, canonical(arguments)) for name, arguments in arrived) == right
         for call, result in zip(calls, second.results, strict=True):
             assert ("are not valid" in result) if call.faults else result == "done", call
+        right = sorted((one.name, canonical(one.arguments)) for one in calls if not one.faults)
+        assert sorted((name, canonical(arguments)) for name, arguments in arrived) == right
 
 
 async def test_calls_arrive_at_tools_of_yaml(tmp_path: Path) -> None:
