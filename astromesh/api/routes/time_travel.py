@@ -92,7 +92,7 @@ class EditBody(OneEdit):
     state: dict[str, Any] | None = Field(None, description="Written to the state after a node.")
     model: str | dict[str, Any] | None = Field(
         None,
-        description="Of the agent, from here on: a name, `provider:name`, or `{provider, model, parameters}`.",
+        description="From here on: a name, `provider:name`, or `{provider, model, parameters}`.",
     )
     manifest: Literal["current"] | None = Field(None, description="The present manifest, from here on.")
 

@@ -1,6 +1,6 @@
-"""Random runs of every pattern, forked at every step and replayed.
+"""Random runs of every pattern and of workflows, forked at every step and replayed.
 
-`make test` takes some of them, `make reliability` 100 (`ASTROMESH_RANDOM_RUNS`).
+`make test` takes some of them, `make reliability` 100 and more (`ASTROMESH_RANDOM_RUNS`).
 """
 
 from __future__ import annotations
@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -20,9 +21,11 @@ from astromesh.runtime.forks import ForkRequest
 from astromesh.runtime.records import RunRequest
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
-from tests.integration.agents_folder import manifest, runtime_of, write
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.integration.orchestration.pattern_cases import LOOK, PERMITTED, QUESTION, Case
 from tests.integration.orchestration.test_pattern_journals import CUTS, ended
+from tests.integration.workflow import folders
+from tests.integration.workflow.test_task_forks import forked, started, steps_of
 
 RUNS = int(os.environ.get("ASTROMESH_RANDOM_RUNS", "16"))
 ME, CALLER = Viewer("default", "anonymous"), CallerContext(scopes=frozenset({"admin"}))
@@ -116,3 +119,73 @@ async def test_a_random_run_is_forked_at_every_step_and_replayed(tmp_path: Path,
         script.next = len(script.lines)
         replay = await runtime.time_travel.replay(run_id, ME)
     assert replay["divergence"] is None and replay["reproduced"]
+
+
+# -- workflows -----------------------------------------------------------------------------------------------
+
+OPS = f"""
+from {__name__} import CALLS
+
+def note(input, context, tools):
+    return [input]
+
+def lookup(query):
+    CALLS.append(query)
+    return "found: " + query
+"""
+LOOKUP = """tools:
+  - {id: lookup, type: python, entrypoint: 'ops:lookup', effect: read,
+     schema_in: {type: object, properties: {query: {type: string}}}}
+"""
+PROVIDERS = "providers: [{id: m, adapter: scripted, model: small}]\n"
+AGENTS = "agents: [{id: helper, model: m, system_prompt: Help., tools: [lookup]}]\n"
+
+
+def random_workflow(rng: Random, folder: Path) -> list[Any]:
+    """Writes a chain of 1 to 4 stages, one or more of an agent, and returns the script of its model."""
+    kinds = ["agent", *rng.choices(["agent", "deterministic"], k=rng.randint(0, 3))]
+    rng.shuffle(kinds)
+    names = [f"n{n}" for n in range(len(kinds))]
+    agent, operation = "agent: helper, tools: [lookup]", "op: 'ops:note'"
+    stages = [
+        f"  - {{id: {name}, kind: {kind}, role: linear, context: none, "
+        f"{agent if kind == 'agent' else operation}}}\n"
+        for name, kind in zip(names, kinds, strict=True)
+    ]
+    way = ["s", *names, "e"]
+    edges = [f"  - {{from: {one}, to: {other}}}\n" for one, other in pairwise(way)]
+    folder.mkdir(parents=True)
+    (folder / "workflow.yaml").write_text(
+        "version: 1\nworkflow: shop\nnodes:\n"
+        "  - {id: s, kind: deterministic, role: start, default: true, context: none}\n"
+        f"{''.join(stages)}  - {{id: e, kind: deterministic, role: exit, context: none}}\n"
+        f"edges:\n{''.join(edges)}"
+    )
+    files = {"ops.py": OPS, "tools.yaml": LOOKUP, "agents.yaml": AGENTS, "providers.yaml": PROVIDERS}
+    for name, text in files.items():
+        (folder / name).write_text(text)
+    case = Case({}, [LOOK, "done"], "done", frozenset(), 0)
+    scripts = [[*random_script(rng, case)[:-1], f"said {n}"] for n in range(kinds.count("agent"))]
+    return [line for script in scripts for line in script]
+
+
+@pytest.mark.parametrize("seed", range(-(-RUNS // 8)))
+async def test_a_random_workflow_is_forked_at_every_step_and_replayed(tmp_path: Path, seed: int) -> None:
+    config = tmp_path / "config"
+    script = Script(random_workflow(Random(seed), config / "workflows" / "shop"))
+    async with client_of(folders.runtime_with(config, script)) as client:
+        CALLS.clear()
+        task_id = await started(client, "/v1/workflows/shop/runs")
+        task, total = (await client.get(f"/v1/tasks/{task_id}")).json(), len(CALLS)
+        steps = await steps_of(client, task_id)
+        assert task["status"] == "success" and script.next == len(script.lines)
+        for at in [step["step"] for step in steps]:
+            before = [one["kind"] for one in steps if one["step"] < at]
+            script.next = before.count("model")
+            CALLS.clear()
+            fork = await forked(client, task_id, at)
+            assert (fork["status"], fork["output"]) == (task["status"], task["output"]), at
+            assert script.next == len(script.lines), at
+            assert len(CALLS) == total - before.count("tool"), at
+        replay = (await client.post(f"/v1/tasks/{task_id}/replay")).json()
+    assert replay["same"], replay
