@@ -47,6 +47,12 @@ def write(folder: Path, *agents: dict[str, Any]) -> Path:
     return folder
 
 
+def store_in(folder: Path, url: str) -> None:
+    """Writes a runtime.yaml that stores everything in a database."""
+    head = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig", "spec": {"storage": {"url": url}}}
+    (folder / "runtime.yaml").write_text(yaml.safe_dump(head))
+
+
 def runtime_of(
     folder: Path, provider: ScriptedProvider, *, env: Mapping[str, str] | None = None, **more: Any
 ) -> AgentRuntime:

@@ -21,7 +21,7 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.forks import ForkRequest
 from astromesh.testing import ManualClock, RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
-from tests.integration.agents_folder import client_of, manifest, write
+from tests.integration.agents_folder import client_of, manifest, store_in, write
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
 LOOKUP = {"name": "lookup", "type": "lookup", "effect": "read"}
@@ -101,8 +101,9 @@ def said(request: CompletionRequest) -> list[tuple[str, str]]:
     return [(m.role, m.content) for m in request.messages]
 
 
+@pytest.mark.parametrize("database", ["sqlite", "postgres"])
 async def test_a_fork_at_any_step_executes_nothing_before_it_and_reproduces_the_answer(
-    tmp_path: Path,
+    tmp_path: Path, database: str, request: pytest.FixtureRequest
 ) -> None:
     """Calls of the model and the tool before the step are answered from the record, and counted here."""
 
@@ -111,6 +112,8 @@ async def test_a_fork_at_any_step_executes_nothing_before_it_and_reproduces_the_
         return asks(f"{len(done)}") if len(done) < 2 else f"done after {done[-1].content}"
 
     folder = write(tmp_path, manifest(tools=[LOOKUP], memory=MEMORY))
+    if database == "postgres":
+        store_in(folder, request.getfixturevalue("postgres_database"))
     async with Server(folder, *[script] * 40) as server:
         run = await server.run()
         assert run["result"]["response"] == "done after found 1"
@@ -129,6 +132,8 @@ async def test_a_fork_at_any_step_executes_nothing_before_it_and_reproduces_the_
             kept = [s for s in again if s["step"] < step["step"]]
             assert kept == before
             assert [(s["step"], s["kind"], s["path"]) for s in again] == order
+            replay = (await server.client.post(f"/v1/runs/{fork['run_id']}/replay")).json()
+            assert replay["reproduced"], replay
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from astromesh.access.scopes import Viewer
 from astromesh.durable.fork import Edit
 from astromesh.errors import TaskNotFound
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
-from tests.integration.agents_folder import client_of
+from tests.integration.agents_folder import client_of, store_in
 from tests.integration.workflow.folders import ENDED, runtime_with, sample, until
 from tests.integration.workflow.test_sample_project import CONTRACT, lawyer
 
@@ -161,8 +161,12 @@ async def test_steps_are_the_calls_of_the_stages_and_the_stages(shop: Shop, rout
 BEHIND = ["model", "look", "model", "check", "order", "look"]
 
 
-@pytest.mark.parametrize("route", [RUN, RUNS])
-async def test_a_fork_executes_nothing_before_its_step(shop: Shop, route: str) -> None:
+@pytest.mark.parametrize(("route", "database"), [(RUN, "sqlite"), (RUNS, "sqlite"), (RUNS, "postgres")])
+async def test_a_fork_executes_nothing_before_its_step(
+    shop: Shop, route: str, database: str, request: pytest.FixtureRequest
+) -> None:
+    if database == "postgres":
+        store_in(shop.config, request.getfixturevalue("postgres_database"))
     expected = {
         1: BEHIND, 2: BEHIND, 3: BEHIND[1:], 4: BEHIND[2:], 5: BEHIND[3:], 6: BEHIND[3:], 7: BEHIND[4:],
         8: ["order"], 9: ["order"], 10: [],
