@@ -28,7 +28,7 @@ from starlette.routing import Route
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.tools.mcp.toolset import model_name
 from tests.integration.agents_folder import client_of, manifest
-from tests.integration.mcp_servers import mcp_yaml, serving
+from tests.integration.mcp_servers import mcp_yaml, serving, until
 from tests.platform.bfcl import Batch, Suite, read_suite
 from tests.platform.model_server import Call, ModelServer, Scenario, Seen
 
@@ -172,8 +172,10 @@ async def test_calls_arrive_at_tools_of_mcp_servers(tmp_path: Path) -> None:
         tools = [{"name": "peer", "type": "mcp", "server": f"peer-{n}"} for n in range(len(batches))]
         write(tmp_path, *(agent(f"batch-{n}", model, [tool]) for n, tool in enumerate(tools)))
         mcp_yaml(tmp_path, **{f"peer-{n}": {"transport": "http", "url": url} for n, url in enumerate(urls)})
-        async with client_of(AgentRuntime(tmp_path, data_dir=tmp_path / "data")) as client:
+        runtime = AgentRuntime(tmp_path, data_dir=tmp_path / "data")
+        async with client_of(runtime) as client:
             for n, batch in enumerate(batches):
+                await until(runtime.agent(f"batch-{n}").tools.specs)  # it is connected
                 await says(client, f"batch-{n}", "openai", KINDS[0], (model, batch, arrived))
 
 
