@@ -80,7 +80,8 @@ const PARTS = {
     { who: "result", value: readable(output.value ?? output.content ?? output), edit: "tool_result" },
     { who: "all that was recorded", value: output, folded: true },
   ],
-  node: (_, { result, ...rest }) => [
+  node: (input, { result, ...rest }) => [
+    ...(input ? [{ who: "what nodes before have written", value: input, folded: true }] : []),
     { who: "output", value: readable(result?.output ?? result ?? ""), edit: "output" },
     { who: "state and transition", value: rest, folded: true },
     { who: "all that was recorded", value: result, folded: true },
@@ -140,7 +141,7 @@ function Fork({ run, step, draft, setDraft, begin, write }) {
     <div class="pane">
       <div class="group" role="group" aria-label="What to change">${others.map((/** @type {string} */ kind) => html`
         <button type="button" aria-pressed=${draft?.kind === kind} onClick=${() => begin(kind)}>${editOf(step.kind, kind).label}</button>`)}</div>
-      ${below && rows === 1 && html`<label class="field"><span>Model: a name of the same provider, provider:name, or a block as in YAML</span>
+      ${below && rows === 1 && html`<label class="field"><span>Model: a name of the same provider, provider:name, or a block of provider, model and parameters</span>
         <input value=${draft.text} onInput=${(/** @type {any} */ event) => write(event.target.value)} /></label>`}
       ${below && rows > 1 && html`<label class="field"><span>${label}</span><${Field} label=${label} rows=${rows} text=${draft.text} write=${write} /></label>`}
       ${draft?.kind === "manifest" && html`<p>The fork goes on with the agent as it is configured now.</p>`}
