@@ -54,7 +54,7 @@ export function Playground({ name }) {
         <section class="card" aria-label="What to change"><div class="title"><h2>What to change</h2></div><div class="pane">
           <label class="field"><span>System message</span><textarea class="mono" rows="8" value=${system} onInput=${(/** @type {any} */ event) => setSystem(event.target.value)}></textarea></label>
           <div><button type="button" disabled=${action.busy || !system.trim()} onClick=${() => attempt("Another system message", { system })}>Try this system message</button></div>
-          <label class="field"><span>Model: a name of the same provider, provider:name, or a block as in YAML</span><input value=${model} onInput=${(/** @type {any} */ event) => setModel(event.target.value)} /></label>
+          <label class="field"><span>Model: a name of the same provider, provider:name, or a block of provider, model and parameters</span><input value=${model} onInput=${(/** @type {any} */ event) => setModel(event.target.value)} /></label>
           <div><button type="button" disabled=${action.busy || !model.trim()} onClick=${() => attempt(`Model ${model}`, { model: valueOf(model) })}>Try this model</button></div>
           <p class="muted">One change at a time. Tools that only read run live; others answer from the recording, or the try waits for approval.</p>
         </div></section>
