@@ -26,6 +26,7 @@ __all__ = [
     "NodeFailed",
     "NodeFinished",
     "NodeStarted",
+    "NodeUpdated",
     "PromptRendered",
     "RunCancelled",
     "RunCompleted",
@@ -151,6 +152,13 @@ class NodeCustom(_TypedEvent, of="node.custom"):
     def value(self) -> Any:
         """What the node has passed, as JSON."""
         return self.data["data"]
+
+
+class NodeUpdated(_TypedEvent, of="node.updated"):
+    """A node has changed values of the state of the agent's graph."""
+
+    node: str
+    update: JsonObject
 
 
 class NodeFailed(_TypedEvent, of="node.failed"):

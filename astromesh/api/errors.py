@@ -37,6 +37,8 @@ TITLES: dict[int, str] = {
 }  # fmt: skip
 #: routes whose errors OpenAI clients read
 _OPENAI_PATHS = ("/v1/chat/completions", "/v1/models", "/v1/responses")
+#: how the path of the route begins and ends whose errors AG-UI clients read
+_AGUI = ("/v1/agents/", "/agui")
 _OPENAI_TYPES: Mapping[int, str] = {
     401: "authentication_error", 403: "permission_error", 429: "rate_limit_error",
 }  # fmt: skip
@@ -99,6 +101,16 @@ def openai_error(status: int, failure: JsonObject) -> JsonObject:
         "param": failure.get("param"),
         "code": failure["code"],
     }
+
+
+def run_error(message: str, code: str) -> JsonObject:
+    """Returns AG-UI's event of a failed run, which is also the body of a refused request."""
+    return {"type": "RUN_ERROR", "message": message, "code": code}
+
+
+def _serves_frontends(scope: Scope) -> bool:
+    path: str = scope.get("path", "").removeprefix(scope.get("root_path", ""))
+    return path.startswith(_AGUI[0]) and path.endswith(_AGUI[1])
 
 
 def _serves_openai_clients(scope: Scope) -> bool:
@@ -179,7 +191,10 @@ def problem_body(status: int, code: str, detail: str, trace_id: str = "") -> Jso
 def response_of(
     status: int, body: JsonObject, scope: Scope | None = None, retry_after: float | None = 0.0
 ) -> Response:
-    """Returns a problem document. For OpenAI clients it has their `error`, and invalid input is 400."""
+    """Returns a problem document. For OpenAI clients it has their `error`, and invalid input is 400.
+
+    For AG-UI clients it is the event `RUN_ERROR`, with the members of the document.
+    """
     if scope is not None and _serves_openai_clients(scope):
         if body["code"] == InvalidInput.code:
             status = 400
@@ -189,4 +204,6 @@ def response_of(
         headers["retry-after"] = str(max(1, math.ceil(retry_after)))
     if status == 401:
         headers["www-authenticate"] = "Bearer"
+    if scope is not None and _serves_frontends(scope):
+        body = {**body, **run_error(body["detail"], body["code"])}
     return Response(orjson.dumps(body), status, headers, "application/problem+json")

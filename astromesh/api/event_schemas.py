@@ -14,6 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, create_model
 from astromesh import events
 from astromesh.api.schemas import (
     COMPONENT,
+    AguiEvent,
     ChatCompletionChunk,
     ResponseEvent,
     RunMetadata,
@@ -211,6 +212,7 @@ def components() -> JsonObject:
         ("ServerFrame", ServerFrame, "What the server sends on the WebSocket."),
         ("ChatCompletionChunk", ChatCompletionChunk, ""),
         ("ResponseEvent", ResponseEvent, ""),
+        ("AguiEvent", AguiEvent, ""),
     ):
         schema = schema_of(type_)
         found |= schema.pop("$defs", {})
@@ -218,6 +220,7 @@ def components() -> JsonObject:
     found["RunEvents"] = _stream("RunEvents", "RunEvent", payloads)
     found["TaskEvents"] = _stream("TaskEvents", "TaskEvent", _OF_TASKS)
     found["ResponseEvents"] = _stream("ResponseEvents", "ResponseEvent", {})
+    found["AguiEvents"] = _stream("AguiEvents", "AguiEvent", {})
     found["ChatCompletionChunks"] = _stream("ChatCompletionChunks", "ChatCompletionChunk", {})
     return found
 

@@ -27,6 +27,7 @@ from astromesh.api.openapi import TAGS, DescribedFastAPI
 from astromesh.api.requests import NOT_UTF_8
 from astromesh.api.routes import (
     agents,
+    agui,
     channels,
     console,
     docs,
@@ -51,6 +52,7 @@ _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False)
 
 ROUTERS = (
     agents.router,
+    agui.router,
     channels.router,
     time_travel.router,
     runs.router,

@@ -34,12 +34,14 @@ TAGS: Mapping[str, str] = {
     "workflows": "Workflows and their Tasks.",
     "evaluations": "Datasets and reports.",
     "observability": "Traces, metrics, statistics and the audit log.",
+    "agui": "The protocol of AG-UI's frontends.",
     "openai": "The protocol of OpenAI's clients.",
     "channels": "Webhooks of messengers.",
     "health": "Whether the server works.",
 }
 #: names of the operations, of which clients make functions: they stay, whatever our functions are called
 OPERATION_IDS: Mapping[str, str] = {
+    "POST /v1/agents/{name}/agui": "run_agent_for_agui",
     "POST /v1/agents/{name}/run": "run_agent",
     "POST /v1/agents/{name}/runs": "accept_run",
     "GET /v1/agents": "list_agents",

@@ -330,6 +330,13 @@ class ResponseEvent(_Described):
     sequence_number: int
 
 
+class AguiEvent(_Described):
+    """An event of AG-UI; its specification names the other fields of each type."""
+
+    type: str
+    timestamp: int = 0
+
+
 class DeletedOut(_Described):
     """A response that is deleted."""
 
@@ -465,7 +472,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 
 
 def event_stream(
-    events: Literal["RunEvents", "TaskEvents", "ResponseEvents", "ChatCompletionChunks"],
+    events: Literal["RunEvents", "TaskEvents", "ResponseEvents", "ChatCompletionChunks", "AguiEvents"],
 ) -> JsonObject:
     """Returns the content of a response of server-sent events (astromesh/api/event_schemas.py)."""
     return {"text/event-stream": {"schema": {"$ref": COMPONENT.format(model=events)}}}

@@ -38,6 +38,7 @@ from astromesh.graph import mutations
 from astromesh.graph.active_node import enter_node, leave
 from astromesh.graph.audibility import Audibility
 from astromesh.graph.base import BaseNode
+from astromesh.graph.call_record import to_lenient_json
 from astromesh.graph.calls import SelectedTools, call_tool, call_tools
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.forks import Branching
@@ -809,8 +810,12 @@ def tell_state(run: Run, plan: Plan, path: str, state: GraphState, before: Mappi
     values = (
         {key: context[key] for key in names if key in context} if schema is None else schema.read(context)
     )
-    if run.emit is not None:
+    if run.emit is None:
+        return
+    if run.is_local:
         run.emit(UPDATED_EVENT, node=path, update=update, values=values)
+    elif shown := {key: value for key, value in update.items() if key[0] != "_"}:
+        run.emit(UPDATED_EVENT, node=path, update=to_lenient_json(shown))
 
 
 def decided_transition(run: Run, step: Step, path: str, result: NodeResult, state: GraphState) -> Transition:

@@ -264,6 +264,7 @@ class _RunData:
     tags: tuple[str, ...] = ()
     deps: Any = None
     keeps_graph_result: bool = False
+    tells_state: bool = False
     graph_result: object | None = None
     max_answer_bytes: int = MAX_ANSWER_BYTES
     tool_choice: str = "auto"
@@ -291,6 +292,7 @@ class Scope:
         deps: What the program has passed to the run for its tools.
         keeps_graph_result: Whether somebody reads `graph_result`. The errors in it refer to the run, so the
             runs of a server keep none: a reference cycle would leave them to the garbage collector.
+        tells_state: Whether events have what the nodes of the run's graph change in its state.
         graph_result: The `GraphResult` of the pattern of the run, also of a failed one. None before.
         max_answer_bytes: The limit of the text of one model call, and of the answer of the run.
         metadata, tags: What the caller says about the run.
@@ -331,6 +333,7 @@ class Scope:
     tags: _RunAttribute[tuple[str, ...]] = _run_attribute("tags")
     deps: _RunAttribute[Any] = _run_attribute("deps")
     keeps_graph_result: _RunAttribute[bool] = _run_attribute("keeps_graph_result")
+    tells_state: _RunAttribute[bool] = _run_attribute("tells_state")
     graph_result: _RunAttribute[Any] = _run_attribute("graph_result")
     max_answer_bytes: _RunAttribute[int] = _run_attribute("max_answer_bytes")
     tool_choice: _RunAttribute[str] = _run_attribute("tool_choice")

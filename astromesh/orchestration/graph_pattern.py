@@ -103,6 +103,7 @@ class GraphPattern:
             context=task.context,
             config={NOTES: notes} if notes else None,
         )
+        run.tells_state = scope.tells_state
         if scope.journal is not None:
             if scope.journal.is_durable:
                 run.settings = replace(run.settings, human_handler=human_handler(scope))

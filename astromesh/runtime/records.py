@@ -53,6 +53,7 @@ class RunRequest(Struct, frozen=True):
         accepted_at: The time that prompts show, in seconds since the epoch. 0: when the run was stored.
         protocol: What the encoder of a protocol needs of the request later, as JSON. The input rules do not
             check it: it has no text of the conversation.
+        tells_state: Whether its events have what the nodes of the agent's graph change in its state.
     """
 
     query: str
@@ -77,6 +78,7 @@ class RunRequest(Struct, frozen=True):
     not_before: float = 0.0
     accepted_at: float = 0.0
     protocol: Mapping[str, Any] = field(default_factory=dict)
+    tells_state: bool = False
 
 
 class RunAnswer(Struct, frozen=True):
@@ -184,6 +186,8 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
 def _options_to_json(request: RunRequest) -> JsonObject:
     """Returns what a request changes of its agent."""
     data: JsonObject = {}
+    if request.tells_state:
+        data["tells_state"] = True
     if request.parameters:
         data["parameters"] = dict(request.parameters)
     if request.output_schema is not None:
@@ -236,6 +240,7 @@ def request_of(data: JsonObject) -> RunRequest:
         not_before=data.get("not_before", 0.0),
         accepted_at=data.get("accepted_at", 0.0),
         protocol=data.get("protocol", {}),
+        tells_state=data.get("tells_state", False),
     )
 
 

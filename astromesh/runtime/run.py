@@ -116,6 +116,8 @@ class GatedEvents:
             self.begin()
         elif type == "tool.started" and self._agent.guardrails.output_rules:
             data["arguments"] = filter_data(self._agent.guardrails, data["arguments"], "tool_argument")
+        elif type == "node.updated" and self._agent.guardrails.output_rules:
+            data["update"] = filter_data(self._agent.guardrails, data["update"])
         elif type == "node.finished":
             self._note_node(data["node"], data["duration_ms"])
         elif type == "node.failed":
@@ -373,6 +375,7 @@ class RunFactory:
         )  # fmt: skip
         scope.deps, scope.metadata, scope.tags = _deps_of(agent, request, outer), log.metadata, log.tags
         scope.max_answer_bytes, scope.tool_choice = self.max_answer_bytes, request.client_tools.choice
+        scope.tells_state = request.tells_state and agent.pattern_name == "graph"
         model.raises_limit = raises_limit(agent)
         if (sampled := caused.sampled if outer is None else outer.sampled) is not None:
             log.sampled = scope.sampled = sampled

@@ -42,6 +42,8 @@ def answers(request: CompletionRequest) -> Any:
     """A model: it asks for the weather, then answers by the tool of an output, in JSON, or in words."""
     offered = [one.name for one in request.tools if one.name != "lookup"]
     results = [message for message in request.messages if message.role == "tool"]
+    if request.messages[-1].content == "Do it":
+        return [ToolCall("c1", "lookup", '{"query": "x"}')]
     if request.tool_choice in offered:
         return _call(request.tool_choice)
     if "weather" in offered and not results:
@@ -62,7 +64,9 @@ def _call(name: str) -> list[ToolCall]:
 @pytest.fixture
 async def url(tmp_path: Path) -> AsyncIterator[str]:
     provider = ScriptedProvider(answers, repeat=True)
-    async with served(runtime_of(write(tmp_path, manifest(tools=OWN)), provider)) as at:
+    careful = [{**OWN[0], "effect": "write", "approval": "required"}]
+    folder = write(tmp_path, manifest(tools=OWN), manifest("careful", tools=careful))
+    async with served(runtime_of(folder, provider)) as at:
         yield f"http://{at}/v1"
 
 
@@ -143,3 +147,11 @@ async def test_the_ai_sdk_generates_objects_and_runs_tools(url: str) -> None:
 
 async def test_openais_client_for_javascript_runs_tools(url: str) -> None:
     assert await output_of_node("with_openai.mjs", url) == {"text": SUNNY, "streamed": SUNNY}
+
+
+async def test_the_client_of_ag_ui_runs_tools_and_answers_interrupts(url: str) -> None:
+    found = await output_of_node("with_ag_ui.mjs", url)
+    assert found == {
+        "text": SUNNY, "pending": 1, "approved": "Hello.", "results": ['{"ok":true}'], "reason": "tool_call",
+        "again": SUNNY, "refused": 422,
+    }  # fmt: skip
