@@ -230,22 +230,26 @@ async def read_durable_run_request(request: Request) -> RunRequest:
     """Returns the durable run that the body asks for. Raises: InvalidInput."""
     body = await read_body(request, _DURABLE_RUN, _RUN_EXAMPLE)
     later = body.not_before.timestamp() if body.not_before else 0.0
-    return replace(_run_request(body, request), not_before=later)
+    return replace(run_request(body, _traceparent(request)), not_before=later)
 
 
 async def read_run_request(request: Request) -> RunRequest:
     """Returns the run that the body asks for. Raises: InvalidInput."""
-    return _run_request(await read_body(request, _RUN, _RUN_EXAMPLE), request)
+    return run_request(await read_body(request, _RUN, _RUN_EXAMPLE), _traceparent(request))
 
 
-def _run_request(body: RunBody, request: Request) -> RunRequest:
-    cause = read_traceparent(headers_of(request.scope).get("traceparent"))
+def _traceparent(request: Request) -> str | None:
+    return headers_of(request.scope).get("traceparent")
+
+
+def run_request(body: RunBody, traceparent: str | None) -> RunRequest:
+    """Returns the run that a body or a frame asks for."""
     return RunRequest(
         body.query,
         body.session_id,
         body.context,
         body.metadata,
-        caused_by=cause,
+        caused_by=read_traceparent(traceparent),
         tags=tuple(body.tags),
         client_tools=ClientTools(tuple(tool.spec() for tool in body.client_tools)),
         output_schema=body.output_schema,

@@ -19,7 +19,7 @@ from astromesh.api.errors import problem, public_failure, validation_detail
 from astromesh.api.middleware.audit import record_act
 from astromesh.api.middleware.limits import json_fault
 from astromesh.api.middleware.server_span import ServerSpan
-from astromesh.api.requests import MAX_SEQ, Query, RunMetadata, SessionId, Tags, viewer_of
+from astromesh.api.requests import MAX_SEQ, RunBody, run_request, viewer_of
 from astromesh.api.responses import EventBuffer, json_bytes
 from astromesh.durable.base import ENDED_STATUSES
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound, Unavailable
@@ -28,7 +28,6 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.events import TERMINAL_EVENTS
-from astromesh.telemetry.ids import read_traceparent
 from astromesh.telemetry.ids import trace_id as new_trace_id
 from astromesh.types import CallerContext, Event, JsonObject
 
@@ -46,15 +45,8 @@ Argument = TypeVar("Argument")
 _MAX_RUN_ID, _MAX_TRACEPARENT = 200, 512
 
 
-class RunFrame(BaseModel):
-    model_config = ConfigDict(extra="forbid", strict=True)
-
+class RunFrame(RunBody):
     type: Literal["run"] = "run"
-    query: Query
-    session_id: SessionId
-    context: dict[str, Any] = {}
-    metadata: RunMetadata = {}
-    tags: Tags = []
     #: without it, that of the handshake counts
     traceparent: str = Field("", max_length=_MAX_TRACEPARENT)
 
@@ -190,15 +182,7 @@ class Connection:
         if len(self._runs) >= MAX_RUNS:
             raise Overloaded(f"{MAX_RUNS} runs are active on this socket. Wait for one to end.")
         self.socket.app.state.auth.count(self._caller)
-        caused_by = read_traceparent(frame.traceparent or self.socket.headers.get("traceparent"))
-        request = RunRequest(
-            frame.query,
-            frame.session_id,
-            frame.context,
-            frame.metadata,
-            caused_by=caused_by,
-            tags=tuple(frame.tags),
-        )
+        request = run_request(frame, frame.traceparent or self.socket.headers.get("traceparent"))
         task = asyncio.create_task(self._guard(self._run, request))
         self._runs.add(task)
         task.add_done_callback(self._runs.discard)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 import httpx
 import openai
 import pytest
+from websockets.asyncio.client import connect
 
 from astromesh.testing import ManualClock, Reply, ScriptedProvider
 from astromesh.types import CompletionRequest, ToolCall, Usage
@@ -399,3 +400,20 @@ async def test_the_events_of_a_run_end_where_it_waits(tmp_path: Path) -> None:
     waits = json.loads(last[2].removeprefix("data: "))
     assert waits["approval"]["kind"] == "client_tool"
     assert waits["usage"]["input_tokens"] > 0
+
+
+async def test_a_frame_brings_tools_and_the_socket_hears_of_the_answer(tmp_path: Path) -> None:
+    frame = {"query": "Weather?", "session_id": "s", "client_tools": [WEATHER["function"]]}
+    async with house_of(tmp_path, [ROME], "Sunny.") as house:
+        url = str(house.http.base_url).replace("http", "ws", 1) + "ws/agent/helper"
+        async with connect(url, open_timeout=60) as socket:
+            await socket.send(json.dumps(frame))
+            while (told := json.loads(await socket.recv()))["type"] != "waiting":
+                pass
+            answer = {"id": told["approval"]["id"], "answer": "22"}
+            run = f"/runs/{told['run_id']}"
+            assert (await house.http.post(f"{run}/resume", json=answer)).status_code == 200
+            await socket.send(json.dumps({"type": "resume", "run_id": told["run_id"], "after": told["seq"]}))
+            while (told := json.loads(await socket.recv()))["type"] != "done":
+                pass
+    assert told["response"] == "Sunny."
