@@ -59,6 +59,10 @@ class Auth:
         self._calls = SlidingWindow(rate) if rate else None
         self._clock = clock or SystemClock()
 
+    @property
+    def needs_credentials(self) -> bool:
+        return bool(self._methods)
+
     async def authorise(
         self,
         headers: Mapping[str, str],

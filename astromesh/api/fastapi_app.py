@@ -26,6 +26,7 @@ from astromesh.api.errors import (
 from astromesh.api.openapi import TAGS, DescribedFastAPI
 from astromesh.api.requests import NOT_UTF_8
 from astromesh.api.routes import (
+    a2a,
     agents,
     agui,
     channels,
@@ -51,6 +52,7 @@ from astromesh.errors import AstromeshError, InvalidInput, MethodNotAllowed, Not
 _NO_TELEMETRY = TelemetryConfig(tracing=False, metrics=False, logs=False)
 
 ROUTERS = (
+    a2a.router,
     agents.router,
     agui.router,
     channels.router,

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 
 import orjson
 from starlette.responses import Response
-from starlette.types import Receive, Scope, Send
+from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh.api.errors import error_response, public_failure
 from astromesh.api.freed_memory import freed_memory
@@ -240,6 +240,17 @@ class EventStreamResponse(Response):
         while (await receive())["type"] != "http.disconnect":
             pass
         self._buffer.discard()
+
+
+class DelegatedResponse(Response):
+    """A response that another ASGI application sends."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        super().__init__()
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        await self._app(scope, receive, send)
 
 
 def stream_or_complete(buffer: EventBuffer, leave: Callable[[], None] | None, last_event_id: int) -> Response:

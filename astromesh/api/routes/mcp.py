@@ -13,12 +13,12 @@ from uuid import uuid4
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
-from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh.access.scopes import RUN, permits
 from astromesh.api.auth import ANONYMOUS
 from astromesh.api.dependencies import scope
 from astromesh.api.requests import RunBody, caller_of, cancel_on_disconnect, runtime_of
+from astromesh.api.responses import DelegatedResponse
 from astromesh.errors import AgentNotFoundError, Forbidden, Interrupted, InvalidInput, MissingExtra, NotFound
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
@@ -47,17 +47,6 @@ _PARAMETERS: JsonObject = {
 }
 
 
-class _DelegatedResponse(Response):
-    """A response that another ASGI application sends."""
-
-    def __init__(self, app: ASGIApp) -> None:
-        super().__init__()
-        self._app = app
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        await self._app(scope, receive, send)
-
-
 @router.post(
     "/mcp",
     summary="The agents as MCP tools",
@@ -66,7 +55,7 @@ class _DelegatedResponse(Response):
 )
 async def mcp(request: Request) -> Response:
     """Serves MCP over streamable HTTP. POST is the only method: there are no sessions and no streams."""
-    return _DelegatedResponse(await _mcp_server(runtime_of(request)))
+    return DelegatedResponse(await _mcp_server(runtime_of(request)))
 
 
 async def serve_stdio(runtime: AgentRuntime) -> None:
@@ -79,7 +68,7 @@ async def serve_stdio(runtime: AgentRuntime) -> None:
 
 
 async def _mcp_server(runtime: AgentRuntime) -> Any:
-    return await runtime.state.resources.shared(_DelegatedResponse, lambda: _McpServer(runtime))
+    return await runtime.state.resources.shared(_McpServer, lambda: _McpServer(runtime))
 
 
 class _McpServer:

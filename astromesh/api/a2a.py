@@ -1,0 +1,540 @@
+"""A2A 1.0 with the types and the bindings of `a2a-sdk`: a run of an agent as a task of another one's client.
+
+A task is a durable run, so that it can be read, subscribed to, answered and cancelled in any process. Its id
+is that of the run, its context is the session. The text of a task's artifact is the answer of the run. A
+run that waits for a person is `input-required`, and goes on with the next message of the task.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
+from functools import wraps
+from hashlib import sha256
+from typing import Any, NoReturn, ParamSpec, TypeVar
+
+import orjson
+from a2a.server.context import ServerCallContext
+from a2a.server.events import Event as TaskEvent
+from a2a.server.request_handlers.request_handler import RequestHandler, validate_request_params
+from a2a.server.routes.common import ServerCallContextBuilder
+from a2a.server.routes.jsonrpc_routes import create_jsonrpc_routes
+from a2a.server.routes.rest_routes import create_rest_routes
+from a2a.types.a2a_pb2 import (
+    AgentCapabilities,
+    AgentCard,
+    AgentInterface,
+    AgentSkill,
+    Artifact,
+    HTTPAuthSecurityScheme,
+    ListTasksResponse,
+    Message,
+    Part,
+    Role,
+    SecurityRequirement,
+    SecurityScheme,
+    SendMessageRequest,
+    StringList,
+    Task,
+    TaskArtifactUpdateEvent,
+    TaskState,
+    TaskStatus,
+    TaskStatusUpdateEvent,
+)
+from a2a.utils.errors import (
+    ContentTypeNotSupportedError,
+    ExtendedAgentCardNotConfiguredError,
+    InternalError,
+    InvalidParamsError,
+    PushNotificationNotSupportedError,
+    TaskNotCancelableError,
+    TaskNotFoundError,
+    UnsupportedOperationError,
+)
+from google.protobuf.json_format import MessageToDict, ParseDict
+from google.protobuf.timestamp_pb2 import Timestamp
+from pydantic import BaseModel, ConfigDict
+from starlette.requests import Request
+from starlette.routing import BaseRoute, Mount, Router
+
+from astromesh.access.scopes import Viewer, principal_of
+from astromesh.api.conversations import image_of
+from astromesh.api.errors import public_failure
+from astromesh.api.requests import caller_of
+from astromesh.api.responses import EventBuffer
+from astromesh.durable.approvals import open_questions
+from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, RunQuery, RunRow
+from astromesh.errors import AstromeshError, NotFound, RequestError
+from astromesh.graph.calls import ASSISTANT
+from astromesh.plugins import Deps
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.idempotency import KEY_SECONDS
+from astromesh.runtime.records import RunRequest
+from astromesh.telemetry import ids
+from astromesh.text import is_blank
+from astromesh.tools.client import CLIENT_TOOL
+from astromesh.types import CallerContext, Event, Image, JsonObject
+
+PROTOCOL_VERSION = "1.0"
+_ARTIFACT = "answer"
+_MAX_CONTEXT_ID, _DEFAULT_PAGE, _MAX_PAGE = 256, 50, 100
+_STATES: Mapping[str, TaskState] = {
+    "queued": TaskState.TASK_STATE_SUBMITTED,
+    "running": TaskState.TASK_STATE_WORKING,
+    "waiting": TaskState.TASK_STATE_INPUT_REQUIRED,
+    "completed": TaskState.TASK_STATE_COMPLETED,
+    "failed": TaskState.TASK_STATE_FAILED,
+    "cancelled": TaskState.TASK_STATE_CANCELED,
+}
+#: words of a person who approves a call or denies it, where a message has no data
+_YES, _NO = frozenset({"approve", "approved", "yes"}), frozenset({"deny", "denied", "no"})
+
+Given = ParamSpec("Given")
+Made = TypeVar("Made")
+
+
+class A2AServer:
+    """The plugin `publishers: a2a`: the agents of a runtime as A2A agents."""
+
+    class Options(BaseModel):
+        model_config = ConfigDict(arbitrary_types_allowed=True)
+
+        runtime: AgentRuntime
+
+    def __init__(self, runtime: AgentRuntime) -> None:
+        self._runtime = runtime
+        self._routers: dict[str, Router] = {}
+
+    @classmethod
+    async def open(cls, options: Options, deps: Deps) -> A2AServer:
+        return cls(options.runtime)
+
+    def router(self, name: str, prefix: str) -> Router:
+        """Returns the JSON-RPC and HTTP+JSON bindings of an agent, as an ASGI application."""
+        if name not in self._routers:
+            handler, context = TaskHandler(self._runtime, name), _ContextBuilder()
+            routes: list[BaseRoute] = [*create_jsonrpc_routes(handler, prefix, context)]
+            rest = create_rest_routes(handler, context, path_prefix=prefix)
+            routes += [route for route in rest if not isinstance(route, Mount)]  # an agent has no tenants
+            self._routers[name] = Router(routes)
+        return self._routers[name]
+
+    def card(self, agent: Agent, url: str, *, guarded: bool) -> JsonObject:
+        """Returns the agent card.
+
+        Args:
+            url: of both bindings.
+            guarded: whether a request needs a key or a token.
+        """
+        spec, version = agent.manifest.spec, agent.manifest.metadata.version
+        about = spec.identity.description or f"The agent {agent.name}."
+        title = spec.identity.display_name or agent.name
+        modes = ["text/plain", *(["application/json"] if agent.output_schema is not None else [])]
+        bindings = [
+            AgentInterface(url=url, protocol_binding=binding, protocol_version=PROTOCOL_VERSION)
+            for binding in ("JSONRPC", "HTTP+JSON")
+        ]
+        card = AgentCard(
+            name=title,
+            description=about,
+            version=version or "0",
+            supported_interfaces=bindings,
+            capabilities=AgentCapabilities(streaming=True, push_notifications=False),
+            default_input_modes=["text/plain", "application/json", "image/png", "image/jpeg"],
+            default_output_modes=modes,
+            skills=[AgentSkill(id=agent.name, name=title, description=about, tags=["agent"])],
+        )
+        if guarded:
+            card.security_schemes["bearer"].CopyFrom(
+                SecurityScheme(http_auth_security_scheme=HTTPAuthSecurityScheme(scheme="Bearer"))
+            )
+            card.security_requirements.append(SecurityRequirement(schemes={"bearer": StringList()}))
+        found: JsonObject = MessageToDict(card)
+        return found
+
+
+class _ContextBuilder(ServerCallContextBuilder):
+    """Takes the caller from the request, which the route has authorised."""
+
+    def build(self, request: Request) -> ServerCallContext:
+        return ServerCallContext(state={"caller": caller_of(request), "headers": dict(request.headers)})
+
+
+def translated(
+    method: Callable[Given, Coroutine[Any, Any, Made]],
+) -> Callable[Given, Coroutine[Any, Any, Made]]:
+    """Raises errors of astromesh as those of the protocol."""
+
+    @wraps(method)
+    async def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
+        try:
+            return await method(*args, **kwargs)
+        except AstromeshError as error:
+            _refuse(error)
+
+    return call
+
+
+def _refuse(error: AstromeshError) -> NoReturn:
+    if isinstance(error, NotFound):
+        raise TaskNotFoundError(str(error)) from error
+    if isinstance(error, RequestError) and error.status < 500:
+        raise InvalidParamsError(str(error), {"code": error.code}) from error
+    raise InternalError(str(error) if error.public else None, {"code": error.code}) from error
+
+
+class TaskHandler(RequestHandler):
+    """The operations of A2A on the runs of one agent."""
+
+    def __init__(self, runtime: AgentRuntime, name: str) -> None:
+        self._runtime, self._name = runtime, name
+
+    @validate_request_params
+    @translated
+    async def on_message_send(self, params: SendMessageRequest, context: ServerCallContext) -> Task:
+        row, after = await self._accept(params, context)
+        if not params.configuration.return_immediately:
+            with suppress(AstromeshError):  # how it ended is the state of the task
+                await self._runtime.runs.wait(row, (), after)
+        return await self._task(row.run_id, context, _history(params.configuration))
+
+    async def on_message_send_stream(
+        self, params: SendMessageRequest, context: ServerCallContext
+    ) -> AsyncGenerator[TaskEvent]:
+        row, after = await translated(self._accept)(params, context)
+        async for event in self._events(row.run_id, context, after):
+            yield event
+
+    async def on_subscribe_to_task(
+        self, params: Any, context: ServerCallContext
+    ) -> AsyncGenerator[TaskEvent]:
+        row = await translated(self._row)(params.id, context)
+        if row.status in ENDED_STATUSES:
+            raise UnsupportedOperationError(f"The task {params.id!r} has ended.")
+        async for event in self._events(row.run_id, context):
+            yield event
+
+    @translated
+    async def on_get_task(self, params: Any, context: ServerCallContext) -> Task:
+        return await self._task(params.id, context, _history(params))
+
+    @translated
+    async def on_list_tasks(self, params: Any, context: ServerCallContext) -> ListTasksResponse:
+        size = params.page_size or _DEFAULT_PAGE
+        if not 1 <= size <= _MAX_PAGE:
+            raise InvalidParamsError(f"pageSize: it must be from 1 to {_MAX_PAGE}.")
+        statuses: dict[Any, Any] = {None: "", **{state: status for status, state in _STATES.items()}}
+        status = statuses.get(params.status or None)
+        if status is None:  # no run is in this state
+            return ListTasksResponse(page_size=size)
+        tenant, owner = self._viewer(context)
+        query = RunQuery(tenant, owner, self._name, params.context_id, status, size, after=params.page_token)
+        page = await self._runtime.runs.list(query)
+        tasks = [await self._task(run["run_id"], context, _history(params)) for run in page.runs]
+        return ListTasksResponse(
+            tasks=tasks, next_page_token=page.next or "", page_size=size, total_size=len(tasks)
+        )
+
+    @translated
+    async def on_cancel_task(self, params: Any, context: ServerCallContext) -> Task:
+        row = await self._row(params.id, context)
+        if row.status in ENDED_STATUSES:
+            raise TaskNotCancelableError(f"The task {params.id!r} has ended.")
+        await self._runtime.runs.cancel(row.run_id, self._viewer(context))
+        return await self._task(row.run_id, context)
+
+    async def on_get_extended_agent_card(self, params: Any, context: ServerCallContext) -> AgentCard:
+        raise ExtendedAgentCardNotConfiguredError
+
+    async def _without_push(self, params: Any, context: ServerCallContext) -> Any:
+        raise PushNotificationNotSupportedError
+
+    on_create_task_push_notification_config = _without_push
+    on_get_task_push_notification_config = _without_push
+    on_list_task_push_notification_configs = _without_push
+    on_delete_task_push_notification_config = _without_push
+
+    # -- runs ----------------------------------------------------------------------------------------------
+
+    def _viewer(self, context: ServerCallContext) -> Viewer:
+        return Viewer(*principal_of(_caller(context)))
+
+    async def _row(self, run_id: str, context: ServerCallContext) -> RunRow:
+        row = await self._runtime.runs.row(run_id, self._viewer(context))
+        if row.agent != self._name:
+            raise TaskNotFoundError(f"The agent {self._name!r} has no task {run_id!r}.")
+        return row
+
+    async def _task(self, run_id: str, context: ServerCallContext, history: int | None = None) -> Task:
+        return task_of(await self._row(run_id, context), history)
+
+    async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> tuple[RunRow, int]:
+        """Returns the run of a message, and the number of its last event so far."""
+        message = params.message
+        if params.configuration.HasField("task_push_notification_config"):
+            raise PushNotificationNotSupportedError
+        if message.task_id:
+            return await self._answer(message, context)
+        runtime, caller = self._runtime, _caller(context)
+        agent = runtime.agent(self._name)
+        text = text_of(message.parts)
+        if is_blank(text):
+            raise InvalidParamsError("message.parts: an agent needs text.")
+        if len(message.context_id) > _MAX_CONTEXT_ID or not message.context_id.isprintable():
+            raise InvalidParamsError(f"message.contextId: at most {_MAX_CONTEXT_ID} printable characters.")
+        session = message.context_id or ids.new_id()
+        request = RunRequest(text, session, images=images_of(message.parts))
+        digest = sha256(message.SerializeToString(deterministic=True)).hexdigest()
+        tenant, owner = principal_of(caller)
+        expires = runtime.clock.now() + KEY_SECONDS
+        key = IdempotencyKey(tenant, owner, f"a2a {self._name}", message.message_id, digest, expires)
+        return await runtime.runner.accept(agent, request, caller=caller, key=key), 0
+
+    async def _answer(self, message: Message, context: ServerCallContext) -> tuple[RunRow, int]:
+        """Continues a run that waits with the answer to its oldest question."""
+        runtime, row = self._runtime, await self._row(message.task_id, context)
+        if message.context_id and message.context_id != row.session_id:
+            raise InvalidParamsError("message.contextId: the task belongs to another context.")
+        questions = [one for one in open_questions(row) if one["kind"] != CLIENT_TOOL]
+        if row.status != "waiting" or not questions:
+            raise UnsupportedOperationError(
+                f"The task {row.run_id!r} waits for no message: it is {row.status}."
+            )
+        last = await runtime.runs.last_event(row.run_id)
+        decision = decision_of(questions[0], message.parts)
+        decided = await runtime.runner.durable.decide(row, {questions[0]["id"]: decision}, _caller(context))
+        return decided, last
+
+    async def _events(
+        self, run_id: str, context: ServerCallContext, after: int = 0
+    ) -> AsyncGenerator[TaskEvent]:
+        """Yields the task, then what happens to it until it ends or needs input."""
+        row = await self._row(run_id, context)
+        yield task_of(row, with_artifacts=False)
+        buffer, encoder = EventBuffer(close_at_end=True), TaskEncoder(row)
+        leave = await self._runtime.runs.follow(run_id, self._viewer(context), after, buffer)
+        if leave is None:
+            buffer.close()
+        try:
+            while events := await buffer.take():
+                for event in events:
+                    for made in encoder(event):
+                        yield made
+                    if event.type == "run.waiting":
+                        return
+        finally:
+            buffer.discard()
+            if leave is not None:
+                leave()
+
+
+def _history(params: Any) -> int | None:
+    """Returns how many messages a task is to have; None: all."""
+    return params.history_length if params.HasField("history_length") else None
+
+
+def _caller(context: ServerCallContext) -> CallerContext:
+    caller: CallerContext = context.state["caller"]
+    return caller
+
+
+# -- messages to requests and decisions ----------------------------------------------------------------------
+
+
+def text_of(parts: Iterable[Part]) -> str:
+    """Returns text, and data as JSON."""
+    texts = []
+    for part in parts:
+        match part.WhichOneof("content"):
+            case "text":
+                texts.append(part.text)
+            case "data":
+                texts.append(orjson.dumps(MessageToDict(part.data)).decode())
+    return "\n".join(texts)
+
+
+def images_of(parts: Iterable[Part]) -> tuple[Image, ...]:
+    """Raises: ContentTypeNotSupportedError: a file is no picture."""
+    found = []
+    for part in parts:
+        kind = part.WhichOneof("content")
+        if kind not in ("raw", "url"):
+            continue
+        if part.media_type and not part.media_type.startswith("image/"):
+            raise ContentTypeNotSupportedError(
+                f"Files of the type {part.media_type[:64]!r} are not supported."
+            )
+        raw = MessageToDict(part).get("raw", "")  # base64
+        found.append(image_of(part.url if kind == "url" else f"data:{part.media_type};base64,{raw}"))
+    return tuple(found)
+
+
+def decision_of(question: Mapping[str, Any], parts: Iterable[Part]) -> JsonObject:
+    """Returns the decision of a message about a question.
+
+    Raises:
+        InvalidParamsError: it is neither an approval nor a denial, and the question needs one.
+    """
+    parts = list(parts)
+    data = next((MessageToDict(p.data) for p in parts if p.WhichOneof("content") == "data"), None)
+    text = text_of(parts).strip()
+    approved = data.get("approved") if isinstance(data, dict) else None
+    if approved is None and data is None and question["kind"] not in ("interrupt",):
+        word = text.lower().rstrip(".!")
+        approved = True if word in _YES else False if word in _NO else None
+    if isinstance(approved, bool):
+        if not approved:
+            return {"decision": "deny"}
+        edited = data.get("arguments") if isinstance(data, dict) else None
+        return {"decision": "approve"} if edited is None else {"decision": "approve", "arguments": edited}
+    if question["kind"] in ("human", "interrupt"):
+        return {"decision": "answer", "answer": text if data is None else data}
+    raise InvalidParamsError(
+        'The task needs "approve" or "deny", or data {"approved": true} or {"approved": false}.'
+    )
+
+
+# -- runs to tasks -------------------------------------------------------------------------------------------
+
+
+def task_of(row: RunRow, history: int | None = None, *, with_artifacts: bool = True) -> Task:
+    """Returns a run as a task.
+
+    Args:
+        history: how many messages it has; None: all.
+    """
+    task = Task(id=row.run_id, context_id=row.session_id, status=status_of(row))
+    if history is None or history > 0:
+        query = Part(text=row.request.get("query", ""))
+        said = Message(message_id=f"{row.run_id}-query", role=Role.ROLE_USER, parts=[query])
+        said.task_id, said.context_id = row.run_id, row.session_id
+        task.history.append(said)
+    if with_artifacts and row.status == "completed" and row.result:
+        task.artifacts.append(answer_of(row.result))
+    return task
+
+
+def status_of(row: RunRow) -> TaskStatus:
+    at = row.finished_at or row.created_at
+    if row.status == "waiting":
+        return _waiting(row.run_id, row.session_id, open_questions(row), at)
+    text = ""
+    if row.status == "failed" and row.error is not None:
+        text = public_failure(row.error)["detail"]
+    return _status(row.run_id, row.session_id, _STATES[row.status], at, [Part(text=text)] if text else [])
+
+
+def _waiting(run_id: str, session: str, questions: Iterable[Mapping[str, Any]], at: float) -> TaskStatus:
+    """Returns the status of a task that needs input: the question in words, and as data."""
+    first = next(iter(questions))
+    about = {key: first[key] for key in ("id", "kind", "name", "arguments")}
+    words = first.get("question") or f"{first['name']}: {first['kind'].replace('_', ' ')}"
+    data = Part()
+    ParseDict({"data": orjson.loads(orjson.dumps(about, default=str))}, data)
+    state = _STATES["waiting"]
+    if first["kind"] == "identity":
+        state = TaskState.TASK_STATE_AUTH_REQUIRED
+    return _status(run_id, session, state, at, [Part(text=words), data])
+
+
+def _status(run_id: str, session: str, state: TaskState, at: float, parts: list[Part]) -> TaskStatus:
+    when = Timestamp()
+    when.FromMilliseconds(int(at * 1000))
+    status = TaskStatus(state=state, timestamp=when)
+    if parts:
+        name = TaskState.Name(state).removeprefix("TASK_STATE_").lower()
+        status.message.CopyFrom(
+            Message(
+                message_id=f"{run_id}-{name}", role=Role.ROLE_AGENT, task_id=run_id, context_id=session,
+                parts=parts,
+            )
+        )  # fmt: skip
+    return status
+
+
+def answer_of(result: Mapping[str, Any]) -> Artifact:
+    """Returns the answer of a run: data where the agent has an output schema, else text."""
+    part = Part(text=result["response"])
+    if "output" in result:
+        part = Part()
+        ParseDict({"data": result["output"], "mediaType": "application/json"}, part)
+    return Artifact(artifact_id=_ARTIFACT, name=_ARTIFACT, parts=[part])
+
+
+class TaskEncoder:
+    """Encodes the events of a run as updates of its task.
+
+    The text of a step that ends in tool calls is not part of the answer, so the text of a step that offers
+    tools waits for its end.
+    """
+
+    def __init__(self, row: RunRow) -> None:
+        self._run_id, self._session = row.run_id, row.session_id
+        self._held: dict[int, str] = {}
+        self._sent = ""
+
+    def __call__(self, event: Event) -> Iterable[TaskEvent]:
+        encode = getattr(self, "_" + event.type.replace(".", "_"), None)
+        return encode(event) if encode is not None else ()
+
+    def _run_started(self, event: Event) -> Iterable[TaskEvent]:
+        yield self._update(_status(self._run_id, self._session, _STATES["running"], event.ts, []))
+
+    _run_resumed = _run_started
+
+    def _model_started(self, event: Event) -> Iterable[TaskEvent]:
+        if event.data["role"] == ASSISTANT and event.data.get("tools"):
+            self._held[event.data["step"]] = ""
+        return ()
+
+    def _model_delta(self, event: Event) -> Iterable[TaskEvent]:
+        data = event.data
+        if data["step"] in self._held:
+            self._held[data["step"]] += data["content"]
+        elif data["role"] == ASSISTANT:
+            yield self._text(data["content"])
+
+    def _model_restarted(self, event: Event) -> Iterable[TaskEvent]:
+        if event.data["step"] in self._held:
+            self._held[event.data["step"]] = ""
+        return ()
+
+    def _model_finished(self, event: Event) -> Iterable[TaskEvent]:
+        held = self._held.pop(event.data["step"], "")
+        if held and not event.data["tool_calls"]:
+            yield self._text(held)
+
+    def _run_waiting(self, event: Event) -> Iterable[TaskEvent]:
+        approval = event.data["approval"]
+        asked = [one for one in (approval, *approval.get("others", ())) if one["kind"] != CLIENT_TOOL]
+        yield self._update(_waiting(self._run_id, self._session, asked or [approval], event.ts))
+
+    def _run_completed(self, event: Event) -> Iterable[TaskEvent]:
+        if event.data["response"] != self._sent or "output" in event.data:
+            yield self._artifact(answer_of(event.data), append=False)
+        yield self._end("completed", event)
+
+    def _run_failed(self, event: Event) -> Iterable[TaskEvent]:
+        yield self._end("failed", event, public_failure(event.data)["detail"])
+
+    def _run_cancelled(self, event: Event) -> Iterable[TaskEvent]:
+        yield self._end("cancelled", event)
+
+    def _end(self, status: str, event: Event, text: str = "") -> TaskEvent:
+        parts = [Part(text=text)] if text else []
+        return self._update(_status(self._run_id, self._session, _STATES[status], event.ts, parts))
+
+    def _update(self, status: TaskStatus) -> TaskEvent:
+        return TaskStatusUpdateEvent(task_id=self._run_id, context_id=self._session, status=status)
+
+    def _text(self, text: str) -> TaskEvent:
+        append, self._sent = bool(self._sent), self._sent + text
+        return self._artifact(
+            Artifact(artifact_id=_ARTIFACT, name=_ARTIFACT, parts=[Part(text=text)]), append
+        )
+
+    def _artifact(self, artifact: Artifact, append: bool) -> TaskEvent:
+        return TaskArtifactUpdateEvent(
+            task_id=self._run_id, context_id=self._session, artifact=artifact, append=append
+        )

@@ -1,0 +1,68 @@
+"""A2A: an agent as a remote agent of other systems (docs/protocols.md).
+
+The first request loads the SDK, in a thread. Without a request, the server does not load it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+from fastapi import APIRouter, Request, Response
+
+from astromesh.api.dependencies import scope
+from astromesh.api.requests import runtime_of
+from astromesh.api.responses import DelegatedResponse, json_bytes
+from astromesh.errors import MissingExtra, NotFound
+from astromesh.plugins import Deps
+from astromesh.runtime.engine import AgentRuntime
+
+router = APIRouter(tags=["a2a"])
+_PREFIX = "/v1/agents/{name}/a2a"
+_CARD = "/.well-known/agent-card.json"
+
+
+class _A2AServer:
+    """The A2A server of a runtime, opened once."""
+
+    def __init__(self, runtime: AgentRuntime) -> None:
+        self._runtime = runtime
+
+    async def __aenter__(self) -> Any:
+        try:
+            plugin = await asyncio.to_thread(self._runtime.plugins.load, "publishers", "a2a")
+        except MissingExtra as error:
+            raise NotFound(f"This server does not speak A2A: {error}") from error
+        deps = Deps(resources=self._runtime.state.resources)
+        return await plugin.open(plugin.Options(runtime=self._runtime), deps)
+
+    async def __aexit__(self, *_: object) -> None:
+        """Does nothing: the server holds nothing open."""
+
+
+async def _server(runtime: AgentRuntime) -> Any:
+    return await runtime.state.resources.shared(_A2AServer, lambda: _A2AServer(runtime))
+
+
+@router.get(
+    _PREFIX + _CARD, summary="The agent card of A2A", include_in_schema=False,
+    dependencies=[scope("agents:read")],
+)  # fmt: skip
+async def card(name: str, request: Request) -> Response:
+    """Describes an agent for A2A clients."""
+    runtime = runtime_of(request)
+    agent, server = runtime.agent(name), await _server(runtime)
+    url = str(request.url.replace(query="")).removesuffix(_CARD)
+    found = server.card(agent, url, guarded=request.app.state.auth.needs_credentials)
+    return Response(json_bytes(found), media_type="application/json")
+
+
+@router.post(_PREFIX, include_in_schema=False, dependencies=[scope("agents:run", "name")])
+@router.post(_PREFIX + "/{path:path}", include_in_schema=False, dependencies=[scope("agents:run", "name")])
+@router.get(_PREFIX + "/{path:path}", include_in_schema=False, dependencies=[scope("agents:run", "name")])
+async def a2a(name: str, request: Request) -> Response:
+    """Serves A2A: JSON-RPC at the path itself, HTTP+JSON below it."""
+    runtime = runtime_of(request)
+    runtime.agent(name)
+    server = await _server(runtime)
+    return DelegatedResponse(server.router(name, _PREFIX.replace("{name}", name)))
