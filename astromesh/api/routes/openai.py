@@ -17,6 +17,7 @@ from itertools import chain, takewhile
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Request, Response
+from msgspec import UNSET
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
@@ -350,6 +351,8 @@ class _Form(NamedTuple):
     def completion(self, answer: RunAnswer) -> JsonObject:
         message = {"role": "assistant", "content": answer.response}
         extension = {"run_id": answer.run_id, "session_id": answer.session_id, **answer.metadata}
+        if answer.output is not UNSET:
+            extension["output"] = answer.output
         reason, usage = _finish_reason(answer.metadata), self.usage(answer.metadata["usage"])
         return self._completion(answer.run_id, message, reason, usage, extension)
 
@@ -437,10 +440,12 @@ class _Chunks:
 
     def _run_completed(self, event: Event) -> list[Any]:
         metadata = event.data["metadata"]
+        output = {"output": event.data["output"]} if "output" in event.data else {}
+        extension = {"type": event.type, **metadata, **output}
         chunks = [
             *self._unfinished(event),
             *([] if self._started else self._entire_answer(event)),
-            self._chunk(event, {}, _finish_reason(metadata), astromesh={"type": event.type, **metadata}),
+            self._chunk(event, {}, _finish_reason(metadata), astromesh=extension),
         ]
         return [*chunks, *self._end(event, metadata["usage"])]
 

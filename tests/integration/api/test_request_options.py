@@ -66,6 +66,7 @@ async def test_a_stream_of_a_format_has_the_checked_answer(tmp_path: Path) -> No
     chunks = [json.loads(line) for line in lines]
     said = "".join(c["choices"][0]["delta"].get("content", "") for c in chunks)
     assert json.loads(said) == {"city": "Rome"}
+    assert chunks[-1]["astromesh"]["output"] == {"city": "Rome"}
 
 
 @pytest.mark.parametrize("own", [None, CITY])
@@ -74,6 +75,7 @@ async def test_any_object_is_asked_for_unless_the_agent_has_a_schema(tmp_path: P
     provider = ScriptedProvider(ROME)
     answer = await chat(tmp_path, provider, {"response_format": {"type": "json_object"}}, **spec)
     assert json.loads(answer.json()["choices"][0]["message"]["content"]) == {"city": "Rome"}
+    assert answer.json()["astromesh"]["output"] == {"city": "Rome"}
     assert provider.requests[0].output_schema == (own or {"type": "object"})
 
 
