@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from hashlib import sha256
-from typing import Annotated, Any, TypeVar, cast
+from typing import Annotated, Any, Literal, TypeVar, cast
 
 import orjson
 from msgspec.structs import replace
@@ -27,8 +28,9 @@ from starlette.types import Scope
 from astromesh.access.scopes import ANY_SESSION, Viewer, principal_of
 from astromesh.api.client_tools import MAX_TOOLS, ClientToolIn
 from astromesh.api.errors import validation_detail
-from astromesh.durable.base import IdempotencyKey
+from astromesh.durable.base import Callback, IdempotencyKey
 from astromesh.errors import InvalidInput
+from astromesh.net.service_options import is_http
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.idempotency import KEY_SECONDS
 from astromesh.runtime.records import RunRequest
@@ -151,6 +153,48 @@ Tags = Annotated[
 ]
 
 
+_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
+#: what the signature and the transport set
+_OWN_HEADERS = ("webhook-", "host", "content-", "transfer-encoding", "connection")
+
+
+def _is_callback_header(name: str) -> str:
+    if not _HEADER_NAME.fullmatch(name):
+        raise ValueError("must be the name of an HTTP header, at most 64 characters")
+    if name.lower().startswith(_OWN_HEADERS):
+        raise ValueError("is a header that the server sets")
+    return name
+
+
+CallbackHeader = Annotated[str, AfterValidator(_is_callback_header)]
+HeaderValue = Annotated[str, Field(max_length=4096, pattern=r"^[\t\x20-\x7e]*$")]
+
+
+def _is_called(url: str) -> str:
+    if not is_http(url):
+        raise ValueError("must be an http or https URL with a host")
+    return url
+
+
+class CallbackIn(BaseModel):
+    """Whom the server calls when the run ends or waits (Standard Webhooks)."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+    url: Annotated[str, Field(max_length=2048), AfterValidator(_is_called)]
+    events: Annotated[
+        list[Literal["completed", "failed", "cancelled", "waiting"]], Field(min_length=1, max_length=4)
+    ] = Field(
+        ["completed", "failed", "cancelled", "waiting"], description="The statuses of the run that are told."
+    )
+    headers: Annotated[dict[CallbackHeader, HeaderValue], Field(max_length=16)] = Field(
+        default_factory=dict, description="Headers of every call; they are stored encrypted."
+    )
+
+    def callback(self) -> Callback:
+        return Callback(self.url, tuple(dict.fromkeys(self.events)), self.headers)
+
+
 class RunBody(BaseModel):
     """One message to an agent."""
 
@@ -177,6 +221,10 @@ class RunBody(BaseModel):
     )
     client_tools: Annotated[list[ClientToolIn], Field(max_length=MAX_TOOLS)] = Field(
         default_factory=list, description="Tools that the client executes; they make the run durable."
+    )
+
+    callback: CallbackIn | None = Field(
+        None, description="Whom to call when the run ends or waits; it makes the run durable."
     )
 
     def parameters(self) -> dict[str, Any]:
@@ -256,6 +304,7 @@ def run_request(body: RunBody, traceparent: str | None) -> RunRequest:
         model=body.model,
         tools=None if body.tools is None else tuple(body.tools),
         parameters=body.parameters(),
+        callback=body.callback.callback() if body.callback else None,
     )
 
 

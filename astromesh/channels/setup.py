@@ -7,18 +7,9 @@ queue. Both keys are derived from one secret (HKDF, RFC 5869), separately for ea
 
 from __future__ import annotations
 
-import hmac
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from hashlib import sha256
-from os import urandom
 from typing import Any
-
-import orjson
-from cryptography.exceptions import InvalidTag
-from cryptography.hazmat.primitives.ciphers.aead import AESGCM
-from cryptography.hazmat.primitives.hashes import SHA256
-from cryptography.hazmat.primitives.kdf.hkdf import HKDF
 
 from astromesh.channels.base import (
     Channel,
@@ -31,55 +22,13 @@ from astromesh.channels.base import (
     PreparedMessage,
     ReceivedMessage,
 )
-from astromesh.errors import ConfigError
+from astromesh.storage.cipher import StoredCipher
 from astromesh.types import CallerContext, JsonObject
 
-_NONCE, _KEY = 12, 32
-
-
-#: hex digits of a digest: 128 bits
-_DIGITS = 32
-
-
-class MessageCipher:
-    """Digests and encryption of one channel.
-
-    Args:
-        secret: `identity_key`, or the channel's own secret. With another secret, people are not recognized
-            and stored messages cannot be decrypted.
-        channel: its name.
-    """
-
-    def __init__(self, secret: str, channel: str) -> None:
-        self._digest = _derive_key(secret, f"astromesh {channel} digest")
-        self._cipher = AESGCM(_derive_key(secret, f"astromesh {channel} seal"))
-
-    def digest(self, *parts: str) -> str:
-        """Returns 32 hex digits, equal for equal texts."""
-        text = orjson.dumps(parts)
-        return hmac.new(self._digest, text, sha256).hexdigest()[:_DIGITS]
-
-    def encrypt(self, data: JsonObject, about: str) -> bytes:
-        """Returns encrypted JSON. Args: about: the text that `decrypt` must be called with."""
-        nonce = urandom(_NONCE)
-        return nonce + self._cipher.encrypt(nonce, orjson.dumps(data), about.encode())
-
-    def decrypt(self, encrypted: bytes, about: str) -> JsonObject:
-        """Raises: ConfigError: it was encrypted with another secret, or with another `about`."""
-        try:
-            data: JsonObject = orjson.loads(
-                self._cipher.decrypt(encrypted[:_NONCE], encrypted[_NONCE:], about.encode())
-            )
-        except InvalidTag as error:
-            raise ConfigError(
-                "The inbox holds messages that were encrypted with another identity_key. "
-                "Set that key again, or erase them."
-            ) from error
-        return data
-
-
-def _derive_key(secret: str, purpose: str) -> bytes:
-    return HKDF(SHA256(), _KEY, None, purpose.encode()).derive(secret.encode())
+_OTHER_KEY = (
+    "The inbox holds messages that were encrypted with another identity_key. "
+    "Set that key again, or erase them."
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +55,7 @@ class ConfiguredChannel:
 
     def __init__(self, name: str, channel: Channel, setup: ChannelSetup) -> None:
         self.name, self.channel, self.setup = name, channel, setup
-        self.cipher = MessageCipher(setup.identity_key or channel.secret, name)
+        self.cipher = StoredCipher(setup.identity_key or channel.secret, name, _OTHER_KEY)
         self._ours = {*channel.addresses, *setup.agents} if channel.addresses else set[str]()
 
     def is_ours(self, address: ConversationAddress) -> bool:

@@ -224,6 +224,13 @@ class Network(Record):
     allow_hosts: tuple[AllowedHost, ...] = Field((), description="Private hosts that tools may call.")
 
 
+class Callbacks(Record):
+    secret_env: VariableName = Field(
+        "",
+        description="Variable with the secret that signs callbacks, `whsec_…`; empty: there are none.",
+    )
+
+
 class Telemetry(Record):
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         "info", description="Minimum level that is logged."
@@ -277,6 +284,7 @@ class RuntimeSpec(Record):
     storage: Storage = Storage.empty()
     redis: Redis = Redis.empty()
     network: Network = Network.empty()
+    callbacks: Callbacks = Callbacks.empty()
     limits: Limits = Limits.empty()
     telemetry: Telemetry = Telemetry.empty()
     recording: Recording = Recording.empty()

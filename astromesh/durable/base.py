@@ -443,7 +443,114 @@ class RunRecording(Protocol):
 NO_RECORDINGS: Mapping[str, RunRecording] = {}
 
 
-class RunStore(Protocol):
+#: the statuses of a run that a callback may tell about
+CALLBACK_EVENTS = ("completed", "failed", "cancelled", "waiting")
+
+
+class Callback(Struct, frozen=True):
+    """Whom to tell when a run ends or waits.
+
+    Args:
+        events: statuses of `CALLBACK_EVENTS`.
+        headers: of every delivery, as they are sent.
+    """
+
+    url: str
+    events: tuple[str, ...] = CALLBACK_EVENTS
+    headers: Mapping[str, str] = {}
+
+
+class StoredCallback(NamedTuple):
+    """A callback as it is stored. `headers` is encrypted JSON, empty without any."""
+
+    url: str
+    events: tuple[str, ...]
+    headers: bytes
+
+
+class TakenDelivery(NamedTuple):
+    """A delivery that this process makes now.
+
+    Args:
+        callback: number of its callback.
+        event: the status of the run that it tells about.
+        attempts: this one included.
+        began_at: the time of the first attempt, in seconds since the epoch.
+    """
+
+    id: int
+    callback: int
+    run_id: str
+    event: str
+    attempts: int
+    began_at: float
+
+
+class Delivery(NamedTuple):
+    """A delivery as callers see it.
+
+    Args:
+        state: `pending`, `delivered` or `dead`.
+        began_at, due_at: seconds since the epoch; 0 before the first attempt.
+        http_status: of the last attempt; 0: there was no response.
+    """
+
+    id: int
+    run_id: str
+    agent: str
+    event: str
+    url: str
+    state: str
+    attempts: int
+    began_at: float
+    due_at: float
+    http_status: int
+    error: str
+
+
+class DeliveryQuery(NamedTuple):
+    """Which deliveries a caller asks for. Empty and 0: all.
+
+    Args:
+        before: only deliveries with a smaller id.
+    """
+
+    tenant: str
+    owner: str | None
+    state: str = ""
+    run_id: str = ""
+    before: int = 0
+    limit: int = 50
+
+
+class CallbackStore(Protocol):
+    """The callbacks of runs. A run that ends or waits makes their deliveries due in the same transaction.
+
+    Raises (all of them):
+        StoreUnavailable: the database does not answer now.
+    """
+
+    async def take_callbacks(self, now: float, until: float, limit: int) -> tuple[TakenDelivery, ...]:
+        """Takes deliveries that are due. They are due again at `until` if nothing ends the attempt."""
+
+    async def callback(self, number: int) -> tuple[str, bytes] | None:
+        """Returns URL and encrypted headers of a callback."""
+
+    async def end_callback_attempt(
+        self, id: int, state: str, due_at: float, http_status: int, error: str
+    ) -> None: ...
+
+    async def callbacks_expected(self) -> bool:
+        """Returns whether a delivery is pending, or a run that goes on has a callback."""
+
+    async def callbacks(self, filter: DeliveryQuery) -> tuple[Delivery, ...]:
+        """Returns the newest deliveries first."""
+
+    async def retry_callback(self, id: int, tenant: str, owner: str | None) -> bool:
+        """Makes a dead delivery due again. Returns False if there is none."""
+
+
+class RunStore(CallbackStore, Protocol):
     """Runs, steps, events and workers in a database.
 
     Raises (all of them):
@@ -456,10 +563,12 @@ class RunStore(Protocol):
         key: IdempotencyKey | None = None,
         policy: ConcurrencyPolicy = "enqueue",
         steps: Sequence[JournalStep] = (),
+        callback: StoredCallback | None = None,
     ) -> RunRow:
         """Stores a new run and returns it, or returns the run that has the same key and body.
 
         Args:
+            callback: of the new run, also if it becomes part of another one.
             steps: that the run begins with, stored in the same transaction; those of a fork.
             policy: what happens if ordered runs of the session are queued or running. `enqueue`: the new run
                 comes after them. `reject`: it is rejected. `interrupt`: they end, or are requested to.

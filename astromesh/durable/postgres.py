@@ -21,6 +21,7 @@ from astromesh.durable.base import (
     JournalStep,
     RunRow,
     SegmentClaim,
+    StoredCallback,
 )
 from astromesh.durable.graph_runs import GraphRuns
 from astromesh.durable.graph_store import SqlGraphs
@@ -113,9 +114,10 @@ class PostgresRuns(SqlRuns, PostgresStore):
         key: IdempotencyKey | None = None,
         policy: ConcurrencyPolicy = "enqueue",
         steps: Sequence[JournalStep] = (),
+        callback: StoredCallback | None = None,
     ) -> RunRow:
-        if key is not None or policy != "enqueue" or steps:
-            return await super().accept(run, key, policy, steps)
+        if key is not None or policy != "enqueue" or steps or callback is not None:
+            return await super().accept(run, key, policy, steps, callback)
         await self._accepting((*run_values(run), self._clock.now()))
         return run
 

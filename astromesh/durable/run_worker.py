@@ -32,6 +32,7 @@ from astromesh.durable.base import (
     RunRow,
     RunStore,
     SegmentClaim,
+    StoredCallback,
 )
 from astromesh.durable.leases import (
     DAY_SECONDS,
@@ -167,12 +168,14 @@ class Admission(NamedTuple):
         max_queued: maximum number of waiting runs of the agent.
         keeps_token: the run acts with the token of its caller, so it starts in this process.
         take_place: with `interrupt`, makes the run the newest message; returns the token of its place.
+        callback: whom to tell when the run ends or waits.
     """
 
     policy: ConcurrencyPolicy
     max_queued: int
     keeps_token: bool = False
     take_place: Callable[[], Awaitable[int]] | None = None
+    callback: StoredCallback | None = None
 
 
 class RunWorker:
@@ -366,7 +369,7 @@ class RunWorker:
             if (earlier := await self._earlier(key, row)) is not None:  # a repeated request is no new message
                 return earlier
             row = replace(row, request={**row.request, PLACE: await admission.take_place()})
-        return await self.store.accept(row, key, admission.policy, steps)
+        return await self.store.accept(row, key, admission.policy, steps, admission.callback)
 
     async def _earlier(self, key: IdempotencyKey | None, row: RunRow) -> RunRow | None:
         """Returns the run that already has a key. An unused key is stored without duration."""

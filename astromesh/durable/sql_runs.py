@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from astromesh.durable.base import (
     ENDED_STATUSES,
@@ -24,6 +24,7 @@ from astromesh.durable.base import (
     RunSample,
     RunTotals,
     SegmentClaim,
+    StoredCallback,
 )
 from astromesh.durable.rows import (
     archive_values,
@@ -40,6 +41,7 @@ from astromesh.durable.rows import (
     value_of,
 )
 from astromesh.durable.serialization import PLACE
+from astromesh.durable.sql_callbacks import SqlCallbacks
 from astromesh.errors import (
     DeadlineExceeded,
     IdempotencyConflict,
@@ -48,7 +50,7 @@ from astromesh.errors import (
     RunCrashed,
     SessionBusy,
 )
-from astromesh.storage.queries import Dialect, Row, SqlStore, Transaction, write_in_chunks
+from astromesh.storage.queries import Dialect, Row, Transaction, write_in_chunks
 from astromesh.types import Event, JsonObject, Usage
 
 #: runs deleted in one transaction, so that others get their turn in between
@@ -80,11 +82,8 @@ class _StoredKey(NamedTuple):
             )
 
 
-class SqlRuns(SqlStore):
+class SqlRuns(SqlCallbacks):
     """A RunStore over one database, which it may share with others."""
-
-    package: ClassVar[str] = "astromesh.durable"
-    name: ClassVar[str] = "runs"
 
     #: a run as the values of `RUN_COLUMNS`
     values = staticmethod(run_values)
@@ -99,8 +98,10 @@ class SqlRuns(SqlStore):
         key: IdempotencyKey | None = None,
         policy: ConcurrencyPolicy = "enqueue",
         steps: Sequence[JournalStep] = (),
+        callback: StoredCallback | None = None,
     ) -> RunRow:
-        return await self._queries.transact(partial(self._accept, run, key, policy, steps), synced=True)
+        accept = partial(self._accept, run, key, policy, steps, callback)
+        return await self._queries.transact(accept, synced=True)
 
     async def reserve_key(self, key: IdempotencyKey, candidate_id: str) -> str:
         return await self._queries.transact(partial(self._reserve_key, key, candidate_id), synced=True)
@@ -292,6 +293,7 @@ class SqlRuns(SqlStore):
         key: IdempotencyKey | None,
         policy: ConcurrencyPolicy,
         steps: Sequence[JournalStep],
+        callback: StoredCallback | None,
         tx: Transaction,
     ) -> RunRow:
         if key is not None:
@@ -306,6 +308,9 @@ class SqlRuns(SqlStore):
             await tx.execute("add", *self.values(run), self._clock.now())
             if steps:
                 await tx.execute_many("store_step", [step_values(run.run_id, step) for step in steps])
+        if callback is not None:
+            events = json.dumps(callback.events)
+            await tx.execute("add_callback", stored.run_id, callback.url, events, callback.headers)
         return stored
 
     async def _reserve_key(self, key: IdempotencyKey, candidate_id: str, tx: Transaction) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 
 from msgspec import UNSET, Struct, convert, field, to_builtins
 
+from astromesh.durable.base import Callback
 from astromesh.durable.serialization import SCHEMA, message_of, message_to_json
 from astromesh.telemetry.ids import NO_TRACE_PARENT, TraceParent, read_traceparent
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolPort
@@ -50,6 +51,7 @@ class RunRequest(Struct, frozen=True):
         model: The one of the agent's models that answers. Empty: as the agent's routing chooses.
         tools: Those of the agent's tools that the run may call. None: all of them.
         not_before: When a durable run may begin, in seconds since the epoch. 0: at once.
+        callback: Whom to tell when the run ends or waits. A run with one is durable.
         accepted_at: The time that prompts show, in seconds since the epoch. 0: when the run was stored.
         protocol: What the encoder of a protocol needs of the request later, as JSON. The input rules do not
             check it: it has no text of the conversation.
@@ -76,6 +78,7 @@ class RunRequest(Struct, frozen=True):
     model: str = ""
     tools: tuple[str, ...] | None = None
     not_before: float = 0.0
+    callback: Callback | None = None
     accepted_at: float = 0.0
     protocol: Mapping[str, Any] = field(default_factory=dict)
     tells_state: bool = False

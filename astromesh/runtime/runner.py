@@ -20,8 +20,10 @@ from astromesh.durable.base import (
     RunStore,
     SessionLease,
     SessionLeases,
+    StoredCallback,
 )
 from astromesh.durable.budgets import Budgets
+from astromesh.durable.callbacks import CallbackSender
 from astromesh.durable.journal import RunJournal
 from astromesh.durable.leases import DAY_SECONDS, WorkerHeartbeat
 from astromesh.durable.queue import AgentSlots
@@ -135,6 +137,7 @@ class AgentRunner:
         runs: Every run that callers may ask about.
         replays: Makes recorded runs again.
         run_links: What stands before the id of a run in its link to the console; empty without a console.
+        callbacks: Delivers callbacks; None: the server has no secret for them.
         sessions: The sessions in which a run of this process is active.
         max_running: How many durable runs of a limited agent may be active, over all workers.
         keeps_runs: Whether plain runs are stored when they have ended.
@@ -160,6 +163,7 @@ class AgentRunner:
         self._durable_agents: frozenset[str] = frozenset()
         self._programs: dict[str, _Program] = {}
         self.exporter: TraceExporter | None = None
+        self.callbacks: CallbackSender | None = None
         self.budgets = Budgets(stores.open_budgets, clock)
         self._factory = RunFactory(clock, metrics, self.budgets)
         self._recorder = PlainRecorder(RecordingKeys())
@@ -186,6 +190,7 @@ class AgentRunner:
         if any(agent.limits for agent in state.agents.values()):
             state.erasers.append(self.budgets.erase_owner)
         configuration = state.configuration
+        self._open_callbacks(state)
         self._durable_agents = agents_with_approval(configuration, state.deps.graphs)
         if self.is_durable:
             self._durable_agents = frozenset(configuration.agents)
@@ -196,12 +201,25 @@ class AgentRunner:
         limits = {name: agent.spec.queue.max_running for name, agent in configuration.agents.items()}
         self.max_running = {name: limit for name, limit in limits.items() if limit}
 
+    def _open_callbacks(self, state: RuntimeState) -> None:
+        """Raises: ConfigError: the secret is missing or wrong."""
+        variable = state.configuration.runtime.spec.callbacks.secret_env
+        if not variable:
+            return
+        if not (secret := state.env.get(variable, "")):
+            raise ConfigError(f"callbacks.secret_env: the environment variable {variable} is not set.")
+        open_store = self.durable.open_if_used
+        self.callbacks = CallbackSender(open_store, state.deps.http, secret, self.clock)
+        self.callbacks.start()
+
     async def close(self, ends: float) -> None:
         """Waits for active runs until `clock.monotonic()` is `ends`, then hands over durable ones."""
         await self.durable.drain()
         with suppress(TimeoutError):
             async with asyncio.timeout(max(ends - self.clock.monotonic(), 0.0)):
                 await self.active.wait()
+        if self.callbacks is not None:
+            await self.callbacks.close()
         # what is still active ends with its resources; durable runs are resumed
         await self.durable.close(max(ends - self.clock.monotonic(), 0.0))
         await self.runs.close()
@@ -261,8 +279,8 @@ class AgentRunner:
         return await self._execute(agent, request, run, self._handle)
 
     def may_wait(self, agent: Agent, request: RunRequest) -> bool:
-        """Whether a run may have to wait for a person or for its client, so that it is durable."""
-        return agent.name in self._durable_agents or bool(request.client_tools)
+        """Whether a run is durable: it may wait for a person or its client, or has a callback."""
+        return agent.name in self._durable_agents or bool(request.client_tools or request.callback)
 
     async def _execute(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
         """Executes one run from its first event to its last; `runs` knows it meanwhile."""
@@ -411,17 +429,29 @@ class AgentRunner:
         rejects = concurrency == "reject" and key is None and not request.not_before
         if rejects and SessionKey(tenant, agent.name, request.session_id, owner) in self.sessions.active:
             raise busy_error()  # by a run that is not durable; of others the store knows
+        callback = self._stored_callback(request)
         caller = caller or CallerContext()
         row = accepted_row(agent, request, caller, (tenant, owner), self.clock.now(), trace_id)
         if watch is not None:
             self._programs[row.run_id] = _Program(request.deps, watch)
         accepted: RunRow | None = None
         try:
-            accepted = await self._admit(agent, row, caller, key)
+            accepted = await self._admit(agent, row, caller, key, callback)
         finally:
             if accepted is None or accepted.run_id != row.run_id:
                 self._programs.pop(row.run_id, None)
+        if callback is not None and self.callbacks is not None:
+            self.callbacks.wake()
         return accepted
+
+    def _stored_callback(self, request: RunRequest) -> StoredCallback | None:
+        """Raises: InvalidInput: the server has no secret for callbacks."""
+        if request.callback is None:
+            return None
+        if self.callbacks is None:
+            detail = "callback: the operator has set no `callbacks.secret_env` in runtime.yaml."
+            raise InvalidInput(detail, param="callback")
+        return self.callbacks.stored(request.callback)
 
     def _timed(self, request: RunRequest) -> RunRequest:
         """Returns the request, without a `not_before` that has passed. Raises: InvalidInput."""
@@ -432,9 +462,14 @@ class AgentRunner:
         return request if ahead > 0 or not request.not_before else replace(request, not_before=0.0)
 
     async def _admit(
-        self, agent: Agent, row: RunRow, caller: CallerContext, key: IdempotencyKey | None
+        self,
+        agent: Agent,
+        row: RunRow,
+        caller: CallerContext,
+        key: IdempotencyKey | None,
+        callback: StoredCallback | None,
     ) -> RunRow:
-        admission = admission_of(agent)
+        admission = admission_of(agent)._replace(callback=callback)
         if not row.ordered:  # it meets its session when it begins
             admission = admission._replace(policy="enqueue")
         if admission.policy != "interrupt":

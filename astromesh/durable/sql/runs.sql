@@ -273,3 +273,42 @@ WHERE tenant = $1 AND owner = $2 AND status IN ('completed', 'failed', 'cancelle
 
 -- name: lock
 SELECT {columns} FROM astromesh.runs WHERE run_id = $1 FOR UPDATE
+
+-- name: add_callback
+INSERT INTO astromesh.callbacks (run_id, url, events, headers) VALUES ($1, $2, $3, $4)
+ON CONFLICT (run_id, url) DO NOTHING
+
+-- name: take_callbacks
+-- A delivery that is taken is due again if the process that has it dies.
+UPDATE astromesh.callback_deliveries
+SET attempts = attempts + 1, due_at = $2, began_at = CASE WHEN began_at > 0.0 THEN began_at ELSE $1 END
+WHERE id IN (
+    SELECT id FROM astromesh.callback_deliveries WHERE state = 'pending' AND due_at <= $1
+    ORDER BY due_at LIMIT $3 FOR UPDATE SKIP LOCKED)
+RETURNING id, callback, run_id, event, attempts, began_at
+
+-- name: callback
+SELECT url, headers FROM astromesh.callbacks WHERE id = $1
+
+-- name: end_callback_attempt
+UPDATE astromesh.callback_deliveries SET state = $2, due_at = $3, http_status = $4, error = $5
+WHERE id = $1 AND state = 'pending'
+
+-- name: callbacks_expected
+SELECT EXISTS (SELECT 1 FROM astromesh.callback_deliveries WHERE state = 'pending')
+    OR EXISTS (
+        SELECT 1 FROM astromesh.callbacks c JOIN astromesh.runs r ON r.run_id = c.run_id
+        WHERE r.status IN ('queued', 'running', 'waiting'))
+
+-- name: callbacks
+SELECT d.id, d.run_id, r.agent, d.event, c.url, d.state, d.attempts, d.began_at, d.due_at, d.http_status, d.error
+FROM astromesh.callback_deliveries d
+    JOIN astromesh.callbacks c ON c.id = d.callback JOIN astromesh.runs r ON r.run_id = d.run_id
+WHERE r.tenant = $1 AND ($2::text IS NULL OR r.owner = $2) AND ($3 = '' OR d.state = $3)
+    AND ($4 = '' OR d.run_id = $4) AND ($5 = 0 OR d.id < $5)
+ORDER BY d.id DESC LIMIT $6
+
+-- name: retry_callback
+UPDATE astromesh.callback_deliveries SET state = 'pending', due_at = 0.0, began_at = 0.0
+WHERE id = $1 AND state = 'dead' AND run_id IN (
+    SELECT run_id FROM astromesh.runs WHERE tenant = $2 AND ($3::text IS NULL OR owner = $3))

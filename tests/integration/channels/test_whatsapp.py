@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.channels.setup import MessageCipher
+from astromesh.storage.cipher import StoredCipher
 from astromesh.testing import ScriptedProvider
 from astromesh.testing.whatsapp import (
     PHONE_NUMBER_ID,
@@ -357,7 +357,7 @@ async def test_all_of_a_person_can_be_erased(tmp_path: Path) -> None:
     async with place(tmp_path, echo()) as here:
         await here.say(text_message("1", "My usual number"))
         await here.answered(1)
-        owner = f"whatsapp:{MessageCipher(SECRET, 'whatsapp').digest('person', SENDER)}"
+        owner = f"whatsapp:{StoredCipher(SECRET, 'whatsapp', '').digest('person', SENDER)}"
         sessions = (await here.client.get("/v1/agents/helper/sessions")).json()["sessions"]
         assert sessions[0]["session_id"].startswith("whatsapp:")
         answer = await here.client.delete(f"/v1/principals/{owner}/data")

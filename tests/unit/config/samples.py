@@ -314,6 +314,7 @@ spec:
   storage: {url: "sqlite:///.astromesh/astromesh.db"}
   redis: {url: ""}
   network: {allow_hosts: []}
+  callbacks: {secret_env: ""}
   telemetry:
     {log_level: info, log_format: console, otlp_endpoint: "", sample_ratio: 1.0, capture_content: false}
   defaults: {orchestration: {pattern: react, max_iterations: 10}}

@@ -1,0 +1,194 @@
+"""Delivers callbacks of runs: signed as Standard Webhooks 1.0 says, repeated for a day, then dead.
+
+A delivery is on disk with the status that it tells about. A process takes what is due and calls; if it dies
+meanwhile, another one calls again, with the same id. A receiver may so hear twice, and knows by the id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hmac
+import random
+from base64 import b64decode, b64encode
+from binascii import Error as Base64Error
+from collections.abc import Awaitable, Callable, Sequence
+from hashlib import sha256
+
+import orjson
+
+from astromesh.durable.base import (
+    Callback,
+    Delivery,
+    DeliveryQuery,
+    RunStore,
+    StoredCallback,
+    TakenDelivery,
+)
+from astromesh.durable.leases import DAY_SECONDS, PeriodicJob
+from astromesh.durable.run_registry import run_json
+from astromesh.errors import ConfigError, NetError
+from astromesh.logs import get_logger
+from astromesh.net.http import Http
+from astromesh.net.provider_errors import retry_after
+from astromesh.storage.cipher import StoredCipher
+from astromesh.telemetry.clock import Clock, iso_time
+from astromesh.types import JsonObject
+
+#: seconds of one call; seconds after which another process repeats the call of one that died
+TIMEOUT_SECONDS, TAKEN_SECONDS = 20.0, 60.0
+#: deliveries that one process makes at the same time
+_TOGETHER = 16
+#: seconds between two looks, while a callback is expected and while none is
+POLL_SECONDS, IDLE_SECONDS = 1.0, 30.0
+#: seconds to the second attempt, and between two at most
+_FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 3600.0
+_GONE = 410
+_OTHER_KEY = "The headers were encrypted with another secret of callbacks."
+_PREFIX = "whsec_"
+_MIN_SECRET = 16
+
+log = get_logger("astromesh.callbacks")
+
+
+def secrets_of(text: str) -> tuple[bytes, ...]:
+    """Returns the keys of a secret: `whsec_` and base64. Of several, separated by blanks, each one signs.
+
+    Raises:
+        ConfigError: it is not one.
+    """
+    try:
+        found = tuple(b64decode(part.removeprefix(_PREFIX), validate=True) for part in text.split())
+    except Base64Error:
+        found = ()
+    if not found or min(map(len, found)) < _MIN_SECRET:
+        raise ConfigError(
+            "The secret of callbacks must be `whsec_` and at least 16 bytes in base64, e.g. "
+            "`whsec_$(openssl rand -base64 24)`."
+        )
+    return found
+
+
+def signature_headers(secrets: Sequence[bytes], id: str, timestamp: int, body: bytes) -> dict[str, str]:
+    """Returns the headers that sign a body (Standard Webhooks 1.0, symmetric signatures)."""
+    signed = f"{id}.{timestamp}.".encode() + body
+    signatures = [b64encode(hmac.new(secret, signed, sha256).digest()).decode() for secret in secrets]
+    return {
+        "webhook-id": id,
+        "webhook-timestamp": str(timestamp),
+        "webhook-signature": " ".join(f"v1,{one}" for one in signatures),
+    }
+
+
+class CallbackSender:
+    """The callbacks of one process.
+
+    Args:
+        open_store: returns the store of runs, or None as long as it holds none.
+        secret: signs, and encrypts stored headers.
+    """
+
+    def __init__(
+        self, open_store: Callable[[], Awaitable[RunStore | None]], http: Http, secret: str, clock: Clock
+    ) -> None:
+        self._open_store, self._http, self._clock = open_store, http, clock
+        self._secrets = secrets_of(secret)
+        self._cipher = StoredCipher(secret.rsplit(maxsplit=1)[-1], "callbacks", _OTHER_KEY)
+        self._job = PeriodicJob(
+            self._deliver_due,
+            POLL_SECONDS,
+            lambda error: log.warning("callbacks_not_delivered", error=str(error)),
+            sleep=clock.sleep,
+            at_once=True,
+        )
+
+    def start(self) -> None:
+        self._job.start()
+
+    def wake(self) -> None:
+        """Looks for deliveries now, and every second while some are expected."""
+        self._job.wake()
+
+    async def close(self) -> None:
+        """Ends. A call that is active is repeated by the next process."""
+        await self._job.close()
+
+    def stored(self, callback: Callback) -> StoredCallback:
+        headers = self._cipher.encrypt(dict(callback.headers), callback.url) if callback.headers else b""
+        return StoredCallback(callback.url, callback.events, headers)
+
+    async def list(self, filter: DeliveryQuery) -> tuple[Delivery, ...]:
+        store = await self._open_store()
+        return () if store is None else await store.callbacks(filter)
+
+    async def retry(self, id: int, tenant: str, owner: str | None) -> bool:
+        """Sends a dead delivery again. Returns False if the caller has none with that id."""
+        store = await self._open_store()
+        found = store is not None and await store.retry_callback(id, tenant, owner)
+        if found:
+            self.wake()
+        return found
+
+    async def _deliver_due(self) -> None:
+        self._job.seconds = IDLE_SECONDS
+        if (store := await self._open_store()) is None:
+            return
+        now = self._clock.now()
+        while taken := await store.take_callbacks(now, now + TAKEN_SECONDS, _TOGETHER):
+            await asyncio.gather(*(self._deliver(store, one) for one in taken))
+            now = self._clock.now()
+        if await store.callbacks_expected():
+            self._job.seconds = POLL_SECONDS
+
+    async def _deliver(self, store: RunStore, taken: TakenDelivery) -> None:
+        found, run = await store.callback(taken.callback), await store.get(taken.run_id)
+        if found is None or run is None:  # erased meanwhile
+            return
+        url, encrypted = found
+        now = self._clock.now()
+        body = orjson.dumps({"type": f"run.{taken.event}", "timestamp": iso_time(now), "data": run_json(run)})
+        status, error, pause = 0, "", 0.0
+        try:
+            own = self._cipher.decrypt(encrypted, url) if encrypted else {}
+            headers = {**own, "content-type": "application/json"}
+            headers |= signature_headers(self._secrets, f"msg_{taken.id}", int(now), body)
+            response = await self._http.fetch_untrusted(
+                "POST", url, body=body, headers=headers, timeout=TIMEOUT_SECONDS
+            )
+            status, pause = response.status, retry_after(response.headers)
+            error = "" if 200 <= status < 300 else f"The receiver answered {status}."
+        except (NetError, ConfigError) as failure:
+            error = str(failure)
+        if not error:
+            await store.end_callback_attempt(taken.id, "delivered", 0.0, status, "")
+            return
+        pause = max(pause, pause_after(taken.attempts))
+        is_dead = status == _GONE or now + pause > taken.began_at + DAY_SECONDS
+        log.warning(
+            "callback_dead" if is_dead else "callback_failed",
+            run_id=taken.run_id, callback_id=taken.id, attempts=taken.attempts, error=error,
+        )  # fmt: skip
+        await store.end_callback_attempt(
+            taken.id, "dead" if is_dead else "pending", now + pause, status, error
+        )
+
+
+def pause_after(attempts: int) -> float:
+    """Returns the seconds to the next attempt: 5, 20, 80 … up to an hour, a fifth more at random."""
+    return min(_FIRST_PAUSE * 4.0 ** (attempts - 1), _LONGEST_PAUSE) * random.uniform(1.0, 1.2)  # noqa: S311
+
+
+def delivery_json(one: Delivery) -> JsonObject:
+    """Returns a delivery as `GET /v1/callbacks` shows it."""
+    return {
+        "id": one.id,
+        "run_id": one.run_id,
+        "agent": one.agent,
+        "event": one.event,
+        "url": one.url,
+        "state": one.state,
+        "attempts": one.attempts,
+        "first_attempt_at": iso_time(one.began_at) if one.began_at else None,
+        "next_attempt_at": iso_time(one.due_at) if one.state == "pending" and one.attempts else None,
+        "http_status": one.http_status or None,
+        "error": one.error or None,
+    }
