@@ -155,6 +155,9 @@ def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
         if operation["operationId"] in _IDEMPOTENT:
             operation.setdefault("parameters", []).append(_IDEMPOTENCY_KEY)
         responses = operation["responses"]
+        for content in (one.get("content", {}) for one in responses.values()):
+            if "$ref" in (schema := content.get("text/event-stream", {}).get("schema", {})):
+                schema.pop("type", None)  # FastAPI adds that of a text
         if "422" in responses:  # FastAPI declares its own form of it
             responses["422"] = _described(422)
         responses["default"] = _described("default")

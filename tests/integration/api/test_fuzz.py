@@ -1,5 +1,7 @@
 """The server's description and its socket, fuzzed: whatever comes, no answer is a 500 (reliability.md S9).
 
+Schemathesis compares each answer with what the description says of its status, type, headers and form.
+
 `make reliability` asks far more (ASTROMESH_FUZZ_EXAMPLES per route and kind, frames in proportion).
 """
 
@@ -22,6 +24,14 @@ import structlog
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from schemathesis import GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.specs.openapi.checks import (
+    content_type_conformance,
+    negative_data_rejection,
+    response_headers_conformance,
+    response_schema_conformance,
+    status_code_conformance,
+)
 from starlette.testclient import TestClient
 
 from astromesh.api.app import create_app
@@ -29,6 +39,14 @@ from astromesh.api.fastapi_app import create_fastapi_app
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
 
+#: those that look at one answer; tests of their own call without a credential and with unknown methods
+CHECKS = (
+    not_a_server_error,
+    status_code_conformance,
+    content_type_conformance,
+    response_headers_conformance,
+    response_schema_conformance,
+)
 EXAMPLES = int(os.environ.get("ASTROMESH_FUZZ_EXAMPLES", "3"))
 RAG = """\
 apiVersion: astromesh/v1
@@ -113,6 +131,9 @@ def asked(fuzzed: Fuzzed, operation: Any, mode: GenerationMode) -> Counter[str]:
         assert answer.status_code < 500 or answer.status_code == 503, answer.text
         if answer.status_code >= 400 and answer.content:
             assert {"code", "detail", "trace_id"} <= set(answer.json())
+        is_wrong = mode is GenerationMode.NEGATIVE and answer.status_code not in (413, 414)
+        checks = (*CHECKS, negative_data_rejection) if is_wrong else CHECKS
+        case.validate_response(answer, checks=checks)
         seen[str(answer.status_code)] += 1
 
     call()

@@ -166,6 +166,7 @@ def test_every_body_and_every_answer_has_a_schema_with_a_name(described: dict[st
                 if media not in ("application/json", "text/event-stream"):
                     assert schema["type"] == "string", (place, media)
                     continue
+                assert schema.keys() == {"$ref"}, (place, media)
                 component = schemas[schema["$ref"].rpartition("/")[2]]
                 if media == "text/event-stream":
                     data = component["properties"]["data"]
