@@ -56,6 +56,7 @@ def events_of(url: str, body: dict[str, Any] | None = None) -> Iterator[dict[str
                 yield json.loads(line[6:])
 
 
+@pytest.mark.timeout(60 + 30 * len(CUTS))
 @pytest.mark.parametrize("name", ["writer", "teller"])
 def test_a_stream_goes_on_after_the_event_at_which_the_server_was_killed(
     name, store, tmp_path, mock_llm, forked_server
