@@ -44,7 +44,7 @@ class Callers:
 
 
 def by(who: str) -> dict[str, str]:
-    return {"authorization": f"Bearer {who}"}
+    return {"authorization": f"Bearer {who}", "a2a-version": "1.0"}
 
 
 class Hers(NamedTuple):
@@ -89,6 +89,7 @@ def made(client: TestClient) -> Hers:
         "run_id": accepted["run_id"],
         "response_id": response,
         "session_id": SESSION,
+        "path": f"tasks/{accepted['run_id']}",  # of A2A
         "task_id": task_id,
         "trace_id": run["metadata"]["trace_id"],
         "principal": "alice",
