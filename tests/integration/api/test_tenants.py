@@ -91,6 +91,7 @@ def made(client: TestClient) -> Hers:
         "session_id": SESSION,
         "path": f"tasks/{accepted['run_id']}",  # of A2A
         "task_id": task_id,
+        "id": "1",  # callbacks need a secret, which this server has not
         "trace_id": run["metadata"]["trace_id"],
         "principal": "alice",
         "result_id": "result_1",
