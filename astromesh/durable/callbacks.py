@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import asyncio
 import hmac
-import random
 from base64 import b64decode, b64encode
 from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
+from random import Random
 
 import orjson
 
@@ -48,6 +48,7 @@ _PREFIX = "whsec_"
 _MIN_SECRET = 16
 
 log = get_logger("astromesh.callbacks")
+_random = Random()  # noqa: S311 (spreads attempts)
 
 
 def secrets_of(text: str) -> tuple[bytes, ...]:
@@ -174,7 +175,7 @@ class CallbackSender:
 
 def pause_after(attempts: int) -> float:
     """Returns the seconds to the next attempt: 5, 20, 80 … up to an hour, a fifth more at random."""
-    return min(_FIRST_PAUSE * 4.0 ** (attempts - 1), _LONGEST_PAUSE) * random.uniform(1.0, 1.2)  # noqa: S311
+    return min(_FIRST_PAUSE * 4.0 ** (attempts - 1), _LONGEST_PAUSE) * _random.uniform(1.0, 1.2)
 
 
 def delivery_json(one: Delivery) -> JsonObject:
