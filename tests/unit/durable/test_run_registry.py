@@ -82,6 +82,7 @@ async def test_the_api_declares_every_key_of_a_run(logs: RunLogs, registry: RunR
     started(logs)
     origin = {"run_id": "run_1", "step": 3, "edit": None}
     fork = replace(await found(registry), forked_from={**origin, "accepted_at": 0.0, "inherited": 2})
+    fork = replace(fork, request={**fork.request, "not_before": 1.0})
     assert run_json(fork)["forked_from"] == origin
     assert [*run_json(fork), "decisions"] == [*RunStateOut.model_fields]
 
