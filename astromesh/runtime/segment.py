@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
+from weakref import ref
 
 from msgspec.structs import replace
 
@@ -141,7 +142,7 @@ class Segment:
         steps, past = await self._load_record()
         self.writer.is_suspect = row.deaths > 0
         # what ended its process ends no second server; a tool that works with its context needs this process
-        ISOLATED.set(lambda takes_context: self.writer.is_suspect and not takes_context)
+        ISOLATED.set(partial(_is_isolated, ref(self)))  # contexts outlive the segment
         self.stream = stream = DurableStream(row.run_id, self.writer, run.log, (self._host.metrics,), past)
         step_log = StepLog(
             row.run_id,
@@ -276,6 +277,11 @@ class Segment:
             self.stream.deliver([event for event in events if event.run_id == self.row.run_id])
         for run_id in {self.row.run_id, *(event.run_id for event in events)}:
             self._notify(run_id)
+
+
+def _is_isolated(segment: ref[Segment], takes_context: bool) -> bool:
+    found = segment()
+    return found is not None and found.writer.is_suspect and not takes_context
 
 
 def _new_decisions(steps: Sequence[JournalStep], past: Sequence[Event]) -> JsonObject:
