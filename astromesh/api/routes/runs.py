@@ -252,9 +252,12 @@ async def approvals(request: Request, limit: Limit = 100, after: LongAfter = "")
 
 
 def _question_key(question: JsonObject) -> str:
-    """Orders questions by time; digits before the point have one length for centuries."""
+    """Orders questions by time; digits before the point have one length for centuries.
+
+    A run that an older version has left waiting has one question, without an id.
+    """
     owner = question.get("run_id") or question["task_id"]
-    return f"{question['asked_at']:017.6f} {owner} {question['id']}"
+    return f"{question['asked_at']:017.6f} {owner} {question.get('id', '')}"
 
 
 @router.post(
