@@ -85,10 +85,12 @@ def _follow(client: Client, path: str, after: int) -> Iterator[Any]:
                         if event.event in ENDS:
                             return
         except httpx.TransportError:
-            failures += 1
-            if failures > MAX_RECONNECTS:
+            if failures >= MAX_RECONNECTS:
                 raise
-            time.sleep(_pause(failures))
+        else:  # a proxy has ended it
+            failures = 0
+        failures += 1
+        time.sleep(_pause(failures))
 
 
 async def _afollow(client: Client, path: str, after: int) -> AsyncIterator[Any]:
@@ -106,10 +108,12 @@ async def _afollow(client: Client, path: str, after: int) -> AsyncIterator[Any]:
                         if event.event in ENDS:
                             return
         except httpx.TransportError:
-            failures += 1
-            if failures > MAX_RECONNECTS:
+            if failures >= MAX_RECONNECTS:
                 raise
-            await asyncio.sleep(_pause(failures))
+        else:  # a proxy has ended it
+            failures = 0
+        failures += 1
+        await asyncio.sleep(_pause(failures))
 
 
 #: a run may think for long between two events

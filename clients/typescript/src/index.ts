@@ -143,10 +143,12 @@ async function* follow<E extends { id: number; event: string }>(
         yield event;
         if (ENDS.has(event.event)) return;
       }
+      failures = 0; // a proxy has ended it
     } catch (error) {
-      if (error instanceof ApiError || options.signal?.aborted || ++failures > MAX_RECONNECTS) throw error;
-      await pause(Math.min(0.1 * 2 ** failures, 5), options.signal);
+      if (error instanceof ApiError || options.signal?.aborted || failures >= MAX_RECONNECTS) throw error;
     }
+    failures += 1;
+    await pause(Math.min(0.1 * 2 ** failures, 5), options.signal);
   }
 }
 
