@@ -179,7 +179,7 @@ def test_a_broken_agent_is_a_warning_and_with_strict_a_refusal(
     assert "broken.agent.yaml:4:" in server.log()
     ask = {"query": "hi", "session_id": "s"}
     assert httpx.post(f"{server.url}/v1/agents/broken/run", json=ask).status_code == 503
-    assert httpx.post(f"{server.url}/v1/agents/echo/run", json=ask).status_code == 200
+    assert httpx.post(f"{server.url}/v1/agents/echo/run", json=ask, timeout=30).status_code == 200
     assert "broken.agent.yaml:4:" in refused(server_process(config, args=["--strict"], start=False))
 
 
@@ -195,7 +195,7 @@ def test_workers_share_the_port_their_metrics_and_end_together(
     for _ in range(10):  # a connection each, so that both workers get some
         assert httpx.post(f"{server.url}/v1/agents/echo/run", json=ask).status_code == 200
     counted = 'astromesh_runs_total{status="completed"} 10.0'
-    until(lambda: all(counted in httpx.get(f"{server.url}/metrics").text for _ in range(5)))
+    until(lambda: all(counted in httpx.get(f"{server.url}/metrics", timeout=30).text for _ in range(5)))
     assert server.terminate() == 0
     assert "Traceback" not in server.log()
 

@@ -37,7 +37,7 @@ async def test_a_response_in_the_background_is_read_and_cancelled_by_the_openai_
     async with house_of(tmp_path, *script) as house:
         client = house.openai.responses
         accepted = await client.create(model="helper", input="Work.", background=True)
-        assert accepted.status == "queued"
+        assert accepted.status in ("queued", "in_progress")
         done = await ended(house, accepted.id)
         assert (done["status"], text_of(done)) == ("completed", "Done.")
         slow = await client.create(model="helper", input="Work.", background=True)
