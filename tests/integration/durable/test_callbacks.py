@@ -14,6 +14,7 @@ import yaml
 from aiohttp import web
 from standardwebhooks.webhooks import Webhook
 
+from astromesh.durable.base import DeliveryQuery
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ManualClock, ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
@@ -153,7 +154,7 @@ async def test_a_receiver_that_fails_for_a_day_is_listed_as_dead_and_can_be_trie
 ) -> None:
     receiver.script = [503]
     clock = ManualClock()
-    async with served(clock=clock) as (client, _):
+    async with served(clock=clock) as (client, runtime):
         await client.post("/v1/agents/a/runs", json=body_of(receiver, events=["completed"]))
         began = clock.now()
         async with asyncio.timeout(PATIENCE):
@@ -164,6 +165,11 @@ async def test_a_receiver_that_fails_for_a_day_is_listed_as_dead_and_can_be_trie
         assert dead[0]["error"] == "The receiver answered 503."
         assert len(receiver.heard) == dead[0]["attempts"] > 20
         receiver.script, before = [200], len(receiver.heard)
+        callbacks = runtime.runner.callbacks
+        assert callbacks is not None
+        assert await callbacks.list(DeliveryQuery("another tenant", None)) == ()
+        assert not await callbacks.retry(dead[0]["id"], "another tenant", None)
+        assert not await callbacks.retry(dead[0]["id"], "default", "another principal")
         path = f"/v1/callbacks/{dead[0]['id']}/retry"
         assert (await client.post(path)).status_code == 204
         await receiver.hears(before + 1, lambda: clock.advance(1.0))
