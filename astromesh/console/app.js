@@ -61,7 +61,7 @@ function App() {
     ["/", "Search", () => (searchOpen.value = true)],
     ["?", "List the keys", () => (helpOpen.value = true)],
     ...moves,
-  ], []);
+  ]);
   return html`
     <a class="skip" href="#main" onClick=${skip}>Skip to the page</a>
     <${Places} current=${WITHIN[first] || first} />

@@ -1,6 +1,6 @@
 // @ts-check
 // The keyboard: every key of a view is registered here while the view is shown, and `?` lists them.
-import { signal, useEffect } from "./lib.js";
+import { signal, useLayoutEffect, useRef } from "./lib.js";
 
 /** @typedef {{keys: string, does: string, act: (event: KeyboardEvent) => void}} Shortcut */
 
@@ -12,17 +12,20 @@ let typed = "";
 let forget = 0;
 
 /**
- * Registers shortcuts while a component is shown. `keys` are `j`, `Escape`, or two in a row: `g r`.
- * @param {[string, string, (event: KeyboardEvent) => void][]} list @param {any[]} depends
+ * Registers shortcuts while a component is shown. `keys` are `j`, `Escape`, or two in a row: `g r`. The list keeps its keys; a
+ * key acts as the component was last drawn.
+ * @param {[string, string, (event: KeyboardEvent) => void][]} list
  */
-export function useKeys(list, depends) {
-  useEffect(() => {
-    const mine = list.map(([keys, does, act]) => ({ keys, does, act }));
+export function useKeys(list) {
+  const newest = useRef(list);
+  newest.current = list;
+  useLayoutEffect(() => {
+    const mine = list.map(([keys, does], n) => ({ keys, does, act: (/** @type {KeyboardEvent} */ event) => newest.current[n][2](event) }));
     shortcuts.value = [...shortcuts.value, ...mine];
     return () => {
       shortcuts.value = shortcuts.value.filter((one) => !mine.includes(one));
     };
-  }, depends);
+  }, []);
 }
 
 addEventListener("keydown", (event) => {

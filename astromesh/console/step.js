@@ -25,7 +25,7 @@ export function RecordedStep({ run, chosen, draft, setDraft, canFork, children }
   const mine = draft?.step === chosen.step ? draft : null;
   const begin = (/** @type {string} */ kind) => step && setDraft({ step: chosen.step, kind, text: editOf(step.kind, kind).begin(step) });
   const [first] = chosen.editable;
-  useKeys([["f", "Fork from this step", () => canFork && first && begin(first)]], [step, canFork, first]);
+  useKeys([["f", "Fork from this step", () => canFork && first && begin(first)]]);
   const at = { step, mine, begin: canFork ? begin : null, write: (/** @type {string} */ text) => mine && setDraft({ ...mine, text }) };
   return html`<div class="pane">
     ${children}

@@ -94,17 +94,30 @@ def test_a_question_is_answered_and_its_run_opens(
     assert page.locator(".turn").count() == 2
 
 
-def test_the_steps_of_a_run_are_walked_by_keyboard(
-    server: ServerProcess, console: Callable[..., Console]
+#: Keeps the name of every step that has ever been drawn.
+KEEP_NAMES = """() => {
+  window.names = new Set();
+  new MutationObserver(() => {
+    for (const one of document.querySelectorAll('.step .name')) window.names.add(one.textContent);
+  }).observe(document, { subtree: true, childList: true, characterData: true });
+}"""
+
+
+@pytest.mark.parametrize("run_of", [newest_run, recorded], ids=["traced", "recorded"])
+def test_the_steps_of_a_run_are_drawn_once_and_walked_by_keyboard(
+    server: ServerProcess, console: Callable[..., Console], run_of: Callable[[ServerProcess], str]
 ) -> None:
-    page = console(server).open(f"runs/{newest_run(server)}")
+    shown = console(server)
+    shown.page.add_init_script(f"({KEEP_NAMES})()")
+    page = shown.open(f"runs/{run_of(server)}")
     page.locator(".step", has_text="search_knowledge_base").wait_for()
-    names = page.locator(".step .name").all_inner_texts()
-    assert [name for name in names if "Input rules" in name or "Turns stored" in name]
-    page.keyboard.press("j")
-    page.locator(".step.on", has_text=names[1].lstrip("0123456789\n ")).wait_for()
-    page.keyboard.press("k")
-    page.locator(".step.on", has_text="support-agent").wait_for()
+    names = page.locator(".step .name").all_text_contents()
+    assert [name for name in names if "Input rules" in name]
+    for key, at in (("j", 1), ("j", 2), ("k", 1), ("k", 0), ("k", 0)):
+        page.keyboard.press(key)
+        page.get_by_text(f"{at + 1} of {len(names)}").wait_for()
+        assert page.locator(".step.on .name").text_content() == names[at]
+    assert set(page.evaluate("() => [...window.names]")) == set(names)
     page.keyboard.press("?")
     page.get_by_role("dialog", name="Keys").get_by_text("Next step").wait_for()
 
@@ -116,7 +129,7 @@ def test_a_case_of_a_run_is_shown_and_written_when_the_reader_says_so(
         write(tmp_path / "config", manifest("helper", model={"primary": {"provider": "embedded"}}))
     )
     body = {"query": "How are you?", "session_id": "s"}
-    run_id = httpx.post(f"{server.url}/v1/agents/helper/runs", json=body).json()["run_id"]
+    run_id = httpx.post(f"{server.url}/v1/agents/helper/runs", json=body, timeout=30).json()["run_id"]
     page = console(server).open(f"runs/{run_id}")
     page.get_by_role("button", name="Make a case").click()
     dialog = page.get_by_role("dialog", name="A case for a dataset")

@@ -101,7 +101,7 @@ function Talk({ agents, agent, session }) {
   const question = asked.current || sessionStorage.getItem(`astromesh-question-${agent}/${ownSession}`) || "";
   const isGoingOn = !!run && !talk.story.endType;
   const stop = () => run && action.run(() => post(`/v1/runs/${run}/cancel`));
-  useKeys([["Escape", "Stop the answer", () => isGoingOn && stop()]], [run, isGoingOn]);
+  useKeys([["Escape", "Stop the answer", () => isGoingOn && stop()]]);
   const state = isGoingOn ? (talk.story.waiting ? "waiting" : "answering") : talk.story.endType === "run.failed" ? "failed" : "";
   const usage = talk.story.end?.metadata?.usage || talk.story.end?.usage;
   const listed = (sessions.value?.sessions || []).filter((/** @type {any} */ one) => one.session_id.includes(wanted));

@@ -21,7 +21,7 @@ export default function Compare() {
   const [open, setOpen] = useState(/** @type {number | null} */ (null));
   const shown = open ?? first?.at ?? -1;
   const next = () => differing.length && setOpen((differing.find((row) => row.at > shown) || differing[0]).at);
-  useKeys([["n", "Next difference", next]], [shown, differing.length]);
+  useKeys([["n", "Next difference", next]]);
   useEffect(() => {
     if (shown >= 0) document.getElementById(`row-${shown}`)?.scrollIntoView({ block: "nearest" });
   }, [shown]);

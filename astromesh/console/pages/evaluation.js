@@ -23,7 +23,7 @@ export default function Report({ path: [, id] }) {
   useKeys([
     ["j", "Next case", () => choose(Math.min(at + 1, cases.length - 1))],
     ["k", "Previous case", () => choose(Math.max(at - 1, 0))],
-  ], [at, cases.length]);
+  ]);
   const older = (others.value?.evaluations || []).filter((/** @type {any} */ one) => one.evaluation_id !== id);
   return html`
     <${Head} trail=${[["Evaluations", link(["evaluations"], { name: report?.name })]]} title=${html`<${Id} id=${id} />`}>

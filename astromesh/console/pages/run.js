@@ -14,6 +14,7 @@ import { emptyStory, isEnd, tell } from "../steps.js";
 import { Ago, Confirm, CopyRequest, cost, count, Difference, duration, Empty, Fact, Head, Id, Json, LongList, msOf, Pill, plain, Refusal, Tabs, tokens, useAction } from "../ui.js";
 
 const ROW = 28;
+const GOING_ON = ["queued", "running", "waiting"];
 
 /** @param {{path: string[]}} props */
 export default function Run({ path: [, id] }) {
@@ -21,7 +22,8 @@ export default function Run({ path: [, id] }) {
   const state = useResource(path);
   const { story, events, problem } = useEvents(`${path}/events`);
   const run = state.value;
-  const ended = story.endType || (run && !["queued", "running", "waiting"].includes(run.status));
+  const isGoingOn = run && GOING_ON.includes(run.status);
+  const ended = story.endType || (run && !isGoingOn);
   const recording = useResource(ended ? `${path}/steps` : "", { live: false });
   const traceId = run?.result?.metadata?.trace_id || story.end?.metadata?.trace_id;
   const trace = useResource(traceId && recording.problem ? `/v1/traces/${traceId}` : "", { live: false });
@@ -30,9 +32,13 @@ export default function Run({ path: [, id] }) {
   }, [story.endType]);
   const steps = recording.value?.steps;
   const isRecorded = steps?.length > 0;
+  // the rows of a run that has ended are drawn once, from its record; only a run that is seen to go on begins with its events
+  const isFollowed = useRef(false);
+  isFollowed.current ||= !!isGoingOn && !story.endType;
+  const isLoading = !isFollowed.current && (state.loading || recording.loading || trace.loading);
   const rows = useMemo(
-    () => (isRecorded ? rowsOfSteps(steps, run?.forked_from?.step || 0) : rowsOf(story, trace.value)),
-    [story.last, trace.value, steps, run?.forked_from?.step],
+    () => (isLoading ? [] : isRecorded ? rowsOfSteps(steps, run?.forked_from?.step || 0) : rowsOf(story, trace.value)),
+    [isLoading, story.last, trace.value, steps, run?.forked_from?.step],
   );
   const tab = place.value.query.tab || "Steps";
   const wanted = Number(place.value.query.step || run?.forked_from?.step || 0);
@@ -44,9 +50,8 @@ export default function Run({ path: [, id] }) {
     ["j", "Next step", () => choose(at + 1)],
     ["k", "Previous step", () => choose(at - 1)],
     ["e", "Raw events", () => refine({ tab: tab === "Events" ? "Steps" : "Events" })],
-  ], [at, rows.length, tab]);
+  ]);
   const action = useAction();
-  const isGoingOn = run && ["queued", "running", "waiting"].includes(run.status);
   const status = story.endType ? story.endType.slice(4) : story.waiting ? "waiting" : run?.status || "unknown";
   const result = story.end || run?.result;
   return html`
@@ -77,7 +82,7 @@ export default function Run({ path: [, id] }) {
       ${result?.metadata?.stop_reason && html`<${Fact} name="Stopped by">${plain(result.metadata.stop_reason)}<//>`}
     </div>`}
     <${Tabs} tabs=${["Steps", "Answer", "Graph", "Events"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })}>
-      <span class="muted">${rows.length} steps · ${events.length} events</span>
+      <span class="muted">${isLoading ? "Loading." : `${rows.length} steps · ${events.length} events`}</span>
     <//>
     ${tab === "Events" && html`<${Refusal} problem=${problem} />`}
     ${tab === "Steps" && html`<${Steps} rows=${rows} at=${at} choose=${choose} waiting=${story.waiting}>

@@ -21,7 +21,7 @@ export default function Runs() {
     ["k", "Previous run", () => setChosen((at) => Math.max(at - 1, 0))],
     ["Enter", "Open the run", () => shown.rows[chosen] && go(link(["runs", shown.rows[chosen].run_id]))],
     ["n", "Show new runs", shown.release],
-  ], [shown.rows, chosen]);
+  ]);
   const names = (agents.value?.agents || []).map((/** @type {any} */ one) => one.name);
   if (agent && !names.includes(agent)) names.unshift(agent);
   return html`
