@@ -116,6 +116,8 @@ class Deps:
         graphs: graphs by name: a PromptGraph, or the plain data of one.
         roles: the names in `spec.model.roles` of the agent that is opened.
         agents: descriptions of the configured agents by name, for patterns that choose among them.
+        node_model: returns what replaces a model that a node of a graph has as an object; None stands for
+            the model of the agent.
         compile_transform: compiles a `context_transform`; raises ConfigError if the template is invalid.
     """
 
@@ -135,6 +137,7 @@ class Deps:
     roles: Collection[str] = ()
     agents: Mapping[str, str] = field(default_factory=dict)
     run_agent: RunAgent | None = None
+    node_model: Callable[[Any], Any] | None = None
     compile_transform: Callable[[str], Transform] | None = None
 
 

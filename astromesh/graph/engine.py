@@ -203,6 +203,15 @@ class PromptGraphEngine(Generic[S]):
         #: The version of the graph whose nodes have their models.
         self._version_with_models: int | None = None
 
+    def replace_node_models(self, replace_one: Callable[[ModelPort], ModelPort | None]) -> None:
+        """Replaces the models that nodes have as objects, for the pipeline.
+
+        Args:
+            replace_one: Takes a model; returns another one, or None for the model of the run.
+        """
+        options = replace(self._setup.options, node_model=replace_one)
+        self._setup, self._plan = replace(self._setup, options=options), None
+
     @property
     def plan(self) -> Plan:
         """The compiled graph.

@@ -167,10 +167,12 @@ class CompileOptions:
 
     Args:
         max_node_iterations: The limit of visits of one node. The node's own limit may be lower.
+        node_model: Returns what replaces a model that a node has as an object. None: the model of the run.
     """
 
     hooks: HookSet
     max_node_iterations: int = 25
+    node_model: Callable[[ModelPort], ModelPort | None] | None = None
 
 
 class Step(RoutedNode):
@@ -207,6 +209,8 @@ class Step(RoutedNode):
         override = node.model_override
         is_named = override is None or isinstance(override, str)
         self.model: ModelPort | None = None if is_named else as_model(override)
+        if self.model is not None and options.node_model is not None:
+            self.model = options.node_model(self.model)
         self.role: str = override if isinstance(override, str) else ""
         own, limit = node.max_iterations, options.max_node_iterations
         counts_attempts = self._has(NodeFlag.RETRYABLE) and not node.retry

@@ -71,6 +71,7 @@ class GraphPattern:
         notes: Makes the notes of a run, which its nodes read as `config[NOTES]`. With notes, the iterations
             of the outcome are model calls; without, node executions. A durable run records what the nodes of
             the graph itself change in them, and no other node may change them.
+        node_model: As `Deps.node_model`.
 
     Raises:
         InvalidGraph: The graph cannot run.
@@ -80,8 +81,9 @@ class GraphPattern:
         self,
         graph: PromptGraph | Callable[[int], PromptGraph],
         notes: Callable[[PatternTask], Notes] | None = None,
+        node_model: Callable[[ModelPort], ModelPort | None] | None = None,
     ) -> None:
-        self._graph, self._notes = graph, notes
+        self._graph, self._notes, self._node_model = graph, notes, node_model
         self._engines: dict[int, PromptGraphEngine] = {}
         if isinstance(graph, PromptGraph):
             self._engine(1).plan  # noqa: B018 (compiles it: a graph that cannot run is found at load)
@@ -131,9 +133,11 @@ class GraphPattern:
                 graph, most = self._graph, iterations
             else:
                 graph, most = self._graph(iterations), _UNBOUNDED
-            self._engines[iterations] = PromptGraphEngine(
+            engine = self._engines[iterations] = PromptGraphEngine(
                 graph, lightweight_model=LIGHT, max_iterations=most, max_node_iterations=most
             )
+            if self._node_model is not None:
+                engine.replace_node_models(self._node_model)
         return self._engines[iterations]
 
 

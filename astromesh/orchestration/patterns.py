@@ -169,7 +169,7 @@ class OwnGraph:
             known = ", ".join(sorted(deps.graphs)) or "none"
             raise ConfigError(f"There is no graph {options.graph!r}. Known: {known}.")
         graph = source if isinstance(source, PromptGraph) else PromptGraph.from_config(source)
-        return GraphPattern(_with_known_roles(graph, deps))
+        return GraphPattern(_with_known_roles(graph, deps), node_model=deps.node_model)
 
 
 class Pipeline:

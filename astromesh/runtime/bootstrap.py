@@ -280,7 +280,8 @@ class _Bootstrap:
         orchestration = spec.orchestration
         live = self._opened.live.get(manifest.name, NO_LIVE_PARTS)
         schema = spec.output_schema if live.output_type is None else live.output_type
-        deps = replace(self._deps, graphs={**self._deps.graphs, **(graphs or {})}, roles=router.roles)
+        graphs = {**self._deps.graphs, **(graphs or {})}
+        deps = replace(self._deps, graphs=graphs, roles=router.roles, node_model=live.node_model)
         pattern = await self._plugins.open("patterns", orchestration.pattern, orchestration.options, deps)
         can_call_tools = any(one.limits.tools for one in (router, *router.roles.values()))
         if tools and not can_call_tools:

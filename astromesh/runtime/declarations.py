@@ -26,7 +26,7 @@ class LiveParts:
         system: Makes the system prompt of each run; None: `prompts.system` does.
         output_type: The type of the answer, whose JSON Schema is `output_schema`; None: the schema itself.
         deps: `ToolContext.deps` of runs that bring none of their own.
-        wrap_model: Wraps each of its providers, e.g. to record their calls.
+        wrap_model: Wraps each of its providers and models of nodes, e.g. to record their calls.
         is_one_model: Whether its main model answers for every role and node, e.g. in a test.
     """
 
@@ -35,6 +35,12 @@ class LiveParts:
     deps: Any = None
     wrap_model: Callable[[Any], Any] | None = None
     is_one_model: bool = False
+
+    def node_model(self, model: Any) -> Any:
+        """Returns what replaces a model that a node has as an object. None: the main model."""
+        if self.is_one_model:
+            return None
+        return model if self.wrap_model is None else self.wrap_model(model)
 
 
 NO_LIVE_PARTS = LiveParts()

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 
 from astromesh import Agent
 from astromesh.errors import ConfigError
-from astromesh.graph import PromptGraph, PromptNode
+from astromesh.graph import LoopNode, PromptGraph, PromptNode
 from astromesh.plugins import Plugins
-from astromesh.testing import ScriptedProvider, plugin_of
+from astromesh.testing import ScriptedProvider, plugin_of, record
 
 
 def graph(model: object) -> PromptGraph:
@@ -34,6 +36,26 @@ async def test_a_test_replaces_the_models_that_nodes_name() -> None:
     ):
         with agent.override(model=ScriptedProvider("scripted")):
             assert (await agent.run("Hello")).output == "scripted"
+
+
+async def test_a_test_replaces_the_models_that_nodes_have_as_objects() -> None:
+    """Those of nodes inside nodes, too."""
+    own = ScriptedProvider("not asked", repeat=True)
+    loop = LoopNode("l", PromptNode("p", model_override=own), until=lambda state: True)
+    for pattern in (graph(own), PromptGraph("outer", nodes=[loop])):
+        agent = Agent("openai:gpt-4o-mini", pattern=pattern)
+        with agent.override(model=ScriptedProvider("scripted")):
+            assert (await agent.run("Hello")).output == "scripted"
+    assert not own.requests
+
+
+async def test_a_recording_has_the_calls_of_models_that_nodes_have_as_objects(tmp_path: Path) -> None:
+    own = ScriptedProvider("own")
+    agent = Agent(ScriptedProvider(), pattern=graph(own))
+    for _ in range(2):
+        with record(agent, tmp_path / "recording.json"):
+            assert (await agent.run("Hello")).output == "own"
+    assert len(own.requests) == 1
 
 
 async def test_an_unknown_model_of_a_node_says_how_to_write_it() -> None:
