@@ -17,6 +17,7 @@ from msgspec.structs import replace
 
 from astromesh.access.scopes import ANONYMOUS_USER
 from astromesh.durable.base import JournalStep, RunRow, RunStore
+from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.durable.serialization import caller_of
 from astromesh.errors import ApprovalNotFound, Forbidden, InvalidInput, NotDurable, NotWaiting
 from astromesh.telemetry.clock import Clock
@@ -95,7 +96,10 @@ def open_question(row: RunRow, which: str = "") -> JsonObject:
     if not row.durable:
         raise NotDurable(f"The run {row.run_id!r} is not durable: it never waits for a person.")
     if row.status != "waiting" or row.waiting_for is None:
-        raise NotWaiting(f"The run {row.run_id!r} does not wait for a person; it is {row.status}.")
+        text = f"The run {row.run_id!r} does not wait for a person; it is {row.status}."
+        if row.status == "running":
+            text += f" If its process has died, one with this store continues it within {LEASE_SECONDS:g} s."
+        raise NotWaiting(text)
     found = (one for one in open_questions(row) if which in ("", question_id(one["path"], one["n"])))
     question = next(found, None)
     if question is None:

@@ -260,7 +260,7 @@ class GraphRunRow(Struct, frozen=True):
         status: `running` while a process executes it, and after that process has died.
         segment: grows by 1 each time the run is continued; the fencing token of its writes.
         forked_from, forked_at: the run that it was forked from, and the last step that it has of it.
-        request: messages and context at the start.
+        request: messages and context at the start, config and caller.
     """
 
     run_id: str

@@ -155,13 +155,13 @@ class GraphRuns:
         step: int,
         new_id: str,
         *,
-        request: JsonObject | None = None,
+        request: JsonObject,
         edit: tuple[JsonObject, Sequence[str]] | None = None,
     ) -> OpenGraphRun:
         """Stores a new run that has the steps of another one up to a step.
 
         Args:
-            request: Replaces that of the run.
+            request: That of the new run.
             edit: Writes after the step, and the edge that follows.
 
         Raises:
@@ -171,9 +171,7 @@ class GraphRuns:
         steps = steps_until(await self.store.steps(run_id), step)
         if edit is not None:
             steps = [edited(one, *edit) if one.ordinal == step else one for one in steps]
-        return await self.begin(
-            row.graph, new_id, request or row.request, forked_from=(run_id, step), steps=steps
-        )
+        return await self.begin(row.graph, new_id, request, forked_from=(run_id, step), steps=steps)
 
     async def delete(self, run_id: str) -> bool:
         return await self.store.delete(run_id)

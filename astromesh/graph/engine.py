@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from dataclasses import replace
 from os import urandom
 from typing import Any, Generic, TypeAlias, cast
@@ -29,8 +29,10 @@ from astromesh.graph.stored_runs import (
     Replay,
     Replayed,
     RunsStore,
+    config_of,
     request_of,
     start_of,
+    with_call,
     with_update,
 )
 from astromesh.graph.streams import (
@@ -260,8 +262,8 @@ class PromptGraphEngine(Generic[S]):
             input: A question, messages, or `{"messages": […]}`.
             state: Initial values of a typed state: an instance of its class, or a mapping.
             context: Initial values of the state's context. With a store, they are JSON.
-            config: Values that nodes find in their `config`. They are not stored.
-            caller: Who is calling. Tools see it. It is not stored.
+            config: Values that nodes find in their `config`. A store keeps those that are JSON.
+            caller: Who is calling. Tools see it. A store keeps it without its token.
             run_id: The name of the run in the store. The default is a new one.
 
         Raises:
@@ -441,7 +443,8 @@ class PromptGraphEngine(Generic[S]):
 
         Args:
             answers: Values by the ids of `result.interrupts`. Some may stay open.
-            config, caller: As in `ainvoke`.
+            config: Values in addition to those that the store has, and in place of them.
+            caller: Who is calling now. None: the caller that the store has, without a token.
 
         Raises:
             RunNotFound, ApprovalNotFound: The store has no such run, or the run has no such question.
@@ -532,7 +535,7 @@ class PromptGraphEngine(Generic[S]):
             step: A number of `history`, or 0 for the start.
             update: Is written to the state after the step: to fields of a typed state, else to the context.
                 The edges after the step are then decided anew.
-            config, caller: As in `ainvoke`.
+            config, caller: As in `resume`.
             new_id: The name of the new run. The default is a new one.
 
         Raises:
@@ -540,15 +543,15 @@ class PromptGraphEngine(Generic[S]):
             InvalidInput: As `state_at`; or the update does not fit, or its step is not the end of a node.
         """
         async with self._stored.opened() as runs:
-            request, edit = None, None
+            request, edit = (await runs.row(run_id)).request, None
             if update is not None and not step:
-                request = with_update((await runs.row(run_id)).request, update, self.graph.schema)
+                request = with_update(request, update, self.graph.schema)
             elif update is not None:
                 found, target, _ = await self._look_at(runs, run_id, step, update)
                 if target is None or target.ordinal != step:
                     raise InvalidInput(f"Step {step} is not the end of a node, which an update needs.")
                 edit = found.edit
-            new_id = new_id or ids.new_id("run_")
+            new_id, request = new_id or ids.new_id("run_"), with_call(request, config, caller)
             opened = await runs.fork(run_id, step, new_id, request=request, edit=edit)
             return await execute_stored(self._new_run, opened, Call(config, caller))
 
@@ -567,14 +570,14 @@ class PromptGraphEngine(Generic[S]):
         self, messages: Sequence[Message], context: Mapping[str, Any], call: Call, run_id: str
     ) -> GraphResult[S]:
         async with self._stored.opened() as runs:
-            request = request_of(messages, context)
+            request = with_call(request_of(messages, context), call.config, call.caller)
             opened = await runs.begin(self.graph.name, run_id or ids.new_id("run_"), request)
             return await execute_stored(self._new_run, opened, call)
 
     def _new_run(self, request: JsonObject, config: Mapping[str, Any] | None, scope: Scope) -> Run:
         """Returns a run of what a stored run begins with."""
         messages, context = start_of(request, self.graph.schema)
-        run = self._made(messages, context, config, scope)
+        run = self._made(messages, context, config_of(request, config), scope)
         if run.settings.human_handler is None:
             run.settings = replace(run.settings, human_handler=human_handler(scope))
         return run

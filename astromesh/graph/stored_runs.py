@@ -14,11 +14,12 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 from msgspec import convert, to_builtins
+from msgspec.structs import replace
 
 from astromesh.durable.base import GraphRunRow, JournalStep, RunStatus
 from astromesh.errors import Divergence, GraphError, InvalidInput
 from astromesh.graph.checkpoints import Checkpoint
-from astromesh.graph.node_json import NotRecordable, Snapshot, context_to_json
+from astromesh.graph.node_json import NotRecordable, Snapshot, context_to_json, to_json
 from astromesh.graph.node_record import NodeRecorder, RecordedVisit
 from astromesh.graph.plan import Plan, Step
 from astromesh.graph.records import TOOL_CALLS_PRESENT, Interrupt, NodeResult
@@ -27,7 +28,7 @@ from astromesh.graph.scope import Journal
 from astromesh.graph.state import RESERVED_KEYS, GraphState
 from astromesh.graph.transitions import BRANCHING, Transition, next_transition
 from astromesh.graph.typed_state import StateSchema
-from astromesh.types import JsonObject, Message
+from astromesh.types import CallerContext, JsonObject, Message
 
 
 class OpenRun(Protocol):
@@ -85,7 +86,7 @@ class GraphRuns(Protocol):
         step: int,
         new_id: str,
         *,
-        request: JsonObject | None = None,
+        request: JsonObject,
         edit: tuple[JsonObject, Sequence[str]] | None = None,
     ) -> OpenRun: ...
 
@@ -121,6 +122,43 @@ def request_of(messages: Sequence[Message], context: Mapping[str, Any]) -> JsonO
         raise InvalidInput(str(error)) from error
 
 
+def with_call(
+    request: JsonObject, config: Mapping[str, Any] | None, caller: CallerContext | None
+) -> JsonObject:
+    """Returns what a run begins with, and how it is called: without a token, and without what is not JSON."""
+    found = {**request, "config": {**request.get("config", {}), **_json_values(config or {})}}
+    if caller is not None:
+        had_token = caller.had_token or bool(caller.bearer_token)
+        stored = replace(caller, bearer_token="", had_token=had_token, metadata=_json_values(caller.metadata))
+        found["caller"] = to_builtins(stored)
+    return found
+
+
+def config_of(request: JsonObject, config: Mapping[str, Any] | None) -> JsonObject:
+    """Returns the `config` of a stored run. What is passed now replaces what was stored."""
+    return {**request.get("config", {}), **(config or {})}
+
+
+def caller_of(request: JsonObject, caller: CallerContext | None) -> CallerContext | None:
+    """Returns who has called a stored run, or who calls it now."""
+    if caller is None and "caller" in request:
+        return convert(request["caller"], CallerContext)
+    return caller
+
+
+def _json_values(values: Mapping[str, Any]) -> JsonObject:
+    """Returns the values that are the same after a way through JSON."""
+    kept = {}
+    for key, value in values.items():
+        try:
+            stored = to_json(value, key)
+        except NotRecordable:
+            continue
+        if type(stored) is type(value) and stored == value:
+            kept[key] = stored
+    return kept
+
+
 def start_of(request: JsonObject, schema: StateSchema | None) -> tuple[list[Message], dict[str, Any]]:
     """Returns the messages and the context that a stored run begins with, its fields in their types."""
     context = dict(request["context"])
@@ -135,7 +173,7 @@ def with_update(request: JsonObject, update: Mapping[str, Any], schema: StateSch
     messages, context = start_of(request, schema)
     state = GraphState(messages, context)
     write_update(state, update, schema)
-    return request_of(messages, state.context)
+    return {**request, **request_of(messages, state.context)}
 
 
 def write_update(state: GraphState, update: Mapping[str, Any], schema: StateSchema | None) -> None:

@@ -23,7 +23,7 @@ from astromesh.graph.node_record import NodeRecorder
 from astromesh.graph.records import GraphResult, S
 from astromesh.graph.run import UNLIMITED_RETRIES, UPDATED_EVENT, Run
 from astromesh.graph.scope import Scope
-from astromesh.graph.stored_runs import OpenRun
+from astromesh.graph.stored_runs import OpenRun, caller_of
 from astromesh.telemetry.events import MODEL_DELTA, EventStream
 from astromesh.text import did_you_mean
 from astromesh.types import CallerContext, Event, JsonObject, calling_as
@@ -238,14 +238,15 @@ async def execute_stored(
     """
     listener = call.listener
     events = EventStream(opened.run_id, () if listener is None else [listener])
-    scope = Scope(opened.run_id, caller=call.caller, events=events, retries=UNLIMITED_RETRIES)
+    caller = caller_of(opened.request, call.caller)
+    scope = Scope(opened.run_id, caller=caller, events=events, retries=UNLIMITED_RETRIES)
     scope.journal = opened.journal
     run = make(opened.request, call.config, scope)
     scope.clock = run.settings.clock
     run.recorder = NodeRecorder(opened.journal)
     run.tells_state, run.is_local = listener is not None and listener.wants_state, True
     events.emit("run.started")
-    with calling_as(call.caller):
+    with calling_as(caller):
         task = asyncio.create_task(run.execute())
     opened.start(task.cancel)
     try:

@@ -200,6 +200,20 @@ async def test_what_cannot_be_resumed_is_said() -> None:
     assert isinstance(failed.error, NotWaiting)
 
 
+async def test_who_resumes_a_running_run_learns_when_another_process_would_continue_it() -> None:
+    async def resume_itself(ctx: ToolContext[None]) -> str:
+        failed = await agent.resume(ctx.run_id, on_error="return")
+        return str(failed.error)
+
+    agent = Agent(
+        ScriptedProvider(ToolCall("1", "resume_itself", "{}"), "Done."), tools=[resume_itself], store="memory"
+    )
+    result = await agent.run("Hello")
+    assert "it is running. If its process has died, one with this store continues it within" in str(
+        result.messages
+    )
+
+
 def test_a_store_that_is_none_is_named() -> None:
     with pytest.raises(ConfigError, match="names no store"):
         payer(store="mysql://x")

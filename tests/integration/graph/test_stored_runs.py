@@ -44,7 +44,7 @@ from astromesh.graph import (
 )
 from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.tools.functions import tool
-from astromesh.types import ToolCall
+from astromesh.types import CallerContext, ToolCall, get_current_caller
 
 
 class Item(BaseModel):
@@ -734,3 +734,30 @@ async def test_branches_that_a_join_has_cancelled_do_not_come_back(join: Any, st
 async def _after(event: asyncio.Event, value: str) -> str:
     await event.wait()
     return value
+
+
+async def test_config_and_caller_come_from_the_store(store: str) -> None:
+    """In a resume and in a fork, which may be in another process. What is passed anew replaces them."""
+    seen: list[Any] = []
+
+    async def look(state: Any, config: Any) -> Any:
+        answer = await interrupt("Go on?")
+        seen.append((config["city"], config.get("live"), config.caller, get_current_caller()))
+        return answer
+
+    engine = PromptGraphEngine(chain(Counted().node("first"), FunctionNode("look", look)), store=store)
+    ada = CallerContext(
+        "ada", "acme", "secret", frozenset({"admin"}), metadata={"plan": "pro", "db": object()}
+    )
+    live = object()
+    waiting = await engine.ainvoke("Hi", config={"city": "Rome", "live": live}, caller=ada)
+    again = PromptGraphEngine(engine.graph, store=store) if store != "memory" else engine
+    key = waiting.interrupts[0].id
+    assert (await again.resume(waiting.run_id, {key: "yes"})).output == "yes"
+    stored = CallerContext("ada", "acme", "", frozenset({"admin"}), metadata={"plan": "pro"}, had_token=True)
+    assert seen == [("Rome", None, stored, stored)]
+
+    forked = await again.fork(waiting.run_id, 1, {"note": "x"}, config={"city": "Oslo", "live": live})
+    eve = CallerContext("eve")
+    await again.resume(forked.run_id, {forked.interrupts[0].id: "yes"}, config={"live": live}, caller=eve)
+    assert seen[1] == ("Oslo", live, eve, eve)
