@@ -3,7 +3,8 @@
     .venv/bin/python scripts/trace_run.py [--list]
 
 The ASGI application is called in this process; the model is a stand-in behind HTTP on this machine. Frames,
-functions and modules are astromesh's alone, in the context of the request: background work does not count.
+functions and modules are astromesh's alone, in the context of the request: neither background work counts nor
+comprehensions, which are functions before Python 3.12 only.
 
 Prints modules, packages, functions and calls of one run; the frames on the stack when the model's request
 leaves, and the stretches of packages on it; and the calls that one streamed token costs.
@@ -72,7 +73,7 @@ class Recorder:
         if event != "call" or not IN_REQUEST.get():
             return
         code = frame.f_code
-        if code.co_filename.startswith(PACKAGE):
+        if code.co_filename.startswith(PACKAGE) and not code.co_name.endswith(("comp>", "genexpr>")):
             self.calls[code] += 1
             self.order.append(package_of(code))
         elif code.co_name == "_request" and code.co_filename.endswith("aiohttp/client.py") and not self.stack:

@@ -29,7 +29,7 @@ from astromesh.access.scopes import Viewer, principal_of
 from astromesh.agents import arguments
 from astromesh.agents.arguments import AgentTool, GuardrailLike, MemoryLike, PatternLike
 from astromesh.agents.attachments import with_attachments
-from astromesh.agents.declared import KeptStores, Source, source_of_file
+from astromesh.agents.declared import KeptStores, Place, Source, place_of, source_of_file
 from astromesh.agents.keys import (
     AllKeys,
     DecisionKeys,
@@ -43,22 +43,19 @@ from astromesh.agents.keys import (
 )
 from astromesh.agents.manifest import AgentKeys, Live, plain
 from astromesh.agents.models import ModelLike, model_block
-from astromesh.agents.requests import (
-    explained,
-    failed_graph_result,
-    keeping_graph_results,
-    request_of_messages,
-)
 from astromesh.agents.results import (
     OutputT,
     Question,
     Result,
+    explained,
+    failed_graph_result,
     failed_result,
+    keeping_graph_results,
     question_of,
+    request_of_messages,
     result_of,
     waiting_result,
 )
-from astromesh.agents.stores import Place, place_of
 from astromesh.agents.streams import RunStream
 from astromesh.errors import (
     ApprovalRequired,

@@ -6,6 +6,7 @@ A run never waits for a reader. The format of a stream is WHATWG HTML, section 9
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import json
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
@@ -16,7 +17,6 @@ from starlette.responses import Response
 from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh.api.errors import error_response, public_failure
-from astromesh.api.freed_memory import freed_memory
 from astromesh.errors import AstromeshError
 from astromesh.telemetry.events import MODEL_DELTA, PRIVATE_EVENTS, TERMINAL_EVENTS
 from astromesh.telemetry.run_log import EVENT_OVERHEAD, text_length
@@ -355,7 +355,46 @@ class RunStreamResponse(EventStreamResponse):
                 self._buffer.send(Event("", 0, 0.0, "run.failed", {"code": error.code, "detail": str(error)}))
         finally:
             self._buffer.close()
-            if (
-                self._buffer.pending_bytes > _PIECE
-            ):  # the client does not read as fast as the model has written
+            if self._buffer.pending_bytes > _PIECE:  # the client reads more slowly than the model has written
                 freed_memory.return_soon()
+
+
+# -- freed memory ------------------------------------------------------------------------------------------
+
+
+#: seconds until memory is returned: other runs end, and other readers leave, meanwhile
+_PAUSE_SECONDS = 5.0
+
+
+def _trim_of_c_library() -> Callable[[int], int] | None:
+    """Returns malloc_trim(3), which a C library other than glibc may not have."""
+    try:
+        trim: Callable[[int], int] = ctypes.CDLL(None).malloc_trim
+    except (AttributeError, OSError, TypeError):
+        return None
+    return trim
+
+
+class FreedMemory:
+    """The freed memory of this process: of long runs whose readers do not read, and of those who leave.
+
+    What they have held is thousands of small texts. The C library keeps the pages that they leave until it is
+    asked.
+    """
+
+    def __init__(self, trim: Callable[[int], int] | None) -> None:
+        self._trim, self._is_due = trim, False
+
+    def return_soon(self) -> None:
+        """Returns it in a moment, in a thread: the call takes milliseconds."""
+        if self._trim is not None and not self._is_due:
+            self._is_due = True
+            asyncio.get_running_loop().call_later(_PAUSE_SECONDS, self._return)
+
+    def _return(self) -> None:
+        self._is_due = False
+        if self._trim is not None:
+            asyncio.get_running_loop().run_in_executor(None, self._trim, 0)
+
+
+freed_memory = FreedMemory(_trim_of_c_library())

@@ -106,7 +106,7 @@ class GuardrailsEngine:
 
     def visible_tags(self, tags: tuple[str, ...]) -> tuple[str, ...]:
         """The tags of a request under the rules of its metadata."""
-        return tuple(self.visible_metadata({"tags": list(tags)}).get("tags", ())) if tags else tags
+        return tuple(self.visible_metadata({"tags": list(tags)}).get("tags", ()))
 
     def check_output(
         self, text: str, *, place: Place = "output", tokens_used: int = 0, output_tokens: int = 0

@@ -6,11 +6,12 @@ It is the journal of durable runs over a `GraphStore`, without a server: whoever
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from math import inf
 from typing import Any, ClassVar, Self
 
+from msgspec import convert
 from pydantic import BaseModel
 
 from astromesh.durable.approvals import ApprovalWaits, check_decision, decided_step, question_id
@@ -22,13 +23,6 @@ from astromesh.durable.base import (
     SegmentClaim,
 )
 from astromesh.durable.graph_store import MemoryGraphs
-from astromesh.durable.history import (
-    checkpoint_of,
-    edited,
-    finished_nodes,
-    node_at,
-    steps_until,
-)
 from astromesh.durable.journal import RunJournal
 from astromesh.durable.replay import NoReplays, ReplayJournal
 from astromesh.durable.step_log import StepLog
@@ -40,7 +34,7 @@ from astromesh.graph.records import Interrupt
 from astromesh.plugins import Deps
 from astromesh.storage.queries import NoOptions
 from astromesh.telemetry.clock import Clock
-from astromesh.types import JsonObject
+from astromesh.types import JsonObject, Usage
 
 
 class GraphRuns:
@@ -304,3 +298,61 @@ class MemoryGraphRuns(GraphRuns):
     @classmethod
     async def open(cls, options: BaseModel, deps: Deps) -> Self:
         return cls(await MemoryGraphs.open(options, deps), deps.clock)
+
+
+# -- the history of a record -------------------------------------------------------------------------------
+
+
+# steps that are done are numbered in the order in which they ended: what a step has used has a smaller one
+
+
+def finished_nodes(steps: Iterable[JournalStep]) -> list[JournalStep]:
+    """Returns the steps of finished nodes, in order."""
+    found = [
+        s for s in steps if s.kind == "node" and s.state == "done" and s.ordinal and s.output is not None
+    ]
+    return sorted(found, key=lambda step: step.ordinal)
+
+
+def checkpoint_of(step: JournalStep) -> Checkpoint:
+    """Returns a finished node as callers see it."""
+    record = step.output or {}
+    result, edge = record["result"], record.get("edge")
+    return Checkpoint(
+        step.ordinal,
+        record["node"],
+        edge[0] if edge else "",
+        result.get("output"),
+        result.get("error", ""),
+        result.get("duration_ms", 0.0),
+        convert(result["usage"], Usage) if "usage" in result else Usage(),
+        step.started_at + step.duration_ms / 1000,
+    )
+
+
+def steps_until(steps: Sequence[JournalStep], number: int) -> list[JournalStep]:
+    """Returns the record of a run as it was when a step was done. 0: an empty one.
+
+    Raises:
+        InvalidInput: There is no such step.
+    """
+    numbers = {step.ordinal for step in steps if step.ordinal}
+    if number and number not in numbers:
+        known = f"It has steps 1 to {max(numbers)}." if numbers else "It has none yet."
+        raise InvalidInput(f"The run has no step {number}. {known}")
+    return [step for step in steps if 0 < step.ordinal <= number]
+
+
+def node_at(steps: Iterable[JournalStep], number: int) -> JournalStep | None:
+    """Returns the newest node that had finished at a step. None: none had."""
+    return next((step for step in reversed(finished_nodes(steps)) if step.ordinal <= number), None)
+
+
+def edited(step: JournalStep, edit: JsonObject, edge: Sequence[str]) -> JournalStep:
+    """Returns a finished node whose state is changed after it, and which leads on from there.
+
+    Args:
+        edit: Writes, in the form of `node_json.Snapshot.writes`.
+        edge: The next node, and the rule that chose it.
+    """
+    return step._replace(output={**(step.output or {}), "edit": edit, "edge": list(edge)})

@@ -74,7 +74,8 @@ def screen(rules: GuardrailsEngine, request: RunRequest) -> RunRequest:
     except GuardrailBlocked as blocked:
         refused = Screening(tuple(map(dict, blocked.actions)), blocked.guardrail, str(blocked))
         history = None if request.history is None else ()
-        metadata, tags = rules.visible_metadata(request.metadata), rules.visible_tags(request.tags)
+        metadata = rules.visible_metadata(request.metadata)
+        tags = request.tags and rules.visible_tags(request.tags)
         return replace(
             request, query="", context={}, metadata=metadata, tags=tags, history=history, preface=(),
             continuation=(), screening=refused,

@@ -83,6 +83,17 @@ class RunRequest(Struct, frozen=True):
     protocol: Mapping[str, Any] = field(default_factory=dict)
     tells_state: bool = False
 
+    @property
+    def has_options(self) -> bool:
+        """Whether it asks for a form, a model, tools or parameters other than the agent's own."""
+        return bool(
+            self.parameters
+            or self.model
+            or self.client_tools.specs
+            or self.tools is not None
+            or self.output_schema is not None
+        )
+
 
 class RunAnswer(Struct, frozen=True):
     """The answer of step 12.
@@ -201,7 +212,7 @@ def _options_to_json(request: RunRequest) -> JsonObject:
         data["tools"] = list(request.tools)
     if request.protocol:
         data["protocol"] = dict(request.protocol)
-    if request.client_tools:
+    if request.client_tools.specs:
         data["client_tools"] = to_builtins(request.client_tools)
     return data
 

@@ -10,13 +10,16 @@ from time import perf_counter
 from typing import Any
 
 from astromesh.access.scopes import principal_of
+from astromesh.config.runtime import Recording as RecordingKeys
 from astromesh.core.guardrails import CheckedText, StreamGate, filter_data
 from astromesh.core.model_router import RunModel
 from astromesh.durable.base import BudgetAccount, ConcurrencyPolicy, RunRow
 from astromesh.durable.budgets import Budgets
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.journal import RunJournal
-from astromesh.durable.serialization import PLACE
+from astromesh.durable.plain_recording import MemorySteps, NoWaits, Recording
+from astromesh.durable.serialization import PLACE, caller_to_json, ended_request
+from astromesh.durable.step_log import StepLog
 from astromesh.errors import Interrupted
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.ledger import RunLedger
@@ -25,7 +28,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import Accounts, ChargedModel
 from astromesh.runtime.content_capture import ContentCapture, redactor_of
 from astromesh.runtime.message_order import AcceptedRun
-from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.records import RunAnswer, RunRequest, request_to_json
 from astromesh.runtime.request_options import raises_limit
 from astromesh.runtime.sessions import SessionLock
 from astromesh.telemetry import ids
@@ -369,14 +372,15 @@ class RunFactory:
         else:
             model = RunModel(agent.router, scope, schema, request.parameters)
         metadata = request.metadata and agent.guardrails.visible_metadata(request.metadata)
+        tags = request.tags and agent.guardrails.visible_tags(request.tags)
         log = RunLog(
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts,
-            metadata=metadata, tags=agent.guardrails.visible_tags(request.tags), remote_span=caused.span_id,
+            metadata=metadata, tags=tags, remote_span=caused.span_id,
         )  # fmt: skip
         scope.deps, scope.metadata, scope.tags = _deps_of(agent, request, outer), log.metadata, log.tags
         scope.max_answer_bytes, scope.tool_choice = self.max_answer_bytes, request.client_tools.choice
         scope.tells_state = request.tells_state and agent.pattern_name == "graph"
-        model.raises_limit = raises_limit(agent)
+        model.raises_limit = bool(request.parameters) and raises_limit(agent)
         if (sampled := caused.sampled if outer is None else outer.sampled) is not None:
             log.sampled = scope.sampled = sampled
         log.stream = stream = EventStream(run_id, (self._metrics, *sinks), log)
@@ -405,3 +409,49 @@ class RunFactory:
         run.accepted = AcceptedRun(row.run_id, row.request.get(PLACE, 0), row.segment > 1)
         run.log.durable = True
         return run
+
+
+# -- recordings of plain runs ------------------------------------------------------------------------------
+
+
+class PlainRecorder:
+    """Records plain runs.
+
+    Args:
+        keys: of `runtime.yaml`.
+        by_default: whether it records where `runtime.yaml` does not say.
+    """
+
+    def __init__(self, keys: RecordingKeys, *, by_default: bool = False) -> None:
+        says = "enabled" in keys.model_fields_set
+        self._keys, self._is_enabled = keys, keys.enabled if says else by_default
+
+    def begin(self, agent: Agent, run: Run) -> MemorySteps | None:
+        """Makes the calls of a run pass through a journal, if its agent is recorded."""
+        wanted = agent.manifest.spec.recording
+        if not (self._is_enabled if wanted is None else wanted) or run.journal is not None:
+            return None
+        steps = MemorySteps(self._keys.max_bytes)
+        log = StepLog(
+            run.id,
+            agent.name,
+            steps,
+            NoWaits(),
+            (),
+            accepted_at=run.scope.clock.now(),
+            manifest=agent.snapshot,
+            is_durable=False,
+        )
+        run.journal = run.scope.journal = RunJournal(log, "", run.id, run.model, redactor_of(agent))
+        return steps
+
+    def end(self, agent: Agent, request: RunRequest, run: Run, steps: MemorySteps) -> Recording | None:
+        """Returns the recording of a run that has ended. None: it is too long, or was not admitted."""
+        assert run.journal is not None
+        run.journal.step_log.redact()
+        if not run.admitted_query or not steps.steps:
+            return None
+        admitted = run.admitted_request or request_to_json(request, run.admitted_query)
+        stored = {**ended_request(admitted, run.admitted_query), "accepted_at": run.prompt_time}
+        caller = caller_to_json(run.caller or CallerContext())
+        return Recording(steps.steps, stored, agent.snapshot, caller)

@@ -55,11 +55,10 @@ from astromesh.runtime.nested_runs import (
     forward_events,
 )
 from astromesh.runtime.pipeline import answer
-from astromesh.runtime.recordings import PlainRecorder
 from astromesh.runtime.records import RunAnswer, RunRequest, request_of
 from astromesh.runtime.replays import Replays
 from astromesh.runtime.request_options import changed_agent, require_allowed
-from astromesh.runtime.run import Handler, Run, RunFactory
+from astromesh.runtime.run import Handler, PlainRecorder, Run, RunFactory
 from astromesh.runtime.run_metadata import require_valid
 from astromesh.runtime.runs import Decision, Runs
 from astromesh.runtime.segment import (
@@ -265,8 +264,9 @@ class AgentRunner:
                     agent, request, caller=caller, trace_id=trace_id, key=key, watch=watch
                 )
                 return await self._wait(row, sinks)
-            require_allowed(agent, request)
-            agent = changed_agent(agent, request)
+            if request.has_options:
+                require_allowed(agent, request)
+                agent = changed_agent(agent, request)
             if key is not None:
                 return await self._start_idempotent(key, agent, request, caller, sinks, trace_id)
             if agent.merges_messages:
@@ -280,7 +280,7 @@ class AgentRunner:
 
     def may_wait(self, agent: Agent, request: RunRequest) -> bool:
         """Whether a run is durable: it may wait for a person or its client, or has a callback."""
-        return agent.name in self._durable_agents or bool(request.client_tools or request.callback)
+        return agent.name in self._durable_agents or bool(request.client_tools.specs or request.callback)
 
     async def _execute(self, agent: Agent, request: RunRequest, run: Run, handle: Handler) -> RunAnswer:
         """Executes one run from its first event to its last; `runs` knows it meanwhile."""

@@ -342,7 +342,7 @@ async def equip(agent: Agent, prompted: PromptedQuery, run: Run) -> EquippedQuer
     tools: ToolPort = agent.tools if offered is None else JoinedTools(offered, agent.tools)
     if request.tools is not None:
         tools = SelectedTools("run", request.tools, ToolBox(), tools, inject_all=False)
-    if request.client_tools:
+    if request.client_tools.specs:
         tools = JoinedTools(tools, client_tool_port(agent, request.client_tools.specs))
     if not agent.can_call_tools:
         tools = _NO_TOOLS

@@ -259,7 +259,7 @@ def _replay(body: bytes | Message, receive: Receive) -> Receive:
 
 def json_fault(raw: bytes) -> str:
     """Returns why a JSON text is not accepted; empty where it is, and where it is not JSON."""
-    if _nests_too_deep(raw):
+    if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _nests_too_deep(raw):
         return _TOO_DEEP
     return _TOO_LONG if has_long_integer(raw) else ""
 
@@ -269,8 +269,6 @@ def _nests_too_deep(raw: bytes) -> bool:
 
     orjson writes 254 levels. Wrapped in the levels that are left, a deeper value fails at the speed of C.
     """
-    if raw.count(b"[") + raw.count(b"{") <= MAX_DEPTH:
-        return False
     try:
         value = orjson.loads(raw)
     except orjson.JSONDecodeError as error:

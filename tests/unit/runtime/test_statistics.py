@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from astromesh.durable.base import RunSample, RunTotals
-from astromesh.runtime.statistics import run_statistics
+from astromesh.runtime.runs import run_statistics
 
 NOW = 60_000_030.0
 
