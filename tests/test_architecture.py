@@ -39,6 +39,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "errors": (),
     "model_names": ("errors", "text"),
     "logs": (),
+    # the times of schedules: their keys are checked with it, and their runs begin by it
+    "cron": (),
     "text": (),
     "types": (),
     "tokens": GROUND,
@@ -60,7 +62,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "event_loops": SEAMS,
     # what everything stands on
     "telemetry": SEAMS,
-    "config": GROUND,
+    "config": ("cron", *GROUND),
     "net": SEAMS,
     "storage": ("telemetry", *SEAMS),
     # keys and tokens: checked by the API, which reaches them through plugins, and by guarded MCP servers
@@ -85,11 +87,11 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # it runs agents as a program does, from recordings as a test does
     "agents.evaluation": ("agents", "testing", *HOUSE),
     # the house
-    "runtime": ("config", "net", "storage", *PARTS),
+    "runtime": ("config", "cron", "net", "storage", *PARTS),
     # agents in Python are declarations that the runtime opens; `astromesh serve module:agent` loads one
     "agents": ("events", *HOUSE),
     # it serves the files of the console, which are files and nothing else, and describes the typed events
-    "api": ("console", "events", *HOUSE),
+    "api": ("console", "cron", "events", *HOUSE),
     "console": (),
     "cli": ("agents", "agents.evaluation", "api", "events", *HOUSE),
     # the adapters: siblings never import one another, the runtime reaches them through plugins

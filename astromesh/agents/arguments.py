@@ -301,7 +301,9 @@ def budgets(given: Mapping[str, Any] | None) -> JsonObject:
 
 
 #: keys of a manifest whose arguments are plain values
-_PLAIN_KEYS = ("sessions", "queue", "stream", "on_disconnect", "recording", "client_tools", "overridable")
+_PLAIN_KEYS = (
+    "sessions", "queue", "stream", "on_disconnect", "recording", "client_tools", "overridable", "schedules",
+)  # fmt: skip
 
 
 def output_schema(output_type: Any) -> JsonObject | None:

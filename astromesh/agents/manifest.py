@@ -47,6 +47,7 @@ class AgentKeys(TypedDict, total=False):
     recording: bool | None
     client_tools: Literal["allow", "deny"]
     overridable: Sequence[Literal["model", "temperature", "max_tokens", "tools"]] | None
+    schedules: Sequence[Mapping[str, Any]]
 
 
 @dataclass(frozen=True)

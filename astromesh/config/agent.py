@@ -26,6 +26,7 @@ from astromesh.config.records import (
     ToolName,
     one_or_list,
 )
+from astromesh.config.schedules import AgentSchedule
 from astromesh.config.skills import Skill
 from astromesh.types import Effect
 
@@ -326,6 +327,7 @@ class AgentSpec(Record):
     output_schema: Annotated[JsonMap | None, IsJsonSchema()] = Field(
         None, description="JSON Schema of the answer."
     )
+    schedules: tuple[AgentSchedule, ...] = Field((), description="When it runs by itself.")
 
     def whole_text_reason(self) -> str:
         """Returns why text may be sent only at the end, or an empty text.

@@ -550,7 +550,101 @@ class CallbackStore(Protocol):
         """Makes a dead delivery due again. Returns False if there is none."""
 
 
-class RunStore(CallbackStore, Protocol):
+class Schedule(NamedTuple):
+    """What begins at the times of a cron expression.
+
+    Args:
+        caller: who it runs as, as JSON.
+        kind: `agent` or `workflow`.
+        target: name of the agent or workflow.
+        request: `{"query", "session"}` or `{"input"}`.
+        jitter: seconds that a firing may be later.
+        on_missed: `skip`, `once` or `all`.
+        from_file: 1: a file of the configuration has it, 0: a request made it.
+        paused: 1 or 0.
+        instant: the next time of the expression, in seconds since the epoch.
+        due_at: when it is looked at next.
+        last_at, last_id: time of the last firing, and its run or Task; 0 and empty: there was none.
+        error: why the last firing did not begin.
+    """
+
+    id: str
+    tenant: str
+    owner: str
+    caller: str
+    kind: str
+    target: str
+    request: str
+    cron: str
+    timezone: str
+    jitter: float
+    on_missed: str
+    from_file: int
+    paused: int
+    created_at: float
+    instant: float
+    due_at: float
+    last_at: float = 0.0
+    last_id: str = ""
+    error: str = ""
+
+
+class ScheduleQuery(NamedTuple):
+    """Which schedules a caller asks for. Empty: all. `after`: only greater ids."""
+
+    tenant: str
+    owner: str | None
+    kind: str = ""
+    target: str = ""
+    after: str = ""
+    limit: int = 50
+
+
+class ScheduleStore(Protocol):
+    """Schedules. A firing is settled only as long as its schedule still waits for that instant.
+
+    Raises (all of them):
+        StoreUnavailable: the database does not answer now.
+    """
+
+    async def add_schedule(self, schedule: Schedule, limit: int) -> bool:
+        """Stores a schedule. Returns False if its owner has so many already."""
+
+    async def replace_file_schedules(self, schedules: Sequence[Schedule], kept: Collection[str]) -> None:
+        """Stores the schedules of files. Those that are there stay, but for jitter and `on_missed`.
+
+        Args:
+            kept: `KIND TARGET` of those whose other schedules are not deleted.
+        """
+
+    async def take_schedules(self, now: float, until: float, limit: int) -> tuple[Schedule, ...]:
+        """Takes schedules that are due. They are due again at `until` if nothing settles them."""
+
+    async def next_schedule(self) -> float | None:
+        """Returns when the next one is due, or None."""
+
+    async def settle_schedule(self, settled: Schedule, instant: float, run_expires_at: float) -> None:
+        """Moves a schedule from an instant to the one of `settled`, with the outcome of the firing.
+
+        Args:
+            run_expires_at: when the idempotency key of the firing expires from now on.
+        """
+
+    async def postpone_schedule(self, id: str, instant: float, due_at: float, error: str) -> None:
+        """Looks at a schedule again later that still waits for an instant."""
+
+    async def schedule(self, id: str, tenant: str, owner: str | None) -> Schedule | None: ...
+
+    async def schedules(self, filter: ScheduleQuery) -> tuple[Schedule, ...]:
+        """Returns schedules by their ids."""
+
+    async def pause_schedule(self, id: str, paused: bool, instant: float, due_at: float) -> None:
+        """Pauses a schedule, or lets it go on from an instant."""
+
+    async def delete_schedule(self, id: str) -> None: ...
+
+
+class RunStore(CallbackStore, ScheduleStore, Protocol):
     """Runs, steps, events and workers in a database.
 
     Raises (all of them):

@@ -42,6 +42,7 @@ from astromesh.durable.rows import (
 )
 from astromesh.durable.serialization import PLACE
 from astromesh.durable.sql_callbacks import SqlCallbacks
+from astromesh.durable.sql_schedules import SqlSchedules
 from astromesh.errors import (
     DeadlineExceeded,
     IdempotencyConflict,
@@ -82,7 +83,7 @@ class _StoredKey(NamedTuple):
             )
 
 
-class SqlRuns(SqlCallbacks):
+class SqlRuns(SqlCallbacks, SqlSchedules):
     """A RunStore over one database, which it may share with others."""
 
     #: a run as the values of `RUN_COLUMNS`
@@ -271,7 +272,8 @@ class SqlRuns(SqlCallbacks):
             for run in map(run_of, await tx.fetch("open_of_owner", tenant, owner)):
                 await self._cancel(run.run_id, tx)
             await tx.execute("erase_keys", tenant, owner)
-            return await tx.execute("erase_owner", tenant, owner)
+            schedules = await tx.execute("erase_schedules", tenant, owner)
+            return schedules + await tx.execute("erase_owner", tenant, owner)
 
         return await self._queries.transact(erase)
 

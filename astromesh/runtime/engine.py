@@ -25,6 +25,7 @@ from astromesh.runtime.config_loader import load_configuration, workflow_names
 from astromesh.runtime.declarations import Declarations, DeclaredAgent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.runner import AgentRunner
+from astromesh.runtime.schedules import Schedules
 from astromesh.runtime.stores import RuntimeStores
 from astromesh.runtime.time_travel import TimeTravel
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -68,6 +69,7 @@ class AgentRuntime:
         stores: Opens the stores of `storage.url`.
         runs: Every run and trace that callers may ask about.
         durable: The worker of durable runs.
+        schedules: Runs and Tasks that begin at times.
         time_travel: The steps of recorded runs, and their forks.
         metrics: The metrics of this runtime.
         factory: See `RuntimeState`.
@@ -113,6 +115,7 @@ class AgentRuntime:
             self.plugins,
             self.clock,
         )
+        self.schedules = Schedules(self.runner, lambda: self._workflows)
         self._storage_url = storage_url
         self._env: Mapping[str, str] = os.environ if env is None else env
         self._graphs = {**(graphs or {}), **declared.graphs}
@@ -170,7 +173,7 @@ class AgentRuntime:
         return exporter
 
     def resume_pending(self, *, shared: bool = False) -> None:
-        """Starts to execute what earlier processes have left, in the background.
+        """Starts to execute what earlier processes have left and what is scheduled, in the background.
 
         If nobody has ever accepted a durable run, the store of runs opens with the first one.
 
@@ -182,6 +185,7 @@ class AgentRuntime:
             self._resuming.add_done_callback(_log_resume_error)
             if self._workflows is not None:
                 self._workflows.resume_left()
+        self.schedules.start()
 
     async def drain(self, grace: float) -> None:
         """Refuses new runs, and waits at most `grace` seconds for active runs and stages.
@@ -189,6 +193,7 @@ class AgentRuntime:
         `close` waits no longer than what is left of that time.
         """
         self.runner.active.draining, self._deadline = True, self.clock.monotonic() + grace
+        await self.schedules.close()
         if self._workflows is not None:
             await self._workflows.drain()
         await self.durable.drain()
@@ -205,6 +210,7 @@ class AgentRuntime:
         if self._resuming is not None:
             self._resuming.cancel()
             await asyncio.wait([self._resuming])
+        await self.schedules.close()
         if self._workflows is not None:
             await self._workflows.close()
         await self.runner.close(ends)

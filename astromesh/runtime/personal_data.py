@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 from astromesh.core.memory import export_records
-from astromesh.durable.base import RunQuery
+from astromesh.durable.base import RunQuery, ScheduleQuery
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.schedules import MAX_SCHEDULES, schedule_json
 from astromesh.storage.sqlite import Database
 from astromesh.types import JsonObject
 
@@ -15,7 +16,7 @@ _PAGE = 1_000
 
 
 async def principal_data(runtime: AgentRuntime, tenant: str, principal: str) -> AsyncIterator[JsonObject]:
-    """Yields turns, summaries, passages, events and runs of one principal, each with its `kind`.
+    """Yields turns, summaries, passages, events, runs and schedules of one principal, each with its `kind`.
 
     Raises:
         StoreUnavailable: a store does not answer; before the first record if possible.
@@ -29,10 +30,12 @@ async def principal_data(runtime: AgentRuntime, tenant: str, principal: str) -> 
         for run in page.runs:
             yield {"kind": "run", **run}
         query = query._replace(after=page.next) if page.next else None
+    for one in await runtime.schedules.list(ScheduleQuery(tenant, principal, limit=2 * MAX_SCHEDULES)):
+        yield {"kind": "schedule", **schedule_json(one)}
 
 
 async def erase_principal(runtime: AgentRuntime, tenant: str, principal: str) -> int:
-    """Deletes sessions, passages, events and runs of one principal. Returns the number of deleted records.
+    """Deletes sessions, passages, events, runs and schedules of one principal. Returns their number.
 
     After a failure it can be called again. An active run of this principal stores its turns when it ends.
 

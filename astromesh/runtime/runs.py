@@ -121,7 +121,7 @@ class Runs:
         await self.archive.close()
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
-        """Deletes the ended runs of one principal. Returns their number."""
+        """Deletes the ended runs of one principal, and their schedules. Returns their number."""
         await self.archive.flush()
         erased = self.logs.erase_owner(tenant, owner)
         store = await self._durable.open_if_used()

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from astromesh.config.schedules import WorkflowSchedule
 from astromesh.config.workflow.folder import WORKFLOW
 from astromesh.durable.base import TaskRow
 from astromesh.errors import (
@@ -260,6 +261,16 @@ class WorkflowRegistry:
                 f"The workflow {name!r} has {len(workflow.faults)} fault(s): {workflow.faults[0]}"
             )
         return workflow.engine
+
+    def schedules(self) -> Iterator[tuple[str, WorkflowSchedule]]:
+        """Yields the schedules of workflows without faults, with their names."""
+        for name, workflow in self._loaded.items():
+            if workflow.engine is not None:
+                yield from ((name, one) for one in workflow.engine.project.workflow.schedules)
+
+    def broken(self) -> Iterator[str]:
+        """Yields the names of workflows with faults."""
+        return (name for name, workflow in self._loaded.items() if workflow.engine is None)
 
     def engine(self, name: str) -> Engine | None:
         """Returns the engine of a workflow; None if there is no such workflow, or it is broken."""

@@ -40,6 +40,7 @@ async def _run_worker(folders: tuple[Path, Path], configuration: Configuration) 
         await retry_while_unavailable(runtime.durable.start)
         if runtime.has_workflows:
             runtime.workflows.resume_left()
+        runtime.schedules.start()
         note(f"astromesh executes durable runs as {runtime.durable.worker}  (Ctrl-C stops it)")
         await ended.wait()
         await runtime.drain(GRACE)

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from pydantic import Field
 
 from astromesh.config.records import Count, Duration, JsonMap, Record, Seconds
+from astromesh.config.schedules import WorkflowSchedule
 
 #: id of a node, agent, tool or profile; `#`, `/` and `:` separate ids from suffixes
 Id = Annotated[str, Field(pattern=r"^[A-Za-z0-9_-]{1,64}$")]
@@ -206,6 +207,7 @@ class WorkflowFile(ManifestFile):
     nodes: tuple[NodeSpec, ...] = Field(min_length=1, description="What stages do.")
     edges: tuple[EdgeSpec, ...] = Field(description="Edges between stages; null: none.")
     task: TaskSpec = TaskSpec()
+    schedules: tuple[WorkflowSchedule, ...] = Field((), description="When a Task begins by itself.")
 
 
 # -- memory.yaml: three stores and the context profiles ------------------------------------------------------

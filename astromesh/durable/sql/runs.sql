@@ -312,3 +312,59 @@ ORDER BY d.id DESC LIMIT $6
 UPDATE astromesh.callback_deliveries SET state = 'pending', due_at = 0.0, began_at = 0.0
 WHERE id = $1 AND state = 'dead' AND run_id IN (
     SELECT run_id FROM astromesh.runs WHERE tenant = $2 AND ($3::text IS NULL OR owner = $3))
+
+-- fragment: schedule_columns
+id, tenant, owner, caller, kind, target, request, cron, timezone, jitter, on_missed, from_file, paused, created_at,
+instant, due_at, last_at, last_id, error
+
+-- name: add_schedule
+-- That of a file keeps its time and its pause.
+INSERT INTO astromesh.schedules ({schedule_columns})
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13, $14, $15, $16, $17, $18, $19)
+ON CONFLICT (id) DO UPDATE SET jitter = excluded.jitter, on_missed = excluded.on_missed
+
+-- name: count_schedules
+SELECT count(*) FROM astromesh.schedules WHERE tenant = $1 AND owner = $2 AND from_file = 0
+
+-- name: file_schedules
+SELECT id, kind, target FROM astromesh.schedules WHERE from_file = 1
+
+-- name: take_schedules
+-- One that is taken is due again if the process that has it dies.
+UPDATE astromesh.schedules SET due_at = $2
+WHERE id IN (
+    SELECT id FROM astromesh.schedules WHERE paused = 0 AND due_at <= $1
+    ORDER BY due_at LIMIT $3 FOR UPDATE SKIP LOCKED)
+RETURNING {schedule_columns}
+
+-- name: next_schedule
+SELECT min(due_at) FROM astromesh.schedules WHERE paused = 0
+
+-- name: settle_schedule
+UPDATE astromesh.schedules SET instant = $3, due_at = $4, last_at = $5, last_id = $6, error = $7
+WHERE id = $1 AND instant = $2
+
+-- name: shorten_key
+UPDATE astromesh.idempotency_keys SET expires_at = $2 WHERE run_id = $1 AND expires_at > $2
+
+-- name: postpone_schedule
+UPDATE astromesh.schedules SET due_at = $3, error = $4 WHERE id = $1 AND instant = $2
+
+-- name: schedule
+SELECT {schedule_columns} FROM astromesh.schedules
+WHERE id = $1 AND tenant = $2 AND ($3::text IS NULL OR owner = $3)
+
+-- name: schedules
+SELECT {schedule_columns} FROM astromesh.schedules
+WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR kind = $3) AND ($4 = '' OR target = $4)
+    AND id > $5
+ORDER BY id LIMIT $6
+
+-- name: pause_schedule
+UPDATE astromesh.schedules SET paused = $2, instant = $3, due_at = $4 WHERE id = $1
+
+-- name: delete_schedule
+DELETE FROM astromesh.schedules WHERE id = $1
+
+-- name: erase_schedules
+DELETE FROM astromesh.schedules WHERE tenant = $1 AND owner = $2 AND from_file = 0

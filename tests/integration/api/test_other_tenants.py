@@ -242,6 +242,7 @@ def made_by_alice(client: TestClient) -> Store:
         assert time.monotonic() < end
         time.sleep(0.01)
     post(f"/v1/runs/{durable}/feedback", {"rating": 1, "comment": SECRET})
+    yearly = {"agent": "helper", "query": SECRET, "cron": "0 0 29 2 *"}
     ids = {
         "run_id": (plain["run_id"], durable, waiting, told),
         "response_id": (post("/v1/responses", {"model": "helper", "input": SECRET})["id"],),
@@ -253,6 +254,7 @@ def made_by_alice(client: TestClient) -> Store:
         "step": ("1",),
         "path": tuple(f"tasks/{run}" for run in (plain["run_id"], durable, waiting, told)),  # of A2A
         "pipeline": ("notes",),
+        "schedule_id": (post("/v1/schedules", yearly)["id"],),
         "id": ("1",),  # callbacks need a secret, which this server has not
         "channel": ("none",),
         "evaluation_id": ("none",),  # reports are the operator's

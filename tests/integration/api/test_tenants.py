@@ -85,12 +85,15 @@ def made(client: TestClient) -> Hers:
     task_id = task["task_id"]
     until(client, f"/v1/tasks/{task_id}", "success")
     until(client, f"/v1/runs/{accepted['run_id']}", "completed")
+    hourly = {"agent": "helper", "query": SECRET, "cron": "0 * 29 2 *"}
+    schedule = client.post("/v1/schedules", json=hourly, headers=by("alice")).json()["id"]
     named = {
         "run_id": accepted["run_id"],
         "response_id": response,
         "session_id": SESSION,
         "path": f"tasks/{accepted['run_id']}",  # of A2A
         "task_id": task_id,
+        "schedule_id": schedule,
         "id": "1",  # callbacks need a secret, which this server has not
         "trace_id": run["metadata"]["trace_id"],
         "principal": "alice",
@@ -101,7 +104,7 @@ def made(client: TestClient) -> Hers:
         "channel": "none",
     }
     runs = (run["run_id"], accepted["run_id"], response.replace("resp_", "run_"))
-    return Hers(client, named, (SESSION, task_id, *runs, response, named["trace_id"]))
+    return Hers(client, named, (SESSION, task_id, schedule, *runs, response, named["trace_id"]))
 
 
 def until(client: TestClient, path: str, status: str) -> None:

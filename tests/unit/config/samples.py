@@ -243,6 +243,8 @@ spec:
     {per_run: {tokens: 20000, cost_usd: 0.10, tool_calls: 20}, per_session: {}, per_principal_daily: {}}
   sessions: {concurrency: enqueue}
   stream: token
+  schedules: [{cron: "0 8 * * 1-5", timezone: Europe/Madrid, query: "What is new?", session: news, jitter: 60,
+               on_missed: skip}]
 """
 
 #: every other kind, as api.md section 4 has it

@@ -16,6 +16,7 @@ from tests.unit.config.samples import file_of, told
 TOOL = ("spec", "tools", 0)
 CHAT = ("spec", "memory", "conversational")
 MEANING = ("spec", "memory", "semantic")
+SCHEDULE = ("spec", "schedules", 0)
 ENTRY = ("spec", "providers", "openai")
 WHATSAPP = ("spec", "channels", "whatsapp")
 SERVER = ("spec", "servers", "calendar")
@@ -37,6 +38,7 @@ LEAST: dict[str, dict[str, Any]] = {
                 "episodic": {"backend": "sqlite"},
             },
             "guardrails": {"input": [{"type": "x"}], "output": [{"type": "x"}]},
+            "schedules": [{"cron": "0 8 * * *", "query": "q"}],
         },
     },
     "ProviderConfig": {"spec": {"providers": {"openai": {"type": "openai", "prices": {"m": {}}}}}},
@@ -181,6 +183,12 @@ AGENT_KEYS = [
     Key("Agent", ("spec", "overridable"), ["model", "tools"], ["seed"], None),
     Key("Agent", ("spec", "recording"), True, "perhaps", None),
     Key("Agent", ("spec", "output_schema"), {"type": "object"}, "object", None),
+    Key("Agent", (*SCHEDULE, "cron"), "0 8 * * 1-5", 8, NOTHING),
+    Key("Agent", (*SCHEDULE, "query"), "What is new?", "", NOTHING),
+    Key("Agent", (*SCHEDULE, "timezone"), "Europe/Madrid", 1, "UTC"),
+    Key("Agent", (*SCHEDULE, "session"), "news", 1, ""),
+    Key("Agent", (*SCHEDULE, "jitter"), 60, -1, 0.0),
+    *[Key("Agent", (*SCHEDULE, "on_missed"), right, "never", "once") for right in ("skip", "once", "all")],
 ]
 OTHER_KEYS = [
     Key("ProviderConfig", (*ENTRY, "type"), "ollama", 1, NOTHING),
