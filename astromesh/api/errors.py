@@ -42,6 +42,8 @@ _AGUI = ("/v1/agents/", "/agui")
 _OPENAI_TYPES: Mapping[int, str] = {
     401: "authentication_error", 403: "permission_error", 429: "rate_limit_error",
 }  # fmt: skip
+#: of a body that is 422 also where other invalid input is 400
+NOT_UTF_8 = "The body is not UTF-8, as JSON must be."
 INTERNAL_DETAIL = "An internal error occurred. The server's log has the details under this trace_id."
 
 
@@ -191,12 +193,12 @@ def problem_body(status: int, code: str, detail: str, trace_id: str = "") -> Jso
 def response_of(
     status: int, body: JsonObject, scope: Scope | None = None, retry_after: float | None = 0.0
 ) -> Response:
-    """Returns a problem document. For OpenAI clients it has their `error`, and invalid input is 400.
+    """Returns a problem document. For OpenAI clients it has their `error`, and invalid input in UTF-8 is 400.
 
     For AG-UI clients it is the event `RUN_ERROR`, with the members of the document.
     """
     if scope is not None and _serves_openai_clients(scope):
-        if body["code"] == InvalidInput.code:
+        if body["code"] == InvalidInput.code and body["detail"] != NOT_UTF_8:
             status = 400
         body = {**body, "status": status, "error": openai_error(status, body)}
     headers: dict[str, str] = {}

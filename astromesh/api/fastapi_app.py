@@ -24,7 +24,6 @@ from astromesh.api.errors import (
     validation_detail,
 )
 from astromesh.api.openapi import TAGS, DescribedFastAPI
-from astromesh.api.requests import NOT_UTF_8
 from astromesh.api.routes import (
     a2a,
     agents,
@@ -125,8 +124,6 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
         )
     if error.status_code == 405:
         return _handle_method(request)
-    if isinstance(error.__cause__, UnicodeDecodeError):  # FastAPI could not read the body
-        return error_response(InvalidInput(NOT_UTF_8), request.scope)
     body = problem_body(error.status_code, RequestError.code, str(error.detail))
     response = response_of(error.status_code, body, request.scope)
     response.headers.update(error.headers or {})

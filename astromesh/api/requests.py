@@ -52,9 +52,6 @@ _JSON = "application/json"
 #: seconds after which a request starts to watch whether its client is still connected
 _WATCH_AFTER_SECONDS = 0.1
 _IDEMPOTENCY_KEY, _MAX_KEY_LENGTH = "idempotency-key", 255
-#: orjson's message for bytes that are not text; the position that it names is always the first
-_ORJSON_NOT_UTF_8 = "not valid UTF-8"
-NOT_UTF_8 = "The body is not UTF-8, as JSON must be."
 
 
 def runtime_of(request: Request) -> AgentRuntime:
@@ -264,8 +261,7 @@ async def read_body(request: Request, adapter: TypeAdapter[T], example: str = ""
     try:
         return adapter.validate_python(orjson.loads(raw))
     except orjson.JSONDecodeError as error:
-        what = NOT_UTF_8 if _ORJSON_NOT_UTF_8 in str(error) else f"The body is not JSON: {error}."
-        raise InvalidInput(what) from error
+        raise InvalidInput(f"The body is not JSON: {error}.") from error
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
         is_incomplete = any(fault["type"] == "missing" for fault in faults)

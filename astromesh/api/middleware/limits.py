@@ -1,4 +1,4 @@
-"""Limits on requests: head (413, 414), body (413, depth 422), how many are open at once (503) or start."""
+"""Limits on requests: head (413, 414), body (413, text 422), how many are open at once (503) or start."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from astromesh.api.errors import error_response
+from astromesh.api.errors import NOT_UTF_8, error_response
 from astromesh.api.requests import BODY_STATE, headers_of
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, PayloadTooLarge, UriTooLong
 from astromesh.text import has_long_integer
@@ -187,7 +187,7 @@ def head_fault(scope: Scope) -> AstromeshError | None:
 
 
 class BodyLimit:
-    """ASGI middleware that reads a body in full and checks its size and depth before any route runs.
+    """ASGI middleware that reads a body in full and checks its size, text and depth before any route runs.
 
     Routes find the body in the request's state, or receive it as if nobody had read it.
     """
@@ -218,8 +218,8 @@ class BodyLimit:
             length: the declared one, empty for a chunked body.
 
         Raises:
-            AstromeshError: the body is too large, nests too deep, has an integer that would be rounded, or
-                `receive` refuses it.
+            AstromeshError: the body is too large, is not UTF-8, nests too deep, has an integer that would be
+                rounded, or `receive` refuses it.
         """
         if length and (
             not length.isdigit() or len(length) > _MAX_LENGTH_DIGITS or int(length) > self._max_bytes
@@ -259,6 +259,10 @@ def _replay(body: bytes | Message, receive: Receive) -> Receive:
 
 def json_fault(raw: bytes) -> str:
     """Returns why a JSON text is not accepted; empty where it is, and where it is not JSON."""
+    try:
+        raw.decode()
+    except UnicodeDecodeError:
+        return NOT_UTF_8
     if raw.count(b"[") + raw.count(b"{") > MAX_DEPTH and _nests_too_deep(raw):
         return _TOO_DEEP
     return _TOO_LONG if has_long_integer(raw) else ""

@@ -88,11 +88,11 @@ async def test_without_a_key_the_error_is_openais(tmp_path: Path, path: str) -> 
 
 async def test_every_error_of_these_routes_is_openais(tmp_path: Path) -> None:
     folder = write(tmp_path, manifest())
-    rate = {"max_calls": 6, "window_seconds": 60}
+    rate = {"max_calls": 5, "window_seconds": 60}
     (folder / "runtime.yaml").write_text(yaml.safe_dump({**KEYS, "spec": {"api": {"rate_limit": rate}}}))
     async with client_of(runtime_of(folder, ScriptedProvider())) as client:
         wrong = "invalid_request_error"
-        assert_openai_error(await client.post(CHAT, content=b"\xff"), 400, "invalid_input", wrong)
+        assert_openai_error(await client.post(CHAT, content=b"\xff"), 422, "invalid_input", wrong)
         assert_openai_error(await client.post(CHAT, json={}), 400, "invalid_input", wrong)
         assert_openai_error(
             await client.post(CHAT, content=b"x" * (1 << 21)), 413, "payload_too_large", wrong

@@ -118,6 +118,11 @@ async def test_a_path_that_is_too_long_is_414_over_the_wire(tmp_path: Any, lengt
         "/v1/tasks/none/pause",
         "/v1/rag/none/query",
         "/v1/rag/none/documents",
+        "/v1/chat/completions",
+        "/v1/responses",
+        "/v1/agents/helper/agui",
+        "/mcp",
+        "/v1/channels/whatsapp/webhook",
     ],
 )
 def test_a_body_that_is_not_utf_8_is_422_and_says_so(client: TestClient, path: str) -> None:
