@@ -12,7 +12,7 @@ from astromesh.graph.node_config import Graph, Node, NodeConfig
 from astromesh.graph.policies import CachePolicy, RetryPolicy, as_policies, as_policy, policy_to_json
 from astromesh.graph.records import NodeResult
 from astromesh.graph.scope import NodeEffect
-from astromesh.graph.state import GraphState
+from astromesh.graph.state import NO_RESTORES, GraphState, Restore
 from astromesh.graph.validation import check_keywords, check_name
 from astromesh.tools.toolbox import CompiledTools
 
@@ -121,6 +121,9 @@ class BaseNode:
     ignores: ClassVar[frozenset[str]] = frozenset()
     #: Constructor arguments beside the keywords, in the order in which YAML writes them.
     constructor_keys: ClassVar[tuple[str, ...]] = ()
+    #: Objects that the nodes of its graph share, by their keys in the context: a resumed run makes each of
+    #: its JSON.
+    restores: ClassVar[Mapping[str, Restore]] = NO_RESTORES
 
     name: str
     instructions: str = ""

@@ -15,7 +15,7 @@ from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import MAX_CONCURRENCY
 from astromesh.graph.records import END, S
 from astromesh.graph.serialization import read_graph, write_graph
-from astromesh.graph.state import MAX_ITERATIONS, NO_REDUCERS, NO_RESTORES, Reducer, Restore
+from astromesh.graph.state import MAX_ITERATIONS, NO_REDUCERS, Reducer
 from astromesh.graph.transitions import (
     Condition,
     Edge,
@@ -90,8 +90,6 @@ class PromptGraph(Generic[S]):
         #: Whether `on_error` is `stop`.
         self.stops_on_error = on_error == "stop"
         self.finalizer = ""
-        #: Objects that its nodes share, by their keys in the context: a resumed run makes each of its JSON.
-        self.restores: Mapping[str, Restore] = NO_RESTORES
         #: Counts changes, so that compiled plans know when they are stale.
         self.version = 0
         self._nodes: dict[str, BaseNode] = {}

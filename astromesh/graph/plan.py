@@ -50,7 +50,6 @@ from astromesh.graph.retries import with_retries
 from astromesh.graph.runner import bounded, unit, wrapped
 from astromesh.graph.state import (
     NO_REDUCERS,
-    NO_RESTORES,
     RETRY_ERROR,
     GraphState,
     engine_forget,
@@ -404,7 +403,7 @@ class Plan:
         self.unconfirmed = nodes_before_guards(graph) - {graph.finalizer} if graph and static else frozenset()
         self.guarded = any(may_refuse(step.node) for step in steps.values())
         self.is_graph = graph is not None
-        self.restores = graph.restores if graph else NO_RESTORES
+        self.restores = {key: make for step in steps.values() for key, make in step.node.restores.items()}
         self.name = graph.name if graph else entry
         self.version = graph.version if graph else 0
         self.finalizer = graph.finalizer if graph else ""

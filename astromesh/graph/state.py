@@ -139,7 +139,7 @@ NO_REDUCERS: Mapping[str, Reducer] = MappingProxyType({})
 
 
 class SharedObject:
-    """An object in the context that nodes share. `PromptGraph.restores` makes it again of its JSON."""
+    """An object in the context that nodes share. `BaseNode.restores` makes it again of its JSON."""
 
     __slots__ = ()
 

@@ -29,7 +29,7 @@ from astromesh.graph.reasoning.settings import (
     ReasoningSettings,
     StrategySpec,
 )
-from astromesh.graph.reasoning.state import RESTORES, ReasoningState
+from astromesh.graph.reasoning.state import ReasoningState
 from astromesh.graph.records import END
 
 __all__ = [
@@ -67,7 +67,6 @@ def reasoning_controller(
     graph = PromptGraph(name, nodes=_nodes(valid), routing="edges_only")
     for source, target, key, value, priority in EDGES:
         graph.on_output(source, target, key, value, priority=priority)
-    graph.restores = RESTORES
     return graph.always(FINALIZE, END).set_entry("prepare_task").set_finalizer(FINALIZE)
 
 

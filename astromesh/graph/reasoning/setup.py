@@ -15,6 +15,7 @@ from astromesh.graph.reasoning.settings import STRATEGIES, ReasoningSettings
 from astromesh.graph.reasoning.state import (
     KEY,
     NOTES,
+    RESTORES,
     Budgets,
     Notes,
     ReasoningState,
@@ -42,6 +43,7 @@ class PrepareTask(BaseNode):
     """
 
     constructor_keys = ("settings",)
+    restores = RESTORES
 
     def __init__(
         self, name: str, settings: Mapping[str, Any] | None = None, **keywords: Unpack[NodeKeywords]

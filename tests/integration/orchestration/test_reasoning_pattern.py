@@ -13,6 +13,7 @@ import pytest
 
 from astromesh.errors import ProviderUnavailable
 from astromesh.graph.reasoning.rules import KEYS
+from astromesh.memory.backends.in_memory import InMemoryConversations
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
@@ -351,20 +352,43 @@ async def test_a_finished_node_is_read_when_the_run_continues_in_another_process
     assert node_of(lines.requests[0]) == node == asked[-1]
 
 
+class Stuck(InMemoryConversations):
+    """A store of turns that never writes any."""
+
+    async def append(self, *args: Any, **more: Any) -> int:
+        await asyncio.sleep(3600)
+        return 0
+
+
 async def test_a_run_past_its_time_keeps_its_report_when_it_continues_in_another_process(
     tmp_path: Path,
 ) -> None:
-    """It may be stopped at another node than before: the finalizer has no place in the path of the run."""
-    write(tmp_path, agent({"timeout_seconds": 0.3}))
-    first = runtime_of(tmp_path, hanging_at("evaluate_progress"))
-    async with client_of(first) as client:
-        run = await durable(client)
-        row = await first.durable.store.get(run["run_id"])
-        steps = await first.durable.store.steps(run["run_id"])
-    assert row is not None
-    [end] = [step for step in steps if step.path == "node:finalize_response"]
-    assert (end.output or {})["position"] == 0
-    assert run["result"]["metadata"]["reasoning"]["termination_reason"] == "budget_exhausted"
+    """Its process ends between the report and the end of the run. The model would answer now.
+
+    It may be stopped at another node than before: the finalizer has no place in the path of the run.
+    """
+    write(tmp_path, agent({"timeout_seconds": 0.3}, memory={"conversational": {"backend": "turns"}}))
+
+    def started(provider: ScriptedProvider, turns: Any) -> AgentRuntime:
+        return runtime_of(tmp_path, provider, plugins={"conversation_stores": {"turns": turns}})
+
+    before = started(hanging_at("evaluate_progress"), Stuck)
+    await before.bootstrap()
+    await before.durable.start()
+    row = await before.runner.accept(before.agent("helper"), RunRequest("What is csv?", "s"))
+    steps: dict[str, Any] = {}
+    async with asyncio.timeout(30):
+        while "node:finalize_response" not in steps:
+            await asyncio.sleep(0.01)
+            steps = {step.path: step.output for step in await before.durable.store.steps(row.run_id)}
+    await before.close(grace=0.0)
+    async with client_of(started(model_of(), InMemoryConversations)) as client:
+        run = await ended(client, row.run_id)
+    report, end = run["result"]["metadata"]["reasoning"], steps["node:finalize_response"]
+    assert (report["termination_reason"], report["status"]) == ("budget_exhausted", "partial")
+    assert report["answer"] == end["result"]["output"]["answer"]
+    assert [error.partition(":")[0] for error in report["errors"]] == ["timeout_seconds"]
+    assert end["position"] == 0
 
 
 async def test_the_record_of_an_ended_run_holds_no_hidden_reasoning(tmp_path: Path) -> None:

@@ -39,6 +39,7 @@ from tests.unit.graph.reasoning_runs import (
     TASK,
     UNSURE,
     model_of,
+    node_of,
     reason,
     said,
 )
@@ -326,6 +327,35 @@ async def test_it_can_be_written_as_data_and_read_again() -> None:
     result = await PromptGraphEngine(graph, model_of(propose_next_step=LOOKUP)).ainvoke(TASK)
     assert result.output["status"] == "blocked"
     assert result.context["rc"].reasoning_budget["steps"] == 3
+
+
+@pytest.mark.parametrize("node", ["propose_next_step", "draft_answer"])
+async def test_read_from_data_and_inside_another_graph_it_continues_where_it_was(
+    tmp_path: Path, node: str
+) -> None:
+    """The nodes that have finished are read from the record, with the fields and the budgets they left."""
+    reached = asyncio.Event()
+
+    async def hang(request: Any) -> Any:
+        if node_of(request) == node:
+            reached.set()
+            await asyncio.sleep(3600)
+        return await model_of().complete(request)
+
+    def engine(model: ScriptedProvider) -> PromptGraphEngine:
+        inner = PromptGraph.from_config(json.loads(json.dumps(reasoning_controller().to_config())))
+        outer = PromptGraph("outer", nodes=[SubgraphNode("inner", inner)])
+        return PromptGraphEngine(outer, model, store=f"sqlite:{tmp_path / 'g.db'}")
+
+    first = asyncio.create_task(engine(ScriptedProvider(hang, repeat=True)).ainvoke(TASK, run_id="first"))
+    await reached.wait()
+    model = model_of()
+    result = await engine(model).resume("first")
+    whole = await PromptGraphEngine(reasoning_controller(), model_of()).ainvoke(TASK)
+    assert node_of(model.requests[0]) == node
+    assert result.output == whole.output
+    first.cancel()
+    await asyncio.gather(first, return_exceptions=True)
 
 
 async def test_its_loop_is_no_circle() -> None:
