@@ -68,9 +68,10 @@ def _replacements(page: str) -> Iterator[tuple[int, int, str]]:
 
 def _stays_open(name: str, stack: list[str], ends_itself: bool) -> bool:
     """Whether an element is open after its start tag."""
-    if "svg" in stack or "math" in stack:  # other rules hold inside
-        return not ends_itself
-    return name not in _NOT_OPEN
+    by_name, by_slash = name not in _NOT_OPEN, not ends_itself
+    if by_name == by_slash:  # a search of the stack for each tag would take most of the time
+        return by_name
+    return by_slash if "svg" in stack or "math" in stack else by_name
 
 
 def _close(stack: list[str], name: str) -> int:
