@@ -21,16 +21,13 @@ class ParsedAnswer(NamedTuple):
 
     Args:
         value: the JSON value; None if it does not fit.
+        text: the model's own characters of it, the answer of the run.
         fault: what is wrong, with places; empty if the value fits.
     """
 
     value: Any
+    text: str = ""
     fault: str = ""
-
-    @property
-    def text(self) -> str:
-        """The value as JSON text, the answer of the run."""
-        return orjson.dumps(self.value).decode()
 
 
 class AnswerSchema:
@@ -57,13 +54,16 @@ class AnswerSchema:
     def parse(self, text: str) -> ParsedAnswer:
         """The value of a final text: bare JSON, JSON in a code fence, or JSON within other text."""
         try:
-            parsed = ParsedAnswer(self._schema.parse_json(text))
-            orjson.dumps(parsed.value)
-        except orjson.JSONEncodeError as error:  # integers beyond 64 bits, half surrogate pairs
-            return ParsedAnswer(None, f"It has a value that JSON cannot carry: {error}.")
+            value, characters = self._schema.parse_json(text)
         except ValueError as error:
-            return ParsedAnswer(None, str(error)[:_MAX_FAULT_LENGTH])
-        return parsed
+            return ParsedAnswer(None, fault=str(error)[:_MAX_FAULT_LENGTH])
+        try:
+            orjson.dumps(value)
+            orjson.loads(characters)
+        except (orjson.JSONEncodeError, orjson.JSONDecodeError) as error:
+            # integers beyond 64 bits, half surrogate pairs, NaN and infinity
+            return ParsedAnswer(None, fault=f"It has a value that JSON cannot carry: {error}.")
+        return ParsedAnswer(value, characters.strip())
 
 
 def repair_message(fault: str) -> Message:

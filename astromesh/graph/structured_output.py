@@ -147,19 +147,20 @@ class OutputSchema:
         """
         return self._first_fit(text)[1]
 
-    def parse_json(self, text: str) -> Any:
-        """Returns the value in a model's text as JSON holds it. It fits the schema.
+    def parse_json(self, text: str) -> tuple[Any, str]:
+        """Returns the value in a model's text as JSON holds it, and its characters. It fits the schema.
 
         Raises:
             ValueError: As `parse`.
         """
-        return self._first_fit(text)[0]
+        value, _, characters = self._first_fit(text)
+        return value, characters
 
-    def _first_fit(self, text: str) -> tuple[Any, Any]:
+    def _first_fit(self, text: str) -> tuple[Any, Any, str]:
         misfit = ValueError("There is no JSON in the answer.")
-        for value in extract_values(text):
+        for value, characters in _written_values(text):
             try:
-                return value, self.validate(value)
+                return value, self.validate(value), characters
             except ValueError as error:
                 misfit = error
         raise misfit

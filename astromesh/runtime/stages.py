@@ -130,7 +130,7 @@ def _checked_arguments(rules: GuardrailsEngine, record: ToolCallRecord) -> objec
 # -- structured answers (`spec.output_schema`) ---------------------------------------------------------------
 #
 # `RunModel` sends the schema with every call whose text may be the answer, calls with tools included. The
-# answer of the run is the value as JSON text.
+# answer of the run is the JSON in the model's text, in its own characters.
 
 
 async def enforce_schema(

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-
 import pytest
 from msgspec.structs import replace
 
@@ -24,9 +22,16 @@ GOOD = '{"city": "Paris", "degrees": 21}'
 
 @pytest.mark.parametrize("text", [GOOD, f"```json\n{GOOD}\n```", f"Here you are: {GOOD} I hope it helps."])
 def test_the_json_is_found_where_models_put_it(text):
-    read = AnswerSchema(SCHEMA).parse(text)
-    assert read == ParsedAnswer({"city": "Paris", "degrees": 21})
-    assert json.loads(read.text) == read.value
+    assert AnswerSchema(SCHEMA).parse(text) == ParsedAnswer({"city": "Paris", "degrees": 21}, GOOD)
+
+
+def test_the_answer_is_in_the_models_own_characters():
+    """Also where another value of the text is equal in Python."""
+    written = '{\n "a": [1.50, 1e2, "\\u00e9"]\n}'
+    read = AnswerSchema({"type": "object"}).parse(f"Here:\n{written}\n")
+    assert read == ParsedAnswer({"a": [1.5, 100.0, "é"]}, written)
+    yes = {"type": "array", "items": {"type": "boolean"}}
+    assert AnswerSchema(yes).parse("Not [1] but [true].").text == "[true]"
 
 
 @pytest.mark.parametrize("text", ["", "It is warm.", '{"city": "Paris"'])
@@ -42,7 +47,7 @@ def test_every_fault_is_told_to_the_model_with_its_place():
 
 
 def test_a_null_that_the_schema_allows_is_an_answer():
-    assert AnswerSchema({"type": ["object", "null"]}).parse("null") == ParsedAnswer(None)
+    assert AnswerSchema({"type": ["object", "null"]}).parse("null") == ParsedAnswer(None, "null")
 
 
 def test_a_schema_that_is_none_is_the_operators_fault():
@@ -62,7 +67,7 @@ def test_a_run_taken_up_again_knows_what_was_asked_for_its_answer():
         assert model.request_for("So so.") == other
 
 
-@pytest.mark.parametrize("value", ["18446744073709551616", '"\\ud800"'])
+@pytest.mark.parametrize("value", ["18446744073709551616", '"\\ud800"', "NaN", "-Infinity"])
 def test_a_value_that_cannot_leave_as_json_is_a_fault_for_the_model(value):
     read = AnswerSchema({"type": "object"}).parse(f'{{"a": {value}}}')
     assert (read.value, "JSON cannot carry" in read.fault) == (None, True)
