@@ -93,9 +93,10 @@ class TaskView:
         waiting_for = [one for one in questions if active and "decision" not in one]
         states = {(one["task"], one["stage"]): "waiting" for one in waiting_for}
         states |= {(one["task"].removeprefix(task_id), one["stage"]): "paused" for one in paused}
+        shown = self._row_json(row)
         return {
-            **self._row_json(row),
-            **await self._progress(row, states),
+            **shown,
+            **await self._progress(row, shown["status"], states),
             "paused": paused,
             "waiting_for": waiting_for,
             "decisions": [one for one in questions if "decision" in one],
@@ -106,10 +107,11 @@ class TaskView:
         begun = row.status == "queued" and live is not None and live.is_running
         return task_json(row) | ({"status": "running"} if begun else {})
 
-    async def _progress(self, row: TaskRow, states: Mapping[tuple[str, str], str]) -> JsonObject:
+    async def _progress(self, row: TaskRow, status: str, states: Mapping[tuple[str, str], str]) -> JsonObject:
         """Returns the current stages of a Task, and how many have ended and how many its start reaches.
 
         Args:
+            status: As callers see it. A queued Task has begun no stage.
             states: Of stages that wait for somebody, by path and stage.
         """
         if row.status in ENDED_TASK_STATUSES:
@@ -123,7 +125,7 @@ class TaskView:
                 "state": states.get((task["path"], task["stage"]), task["state"]),
             }
             for task in history.tasks
-            if task["state"] in ("running", "waiting")
+            if task["state"] in ("running", "waiting") and status != "queued"
         ]
         return {"stages": stages, "progress": {"ended": len(history.trace), "reachable": history.reachable}}
 
