@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ import typer
 
 from astromesh.errors import (
     AgentUnavailable,
+    ApprovalRequired,
     AstromeshError,
     ConfigError,
     GuardrailBlocked,
@@ -46,7 +47,20 @@ def report(error: AstromeshError, *, as_json: bool = False) -> int:
         print(f"{error}\n\n{count} fault{'s' if count != 1 else ''}. Nothing was started.", file=sys.stderr)
     else:
         print(f"error: {error}", file=sys.stderr)
+        if isinstance(error, ApprovalRequired) and error.waiting_for is not None:
+            print(_how_to_decide(error.run_id, error.waiting_for), file=sys.stderr)
     return exit_code(error)
+
+
+def _how_to_decide(run_id: str, asked: Mapping[str, object]) -> str:
+    """Returns what a waiting run asks, and the command that answers."""
+    arguments = orjson.dumps(asked["arguments"]).decode()
+    decision = "answer --answer TEXT" if asked["kind"] in ("human", "interrupt") else "approve"
+    return (
+        f"  It asks for: {asked['kind']} {asked['name']} {arguments}\n"
+        f"  Decide with: astromesh runs resume {run_id} {decision}\n"
+        "  A server or a worker on this data folder continues it then."
+    )
 
 
 def _data_folder_error(error: AstromeshError) -> AstromeshError:
