@@ -212,7 +212,7 @@ clients: venv ## wheel and tarball of the typed clients, in build/clients
 
 lock: $(VENV)/.bootstrap ## pin what pyproject.toml asks for (UPGRADE=--upgrade: the newest)
 	$(LOCK) --group build -o requirements/bootstrap.txt
-	$(LOCK) -c requirements/bootstrap.txt pyproject.toml -o requirements/runtime.txt
+	$(LOCK) -c requirements/bootstrap.txt --extra embeddings pyproject.toml -o requirements/runtime.txt
 	$(LOCK) -c requirements/bootstrap.txt -c requirements/runtime.txt --all-extras --group dev \
 		pyproject.toml -o requirements/dev.txt
 	$(LOCK) -c requirements/bootstrap.txt -c requirements/dev.txt --all-extras \

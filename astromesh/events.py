@@ -282,6 +282,7 @@ class RunCompleted(_TypedEvent, of="run.completed"):
 
     response: str
     metadata: JsonObject = {}  # noqa: RUF012 (nobody changes it)
+    citations: Sequence[JsonObject] = ()
 
 
 class RunFailed(_TypedEvent, of="run.failed"):

@@ -87,7 +87,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # it runs agents as a program does, from recordings as a test does
     "agents.evaluation": ("agents", "testing", *HOUSE),
     # the house
-    "runtime": ("config", "cron", "net", "storage", *PARTS),
+    "runtime": ("config", "cron", "net", "storage", *SEARCH, *PARTS),
     # agents in Python are declarations that the runtime opens; `astromesh serve module:agent` loads one
     "agents": ("events", *HOUSE),
     # it serves the files of the console, which are files and nothing else, and describes the typed events
@@ -422,6 +422,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "graph.transitions": ("a condition raised",),
     "graph.typed_state": ("a reducer or validator raised",),
     "knowledge.loaders": ("a reader raised",),
+    "knowledge.onnx": ("a library of the model raised",),
     "plugins": ("a plugin ended with something outside `Exception`",),
     "runtime.bootstrap": ("closes and raises",),
     "runtime.input_rules": ("a rule raised",),

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, cast
 from uuid import uuid4
 
-from msgspec import convert
+from msgspec import UNSET, convert
 from msgspec.structs import replace
 from typing_extensions import TypeVar
 
@@ -81,6 +81,7 @@ class Result(Generic[OutputT]):
         stop_reason: `completed`, or why it stopped (docs/graph/graph.md, Stops).
         metadata: Pattern, provider, attempts and the rest that the HTTP API answers (docs/api.md, Runs).
         error: The error of a run that has not completed, else None.
+        citations: The passages that the answer draws on, as the HTTP API answers them.
         waiting_for: What the run waits for, the oldest of several questions: it goes on with
             `agent.resume(result.run_id, …)`. Else None.
     """
@@ -96,6 +97,7 @@ class Result(Generic[OutputT]):
     error: AstromeshError | None = None
     waiting_for: Question | None = None
     _output: Any = field(default=None, repr=False)
+    citations: Sequence[JsonObject] = ()
 
     @property
     def ok(self) -> bool:
@@ -159,6 +161,7 @@ def result_of(answer: RunAnswer, run: Run | None, request: RunRequest, output: A
         stop_error(stop),
         None,
         output,
+        answer.citations if answer.citations is not UNSET else (),
     )
 
 

@@ -55,6 +55,7 @@ class Retrieval(Record):
         None, description="How passages are found; absent: hybrid with embeddings, else lexical."
     )
     top_k: Count = Field(5, description="How many passages a query returns by default.")
+    min_score: float = Field(0.0, ge=0, le=1, description="Passages with a lower score are left out.")
     reranker: Reranker | None = Field(
         None, description="A model that ranks the found passages; absent: none."
     )

@@ -189,7 +189,11 @@ class ChunkStores(Protocol):
 
 
 class Embedder(Protocol):
-    """Embeds texts as unit vectors of `dimensions` floats."""
+    """Embeds texts as unit vectors of `dimensions` floats.
+
+    An embedder with `is_loaded_on_demand = True` loads a model with its first text. A pipeline gives it none
+    before the first question.
+    """
 
     #: 0 until the first answer if the size is not configured
     dimensions: int
@@ -270,8 +274,15 @@ class KnowledgePipeline(Protocol):
     async def remove(self, ids: Sequence[str], *, tenant: str = DEFAULT_TENANT) -> IngestReport:
         """Removes documents of a tenant; unknown ids, and ids of other tenants, are ignored."""
 
-    async def refresh(self, progress: ProgressCallback | None = None) -> IngestReport:
-        """Reads the configured sources again; documents of deleted files are removed."""
+    async def refresh(
+        self, progress: ProgressCallback | None = None, *, load_model: bool = True
+    ) -> IngestReport:
+        """Reads the configured sources again; documents of deleted files are removed.
+
+        Args:
+            load_model: False: an embedder that loads its model on demand is not used. What is new is found by
+                its words until the first question, which adds the vectors.
+        """
 
     async def ping(self) -> None: ...
 

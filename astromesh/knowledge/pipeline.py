@@ -37,6 +37,8 @@ from astromesh.knowledge.base import (
     ProgressCallback,
 )
 from astromesh.knowledge.loaders import Folder, folder_of, load_document, no_reader
+from astromesh.knowledge.ranking import diversify
+from astromesh.knowledge.words import words_of
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import DEFAULT_TENANT
@@ -45,6 +47,8 @@ T = TypeVar("T")
 #: documents that are cut and stored together, and texts that are embedded together
 BATCH = 32
 EMBEDDED_TOGETHER = 512
+#: documents whose vectors are stored together after the first question
+EMBEDDED_DOCUMENTS = 4
 #: called with the number of documents that are finished since the last call
 ProgressStep = Callable[[int], None]
 
@@ -85,6 +89,17 @@ class Indexer:
             total += IngestReport(len(fresh) - changed, changed, 0, len(some) - len(fresh))
             step(len(some))
         return total
+
+    async def embedded(
+        self, documents: Sequence[tuple[Document, str]], known: Mapping[str, DocumentVersion]
+    ) -> Sequence[IndexedDocument]:
+        """Returns what is new or has changed, with its vectors.
+
+        Raises:
+            ProviderError: the texts cannot be embedded.
+        """
+        fresh, _ = await asyncio.to_thread(self._find_changes, documents, known)
+        return await self._embed(fresh)
 
     def _find_changes(
         self, documents: Iterable[tuple[Document, str]], known: Mapping[str, DocumentVersion]
@@ -169,6 +184,7 @@ class RAGPipeline:
         embedder: makes vectors; needed by every mode but `lexical`.
         mode: how passages are found.
         top_k: passages that a query returns by default.
+        min_score: least score of a passage that a query returns.
         shared_owner: the tenant whose documents every tenant reads; empty for none.
         clock: for the pause between two scans of the folders.
 
@@ -187,6 +203,7 @@ class RAGPipeline:
         embedder: Embedder | None = None,
         mode: Mode = "lexical",
         top_k: int = 5,
+        min_score: float = 0.0,
         shared_owner: str = "",
         clock: Clock | None = None,
     ) -> None:
@@ -194,14 +211,19 @@ class RAGPipeline:
             raise ConfigError(f"The pipeline {name!r} has 'mode: {mode}', which needs 'embeddings'.")
         self.name = name
         self._store, self._embedder, self._mode, self._top_k = store, embedder, mode, top_k
-        self._shared_owner = shared_owner
+        self._min_score, self._shared_owner = min_score, shared_owner
         self._indexer = Indexer(store, chunker, embedder)
+        #: for the time before the first question, if that loads the model
+        self._indexer_of_words = Indexer(store, chunker, None)
         self._readers = readers or no_reader
         self._folders = _folders(sources, self._readers)
         self._clock = clock or SystemClock()
         self._last_scan: dict[str, str] | None = None
         self._next_scan = float("-inf")
         self._refresh_task: asyncio.Task[None] | None = None
+        #: documents of the folders that were stored before the model was loaded
+        self._without_vectors: list[str] = []
+        self._vectors_task: asyncio.Task[None] | None = None
         self._write_lock = asyncio.Lock()
 
     async def query(
@@ -220,15 +242,22 @@ class RAGPipeline:
         """
         if self._folders and self._clock.monotonic() >= self._next_scan:
             await self._refresh_if_idle()
+        if self._without_vectors:
+            await self._add_vectors()
         vector = await self._embed_query(query)
         words = "" if self._mode == "vector" else query
-        return await self._store.search(
+        wanted = top_k or self._top_k
+        found = await self._store.search(
             words,
-            top_k=top_k or self._top_k,
+            top_k=2 * wanted,
             owners=self._readable_owners(tenant),
             filters=filters,
             vector=vector,
         )
+        good = [passage for passage in found if passage.score >= self._min_score]
+        sets = [frozenset(words_of(passage.chunk.text.lower())) for passage in good]
+        chosen = diversify([(n, one.score) for n, one in enumerate(good)], dict(enumerate(sets)), wanted)
+        return tuple(good[place] for place in chosen)
 
     async def documents(
         self,
@@ -308,7 +337,9 @@ class RAGPipeline:
                 await self._store.remove(there, tenant)
             return IngestReport(removed=len(there))
 
-    async def refresh(self, progress: ProgressCallback | None = None) -> IngestReport:
+    async def refresh(
+        self, progress: ProgressCallback | None = None, *, load_model: bool = True
+    ) -> IngestReport:
         """Updates the index from the folders' files; documents of deleted files are removed.
 
         Raises:
@@ -321,10 +352,15 @@ class RAGPipeline:
             stamps = await asyncio.to_thread(self._scan)
             took = self._clock.monotonic() - started
             self._next_scan = self._clock.monotonic() + max(SCAN_INTERVAL, SCAN_SHARE * took)
+            indexer = self._indexer
+            if not load_model and self._is_loaded_on_demand:
+                indexer, stamps = self._indexer_of_words, await self._stamps_without_vectors(stamps)
             if stamps == self._last_scan:
                 return IngestReport(unchanged=len(stamps))
-            done = await self._index_changes(stamps, progress)
+            done = await self._index_changes(stamps, progress, indexer)
             self._last_scan = stamps
+            complete = f"{self._indexer.fingerprint} "
+            self._without_vectors = [name for name, stamp in stamps.items() if not stamp.startswith(complete)]
             return done
 
     async def ping(self) -> None:
@@ -332,9 +368,10 @@ class RAGPipeline:
 
     async def close(self) -> None:
         """Cancels a running refresh; the store closes with the runtime's resources."""
-        if self._refresh_task is not None and not self._refresh_task.done():
-            self._refresh_task.cancel()
-            await asyncio.wait([self._refresh_task])
+        for task in (self._refresh_task, self._vectors_task):
+            if task is not None and not task.done():
+                task.cancel()
+                await asyncio.wait([task])
 
     async def _embed_query(self, query: str) -> array[float] | None:
         if self._mode == "lexical" or self._embedder is None or not query.strip():
@@ -357,9 +394,41 @@ class RAGPipeline:
 
     async def _refresh_quietly(self) -> None:
         try:
-            await self.refresh()
+            await self.refresh(load_model=not self._is_loaded_on_demand)
         except AstromeshError as error:
             log.warning("knowledge_not_refreshed", pipeline=self.name, error=str(error))
+
+    @property
+    def _is_loaded_on_demand(self) -> bool:
+        return getattr(self._embedder, "is_loaded_on_demand", False)
+
+    async def _add_vectors(self) -> None:
+        """Waits a while for the vectors of documents that have none; they continue in the background."""
+        if self._vectors_task is None or self._vectors_task.done():
+            self._vectors_task = asyncio.create_task(self._add_vectors_quietly())
+            await asyncio.wait([self._vectors_task], timeout=REFRESH_TIMEOUT)
+
+    async def _add_vectors_quietly(self) -> None:
+        try:
+            while self._without_vectors:
+                await self._embed_some(self._without_vectors[:EMBEDDED_DOCUMENTS])
+        except AstromeshError as error:
+            log.warning("knowledge_not_embedded", pipeline=self.name, error=str(error))
+
+    async def _embed_some(self, names: Sequence[str]) -> None:
+        """Adds the vectors of documents, unless they change meanwhile; a refresh need not wait for it."""
+        seen, old, new = self._last_scan or {}, self._indexer_of_words.fingerprint, self._indexer.fingerprint
+        stamps = {name: new + seen[name].removeprefix(old) for name in names if name in seen}
+        read = await asyncio.to_thread(self._read_documents, stamps, stamps)
+        embedded = await self._indexer.embedded(read, await self._store.known())
+        async with self._write_lock:
+            now = self._last_scan or {}
+            same = {name: stamp for name, stamp in stamps.items() if now.get(name) == seen[name]}
+            await self._store.replace([one for one in embedded if one.document.id in same])
+            self._last_scan = {**now, **same}
+            changed = [name for name in names if name in now and name not in same]
+            left = [name for name in self._without_vectors if name not in names]
+            self._without_vectors = [*left, *changed]
 
     def _scan(self) -> dict[str, str]:
         version = self._indexer.fingerprint
@@ -367,8 +436,18 @@ class RAGPipeline:
             name: f"{version} {stamp}" for folder in self._folders for name, stamp in folder.scan().items()
         }
 
+    async def _stamps_without_vectors(self, stamps: Mapping[str, str]) -> dict[str, str]:
+        """The stamps of documents before the model is loaded, except for those that have vectors."""
+        known, words = await self._store.known(), self._indexer_of_words.fingerprint
+        return {
+            name: stamp
+            if name in known and known[name].stamp == stamp
+            else words + stamp.removeprefix(self._indexer.fingerprint)
+            for name, stamp in stamps.items()
+        }
+
     async def _index_changes(
-        self, stamps: Mapping[str, str], progress: ProgressCallback | None
+        self, stamps: Mapping[str, str], progress: ProgressCallback | None, indexer: Indexer
     ) -> IngestReport:
         known = await self._store.known()
         changed = [name for name, stamp in stamps.items() if name not in known or known[name].stamp != stamp]
@@ -379,7 +458,7 @@ class RAGPipeline:
             read = await asyncio.to_thread(self._read_documents, some, stamps)
             unreadable = set(some) - {document.id for document, _ in read}
             vanished += [name for name in some if name in known and name in unreadable]
-            total += await self._indexer.write(read, known, step)
+            total += await indexer.write(read, known, step)
             step(len(unreadable))
         if vanished:
             await self._store.remove(vanished)

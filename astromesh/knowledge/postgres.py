@@ -21,6 +21,7 @@ from astromesh.knowledge.base import (
     OPERATOR,
     Chunk,
     DocumentVersion,
+    Embedder,
     IndexedDocument,
     ListedDocument,
     Passage,
@@ -82,7 +83,7 @@ class PgvectorChunkStores:
 
     Options: ClassVar[type[BaseModel]] = PostgresOptions
 
-    def __init__(self, database: Postgres, embedder: str, clock: Clock) -> None:
+    def __init__(self, database: Postgres, embedder: Embedder | None, clock: Clock) -> None:
         self._database, self._embedder, self._clock = database, embedder, clock
 
     @classmethod
@@ -90,10 +91,14 @@ class PgvectorChunkStores:
         """Raises: ConfigError: no URL, or a newer astromesh wrote the database. StoreError: it refuses us."""
         database = await shared_postgres(deps, options.url.get_secret_value())
         await deps.resources.shared((cls, database.address), lambda: _migrated(database))
-        return cls(database, deps.embedder.fingerprint if deps.embedder else "", deps.clock)
+        return cls(database, deps.embedder, deps.clock)
 
     async def collection(self, pipeline: str) -> PgvectorChunks:
-        return PgvectorChunks(self._database, pipeline, self._embedder, self._clock)
+        one = self._embedder
+        return PgvectorChunks(
+            self._database, pipeline, one.fingerprint if one else "", self._clock,
+            semantic=one is not None and one.semantic,
+        )  # fmt: skip
 
     async def close(self) -> None:
         """Does nothing: the pool closes with the runtime's resources."""
@@ -111,12 +116,15 @@ class PgvectorChunks:
 
     Args:
         embedder: fingerprint of the embedder; vectors of other embedders stay stored and are not searched.
+        semantic: whether near vectors mean similar meaning.
     """
 
     def __init__(
-        self, database: Postgres, pipeline: str, embedder: str = "", clock: Clock | None = None
-    ) -> None:
+        self, database: Postgres, pipeline: str, embedder: str = "", clock: Clock | None = None,
+        *, semantic: bool = False,
+    ) -> None:  # fmt: skip
         self._database, self._pipeline, self._embedder = database, pipeline, embedder
+        self._semantic = semantic
         self._cached_partition: Partition | None = None
         self._create_lock = asyncio.Lock()
         self._search = PassageSearch(database, clock or SystemClock(), fold_words)
@@ -172,7 +180,7 @@ class PgvectorChunks:
             found = await by_words
         else:
             found, near = await asyncio.gather(by_words, self._nearest(partition, vector, limit, searched))
-            found = fuse_rankings(found, near) if words else near
+            found = fuse_rankings(found, near, semantic=self._semantic)
         return await self._passages(partition, found[:top_k])
 
     async def settle(self) -> None:

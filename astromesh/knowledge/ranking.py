@@ -25,6 +25,10 @@ EVERYWHERE = 20_000
 K = 60
 #: neighbours below this share of the best cosine say nothing beside words
 _MIN_COSINE_SHARE = 0.5
+#: what the word score adds to a cosine that means something, and the share of it that counts without a vector
+_WORDS_WEIGHT, _WORDS_ONLY = 0.05, 0.5
+#: the cosine at which a passage of all-MiniLM-L6-v2 answers as often as not, and how fast that changes
+_MIDPOINT, _STEEPNESS = 0.33, 14.0
 #: BM25: how soon more occurrences count less, and how much the length of a text counts
 _K1, _B = 1.2, 0.75
 
@@ -172,20 +176,72 @@ def candidate_count(top_k: int) -> int:
 
 
 def fuse_rankings(
-    by_words: Sequence[tuple[int, float]], by_vectors: Sequence[tuple[int, float]]
+    by_words: Sequence[tuple[int, float]], by_vectors: Sequence[tuple[int, float]], *, semantic: bool
 ) -> list[tuple[int, float]]:
-    """Fuses a ranking by words and one by vectors; an id that is first in both scores 1.0.
-
-    Reciprocal rank fusion does not see how near a neighbour is. Neighbours less than half as near as the
-    nearest are left out: the last of them would count nearly as much as the first passage found by words.
+    """Fuses a ranking by words and one by vectors, best first, with scores in [0, 1].
 
     Args:
         by_words, by_vectors: ids with scores, best first.
+        semantic: whether near vectors mean similar meaning. Then the cosine decides and words add little:
+            equal weights would give the better ranking away.
+    """
+    return _fuse_by_meaning(by_words, by_vectors) if semantic else _fuse_by_rank(by_words, by_vectors)
+
+
+def _fuse_by_meaning(
+    by_words: Sequence[tuple[int, float]], by_vectors: Sequence[tuple[int, float]]
+) -> list[tuple[int, float]]:
+    """The score is how likely the passage answers; one found by words only scores at most 0.5."""
+    if not by_vectors:
+        return list(by_words)
+    words = dict(by_words)
+    scores = {one: _likelihood(cosine + _WORDS_WEIGHT * words.get(one, 0.0)) for one, cosine in by_vectors}
+    scores = {**{one: _WORDS_ONLY * score for one, score in by_words}, **scores}
+    return sorted(scores.items(), key=lambda one: -one[1])
+
+
+def _likelihood(nearness: float) -> float:
+    return 1.0 / (1.0 + math.exp(_STEEPNESS * (_MIDPOINT - nearness)))
+
+
+def _fuse_by_rank(
+    by_words: Sequence[tuple[int, float]], by_vectors: Sequence[tuple[int, float]]
+) -> list[tuple[int, float]]:
+    """Reciprocal rank fusion, scaled so that the best score is that of the best single evidence.
+
+    Ranks do not tell how near a neighbour is. Neighbours less than half as near as the nearest are left out:
+    the last of them would count nearly as much as the first passage found by words.
     """
     least = by_vectors[0][1] * _MIN_COSINE_SHARE if by_vectors else 0.0
-    return reciprocal_rank_fusion(
-        ([one for one, _ in by_words], [one for one, cosine in by_vectors if cosine >= least])
-    )
+    near = [(one, cosine) for one, cosine in by_vectors if cosine >= least]
+    found = reciprocal_rank_fusion(([one for one, _ in by_words], [one for one, _ in near]))
+    best = max((score for _, score in (*by_words, *near)), default=0.0)
+    return [(one, score * min(1.0, best)) for one, score in found]
+
+
+def diversify(found: Sequence[tuple[T, float]], words: Mapping[T, frozenset[str]], top_k: int) -> list[T]:
+    """The best items; near-duplicates come later.
+
+    Maximal marginal relevance: Carbonell, Goldstein, SIGIR 1998.
+
+    Args:
+        found: items with scores in [0, 1], best first.
+        words: of each item. What two items share beyond half of their words lowers the score of the second.
+    """
+    left = dict(found)
+    chosen: list[T] = []
+    shared = dict.fromkeys(left, 0.0)
+    while left and len(chosen) < top_k:
+        best = max(left, key=lambda one: left[one] - shared[one])
+        chosen.append(best)
+        del left[best]
+        for one in left:
+            shared[one] = max(shared[one], _overlap(words[one], words[best]) - 0.5)
+    return chosen
+
+
+def _overlap(one: frozenset[str], other: frozenset[str]) -> float:
+    return len(one & other) / (len(one | other) or 1)
 
 
 def fuse_results(

@@ -100,8 +100,10 @@ class RerankingPipeline:
     async def remove(self, ids: Sequence[str], *, tenant: str = DEFAULT_TENANT) -> IngestReport:
         return await self._inner.remove(ids, tenant=tenant)
 
-    async def refresh(self, progress: ProgressCallback | None = None) -> IngestReport:
-        return await self._inner.refresh(progress)
+    async def refresh(
+        self, progress: ProgressCallback | None = None, *, load_model: bool = True
+    ) -> IngestReport:
+        return await self._inner.refresh(progress, load_model=load_model)
 
     async def ping(self) -> None:
         await self._inner.ping()

@@ -26,6 +26,7 @@ class Evidence:
         source: file, URL or title; empty if none was given.
         heading: heading of its section.
         direct: whether it is the tool's whole answer and not one of several results.
+        score: of the search that found it, from 0 to 1; None if it was not searched.
     """
 
     text: str
@@ -33,6 +34,7 @@ class Evidence:
     heading: str = ""
     origin: Origin = "tool"
     direct: bool = False
+    score: float | None = None
 
 
 _HEADING = re.compile(r"^\s{0,3}#{1,6}\s+(.*?)\s*#*\s*$")

@@ -71,7 +71,9 @@ class SqliteChunkStores:
         database = await shared_database(self._deps, f"{self._folder}/{pipeline}.db")
         await database.migrate(SCHEMA)
         embedder = self._deps.embedder
-        return SqliteChunks(database, embedder.fingerprint if embedder else "")
+        if embedder is None:
+            return SqliteChunks(database)
+        return SqliteChunks(database, embedder.fingerprint, semantic=embedder.semantic)
 
     async def close(self) -> None:
         """Does nothing: the files close with the runtime's resources."""
@@ -82,10 +84,11 @@ class SqliteChunks:
 
     Args:
         embedder: fingerprint of the embedder; vectors of other embedders stay stored and are not searched.
+        semantic: whether near vectors mean similar meaning.
     """
 
-    def __init__(self, database: Database, embedder: str = "") -> None:
-        self._database, self._embedder = database, embedder
+    def __init__(self, database: Database, embedder: str = "", *, semantic: bool = False) -> None:
+        self._database, self._embedder, self._semantic = database, embedder, semantic
         self._queries = SqliteQueries(database, SQL)
         self._search = PassageSearch(SQL)
 
@@ -164,7 +167,7 @@ class SqliteChunks:
         found = self._search.score(connection, corpus, candidates, len(query.terms))
         if query.vector is not None:
             near = self._nearest(connection, query.vector, state, limit, numbers, documents)
-            found = fuse_rankings(found, near) if query.terms else near
+            found = fuse_rankings(found, near, semantic=self._semantic)
         return tuple(_passage(connection, row, score) for row, score in found[: query.top_k])
 
     def _nearest(

@@ -85,6 +85,11 @@ class Agent:
         return min(limit, self.max_iterations)
 
     @property
+    def knowledge_tools(self) -> frozenset[str]:
+        """The names of its tools that search knowledge; its answers have citations."""
+        return frozenset(tool.name for tool in self.manifest.spec.tools if tool.type == "rag")
+
+    @property
     def summarizes(self) -> bool:
         """Whether its conversations are summarized (`strategy: summary`)."""
         memory = self.manifest.spec.memory

@@ -11,13 +11,12 @@ from typing import Any
 from astromesh.config.agent import RoleModel
 from astromesh.config.providers import Embeddings, ModelBlock
 from astromesh.config.rag import RAGManifest
-from astromesh.errors import ProviderError, StoreUnavailable
+from astromesh.errors import MissingExtra, ProviderError, StoreUnavailable
 from astromesh.knowledge.base import (
     ChunkStores,
     DocumentReader,
     Embedder,
     KnowledgePipeline,
-    ProgressCallback,
 )
 from astromesh.logs import get_logger
 from astromesh.plugins import Deps, Plugins
@@ -29,7 +28,8 @@ log = get_logger("astromesh.bootstrap")
 async def open_embedder(spec: Embeddings | None, plugins: Plugins, deps: Deps) -> Embedder | None:
     """Opens the embedder of a block, once for all blocks with the same options.
 
-    Returns None if there is no block, or its API key is not set: then search is lexical.
+    Returns None if there is no block, its API key is not set, or its extra is not installed: then search is
+    lexical.
 
     Raises:
         ConfigError: the plugin or its options are wrong.
@@ -41,7 +41,11 @@ async def open_embedder(spec: Embeddings | None, plugins: Plugins, deps: Deps) -
         log.warning("embedder_skipped", embedder=block.name, reason=block.skipped)
         return None
     key = ("embedder", block.plugin, repr(block.options), _api_key(block.options))
-    embedder: Embedder = await deps.resources.shared(key, lambda: _managed_embedder(block, plugins, deps))
+    try:
+        embedder: Embedder = await deps.resources.shared(key, lambda: _managed_embedder(block, plugins, deps))
+    except MissingExtra as error:
+        log.warning("embedder_skipped", embedder=block.name, reason=str(error))
+        return None
     return embedder
 
 
@@ -94,6 +98,7 @@ async def open_rag_pipeline(
         embedder=embedder,
         mode="lexical" if spec.mode == "hybrid" and embedder is None else spec.mode,
         top_k=spec.retrieval.top_k,
+        min_score=spec.retrieval.min_score,
         shared_owner=spec.owner,
         clock=deps.clock,
     )
@@ -101,15 +106,17 @@ async def open_rag_pipeline(
     return await _with_reranker(pipeline, manifest, plugins, open_model)
 
 
-async def refresh_pipeline(pipeline: KnowledgePipeline, progress: ProgressCallback | None = None) -> None:
-    """Ingests the source folders. If a service does not answer, the pipeline keeps its present index.
+async def refresh_pipeline(pipeline: KnowledgePipeline) -> None:
+    """Ingests the source folders; a model of this process waits for the first question.
+
+    If a service does not answer, the pipeline keeps its present index.
 
     Raises:
         StoreError: the index cannot be written.
         MissingExtra: a file needs a reader that is not installed.
     """
     try:
-        await pipeline.refresh(progress)
+        await pipeline.refresh(load_model=False)
     except (ProviderError, StoreUnavailable) as error:
         log.warning("knowledge_not_refreshed", pipeline=pipeline.name, error=str(error))
 

@@ -100,6 +100,7 @@ class RunAnswer(Struct, frozen=True):
 
     Args:
         output: the JSON value of the answer of an agent with an output schema.
+        citations: the passages that the answer of an agent with knowledge draws on.
     """
 
     response: str
@@ -108,6 +109,7 @@ class RunAnswer(Struct, frozen=True):
     run_id: str
     metadata: JsonObject
     output: Any = UNSET
+    citations: Any = UNSET
 
     def to_json(self) -> JsonObject:
         """The body of the response (docs/api.md, Runs)."""
@@ -120,6 +122,8 @@ class RunAnswer(Struct, frozen=True):
         }
         if self.output is not UNSET:
             body["output"] = self.output
+        if self.citations is not UNSET:
+            body["citations"] = self.citations
         return body
 
 

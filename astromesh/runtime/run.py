@@ -362,7 +362,7 @@ class RunFactory:
                 outer.uncancelled,
                 outer.untrusted,
             )
-        if agent.memory.episodic is not None:
+        if agent.memory.episodic is not None or agent.knowledge_tools:
             scope.tool_records = []
         schema = agent.output_schema.json_schema if agent.output_schema else None
         accounts: Accounts | None = outer.accounts if outer else None  # type: ignore[assignment]

@@ -45,6 +45,7 @@ from astromesh.memory.base import Summary
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import ChargedTools, ended_by_budget
+from astromesh.runtime.citations import cited_passages
 from astromesh.runtime.client_tools import client_tool_port
 from astromesh.runtime.declarations import SystemPrompt
 from astromesh.runtime.input_rules import CheckedRequest, check_parts, check_request
@@ -605,7 +606,18 @@ def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
         "guardrails": list(released.actions),
     }
     key = run.key.session_id
-    return RunAnswer(released.response, agent.name, key, run.id, metadata, released.output)
+    cited = _citations(agent, released, run)
+    return RunAnswer(released.response, agent.name, key, run.id, metadata, released.output, cited)
+
+
+def _citations(agent: Agent, released: ReleasedAnswer, run: Run) -> Any:
+    """Returns the passages that the answer draws on, under the output rules; UNSET without knowledge."""
+    names = agent.knowledge_tools
+    if not names:
+        return UNSET
+    searches = [one.result for one in run.scope.tool_records or () if one.call.name in names]
+    cited = cited_passages(released.response, searches)
+    return filter_data(agent.guardrails, cited) if agent.guardrails.output_rules else cited
 
 
 def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObject:

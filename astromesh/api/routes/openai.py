@@ -353,6 +353,8 @@ class _Form(NamedTuple):
         extension = {"run_id": answer.run_id, "session_id": answer.session_id, **answer.metadata}
         if answer.output is not UNSET:
             extension["output"] = answer.output
+        if answer.citations is not UNSET:
+            extension["citations"] = answer.citations
         reason, usage = _finish_reason(answer.metadata), self.usage(answer.metadata["usage"])
         return self._completion(answer.run_id, message, reason, usage, extension)
 
@@ -440,8 +442,8 @@ class _Chunks:
 
     def _run_completed(self, event: Event) -> list[Any]:
         metadata = event.data["metadata"]
-        output = {"output": event.data["output"]} if "output" in event.data else {}
-        extension = {"type": event.type, **metadata, **output}
+        more = {key: event.data[key] for key in ("output", "citations") if key in event.data}
+        extension = {"type": event.type, **metadata, **more}
         chunks = [
             *self._unfinished(event),
             *([] if self._started else self._entire_answer(event)),

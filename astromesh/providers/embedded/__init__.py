@@ -21,6 +21,7 @@ from astromesh.knowledge.snippets import (
     best_units,
     join_units,
     rank_sections,
+    sections_of,
     split_pieces,
 )
 from astromesh.plugins import Deps
@@ -37,6 +38,8 @@ NOTHING = (
 NEAREST = "I found nothing that answers this exactly. The nearest passage:\n\n"
 #: share of the question's words that a passage must have, or its heading
 _COVERED, _TITLED = 0.55, 0.45
+#: score from which on a passage that a search found answers the question, and from which on it is shown
+_LIKELY, _POSSIBLE = 0.5, 0.35
 #: share from which on a passage is shown if nothing better is found
 _NEAR = 0.15
 #: a second passage is quoted if its score is at least this share of the best and its source another
@@ -101,16 +104,32 @@ def find_answer(conversation: Conversation, max_characters: int) -> Answer:
         *from_system(conversation.system, conversation.offered),
         *from_history(conversation.before),
     ]
+    searched = max((one for one in tools if one.score is not None), key=_score_of, default=None)
+    if searched is not None and _score_of(searched) >= _LIKELY:
+        return Answer(_quote_passage(conversation.question, searched, max_characters), True)
     ranked = rank_sections(conversation.question, [*tools, *others])
     found = [s for s in ranked if s.coverage >= _COVERED or s.title_coverage >= _TITLED]
     if best := [s for s in found if s.passage.origin == "tool"] or found:
         return Answer(_quote_sections(conversation.question, _choose_sections(best), max_characters), True)
     if direct := _direct_answer(tools):
         return Answer(direct, True)
-    near = [s for s in ranked if s.passage.origin in ("tool", "question") and s.coverage >= _NEAR]
+    if searched is not None:
+        near = sections_of(searched) if _score_of(searched) >= _POSSIBLE else []
+    else:
+        near = [s for s in ranked if s.passage.origin in ("tool", "question") and s.coverage >= _NEAR]
     return Answer(
         NEAREST + _quote_sections(conversation.question, near[:1], max_characters) if near else "", False
     )
+
+
+def _score_of(passage: Evidence) -> float:
+    return passage.score or 0.0
+
+
+def _quote_passage(question: str, passage: Evidence, max_characters: int) -> str:
+    """Quotes the passage that the search has put first. It need not share a word with the question."""
+    ranked = rank_sections(question, [passage]) or sections_of(passage)
+    return _quote_sections(question, ranked[:1], max_characters)
 
 
 def _choose_sections(sections: Sequence[Section]) -> list[Section]:

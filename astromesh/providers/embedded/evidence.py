@@ -137,13 +137,22 @@ def _record(record: dict[str, Any], source: str, direct: bool, depth: int, found
         text = texts[main].strip()
         if direct and not named and len(text) < 300:
             text = "\n".join((text, *_facts(record, main)))  # values beside a message belong to it
-        found.append(Evidence(text, named or source or heading, heading, direct=direct))
+        found.append(
+            Evidence(text, named or source or heading, heading, direct=direct, score=_search_score(record))
+        )
     elif not children and (facts := _facts(record, "")):
         found.append(Evidence("\n".join(facts), source, direct=True))
     for child in children:
         _walk(
             child, named or source, direct and len(record) == 1 and isinstance(child, dict), depth + 1, found
         )
+
+
+def _search_score(record: dict[str, Any]) -> float | None:
+    """Returns the score of a passage of knowledge; None for every other record."""
+    score = record.get("score")
+    is_passage = {"document", "start", "end", "text"} <= record.keys()
+    return float(score) if is_passage and isinstance(score, int | float) else None
 
 
 def _facts(record: dict[str, Any], but: str) -> list[str]:

@@ -88,7 +88,7 @@ class FarKnowledge:
     async def remove(self, ids: Any, *, tenant: str = "default") -> IngestReport:
         return IngestReport(removed=len(ids))
 
-    async def refresh(self, progress: Any = None) -> IngestReport:
+    async def refresh(self, progress: Any = None, *, load_model: bool = True) -> IngestReport:
         return IngestReport()
 
     async def ping(self) -> None: ...

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
+from astromesh.runtime.bootstrap import open_single_pipeline
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ManualClock
 
@@ -42,3 +43,24 @@ async def test_the_support_agent_names_its_own_addresses_and_protects_what_is_se
         assert "bob@" not in answer.response
         answer = await runtime.run("support-agent", "How do I pay for the teapot?", "s2")
         assert "[CREDIT_CARD]" in answer.response
+
+
+async def test_the_support_agent_finds_meaning_cites_it_and_says_when_it_found_nothing(tmp_path):
+    """A paraphrase gets the first passage of the retrieval, an off-topic question gets none."""
+    shutil.copytree(CONFIG, tmp_path / "config")
+    questions = Path(__file__).parents[2] / "questions" / "off-topic-held-out.tsv"
+    async with open_single_pipeline(tmp_path / "config", tmp_path / "data", "product-knowledge") as knowledge:
+        await knowledge.refresh()  # with vectors: a question would not wait for all of them on a busy machine
+        question = "My card was charged for something that I did not want. Do I get my money back?"
+        best = (await knowledge.query(question))[0].to_json()
+    async with AgentRuntime(tmp_path / "config", data_dir=tmp_path / "data", env={}) as runtime:
+        answer = (await runtime.run("support-agent", question, "s1")).to_json()
+        assert f"Source: {best['document']}" in answer["response"]
+        keys = ("document", "title", "start", "end", "score")
+        cited = {key: best[key] for key in keys} | {"passage": best["text"]}
+        assert answer["citations"] == [cited]
+        assert best["score"] >= 0.5
+        off_topic = questions.read_text().splitlines()[:10]
+        answers = [await runtime.run("support-agent", one, f"o{n}") for n, one in enumerate(off_topic)]
+        assert sum(one.response.startswith("I found nothing") for one in answers) >= 9
+        assert any(one.citations == [] for one in answers)

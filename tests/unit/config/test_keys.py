@@ -222,6 +222,7 @@ OTHER_KEYS = [
         for right in ("lexical", "vector", "hybrid")
     ],
     Key("RAGPipeline", ("spec", "retrieval", "top_k"), 3, 0, 5),
+    Key("RAGPipeline", ("spec", "retrieval", "min_score"), 0.5, 2, 0.0),
     Key("RAGPipeline", ("spec", "sources", 0, "glob"), ["*.md", "*.pdf"], [""], "**/*.md"),
     Key("RAGPipeline", ("spec", "retrieval", "reranker"), {"primary": MODEL, "fallback": [MODEL]}, {}, None),
     Key("RAGPipeline", (*RERANKER, "candidates"), 30, 1, 20),

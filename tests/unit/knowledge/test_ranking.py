@@ -12,6 +12,7 @@ from astromesh.knowledge.base import Chunk, Document, IngestReport, ListedDocume
 from astromesh.knowledge.ranking import (
     EVERYWHERE,
     MAX_RANKED,
+    diversify,
     fuse_rankings,
     plan_query,
     reciprocal_rank_fusion,
@@ -59,8 +60,29 @@ def test_fused_scores_fall_and_stay_in_bounds(rankings):
 
 def test_neighbours_that_are_far_say_nothing_beside_words():
     """Less than half as near as the nearest: left out."""
-    assert [one for one, _ in fuse_rankings([(1, 0.9), (2, 0.5)], [(3, 0.8), (4, 0.3)])] == [1, 3, 2]
-    assert fuse_rankings([], []) == []
+    found = fuse_rankings([(1, 0.9), (2, 0.5)], [(3, 0.8), (4, 0.3)], semantic=False)
+    assert [one for one, _ in found] == [1, 3, 2]
+    assert all(score <= 0.9 for _, score in found)
+    assert fuse_rankings([], [], semantic=False) == fuse_rankings([], [], semantic=True) == []
+
+
+def test_meaning_weighs_most_and_its_score_is_a_likelihood():
+    """Words decide between near neighbours only; what has no vector scores at most 0.5."""
+    found = fuse_rankings([(2, 1.0), (9, 1.0)], [(1, 0.6), (2, 0.4), (3, 0.1)], semantic=True)
+    assert [one for one, _ in found] == [1, 2, 9, 3]
+    assert dict(found)[1] > 0.9
+    assert dict(found)[9] == 0.5
+    assert dict(found)[3] < 0.1
+    assert [one for one, _ in fuse_rankings([(2, 1.0)], [(1, 0.5), (2, 0.49)], semantic=True)] == [2, 1]
+
+
+def test_near_duplicates_make_room():
+    """A copy of the best comes after passages that say something else."""
+    words = {"a": frozenset("wxyz"), "copy": frozenset("wxyz"), "b": frozenset("klmn")}
+    found = [("a", 0.9), ("copy", 0.89), ("b", 0.6)]
+    assert diversify(found, words, 2) == ["a", "b"]
+    assert diversify(found, words, 3) == ["a", "b", "copy"]
+    assert diversify([], {}, 3) == []
 
 
 # -- a model's grades ----------------------------------------------------------------------------------------
@@ -115,7 +137,7 @@ class Three:
         self.tenants.append(tenant)
         return IngestReport(removed=len(ids))
 
-    async def refresh(self, progress=None) -> IngestReport:
+    async def refresh(self, progress=None, *, load_model=True) -> IngestReport:
         return IngestReport(unchanged=3)
 
     async def ping(self) -> None: ...
