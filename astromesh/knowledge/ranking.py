@@ -212,6 +212,8 @@ def _fuse_by_rank(
     Ranks do not tell how near a neighbour is. Neighbours less than half as near as the nearest are left out:
     the last of them would count nearly as much as the first passage found by words.
     """
+    if not by_words:
+        return list(by_vectors)
     least = by_vectors[0][1] * _MIN_COSINE_SHARE if by_vectors else 0.0
     near = [(one, cosine) for one, cosine in by_vectors if cosine >= least]
     found = reciprocal_rank_fusion(([one for one, _ in by_words], [one for one, _ in near]))
