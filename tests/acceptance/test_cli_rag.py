@@ -60,6 +60,35 @@ def test_ingest_and_query(project: Path) -> None:
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "No passage matches.\n")
 
 
+def test_questions_measure_a_pipeline(project: Path) -> None:
+    """The measures, and what came instead of the right passage."""
+    coffee, tea = "Is coffee roasted?", "How hot for green tea?"
+    lines = [
+        f"{tea}\ttea.md\tGreen tea",
+        f"{coffee}\tpaper.pdf",
+        f"{coffee}\ttea.md",
+        "Who won the cup in Lisbon?",
+    ]
+    (project / "questions.tsv").write_text("\n".join(lines))
+    done = astromesh(project, "rag", "eval", "k", "--questions", "questions.tsv", "--json")
+    report = json.loads(done.stdout)
+    assert (report["questions"], report["hit@1"], report["hit@5"], report["refused"]) == (
+        4,
+        0.667,
+        0.667,
+        1.0,
+    )
+    assert (report["mrr"], report["ndcg@10"]) == (0.667, 0.667)
+    assert [one["rank"] for one in report["asked"]] == [1, 1, 0, 0]
+    shown = astromesh(project, "rag", "eval", "k", "--questions", "questions.tsv").stdout
+    assert "paper.pdf" in shown
+    assert "hit@1 0.667" in shown
+    (project / "questions.tsv").write_text("a\tb\tc\td")
+    wrong = astromesh(project, "rag", "eval", "k", "--questions", "questions.tsv")
+    assert wrong.returncode != 0
+    assert "Line 1" in wrong.stderr
+
+
 def test_a_path_is_taken_in(project: Path) -> None:
     """Documents of a tenant beside the sources; `--where` selects them."""
     (project / "note.txt").write_text("tea time is at five")

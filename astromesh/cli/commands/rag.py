@@ -1,4 +1,4 @@
-"""`astromesh rag`: add documents to a knowledge pipeline, search it."""
+"""`astromesh rag`: add documents to a knowledge pipeline, search it, measure what it finds."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter
 from typing import Annotated, Any
 
 import orjson
@@ -15,7 +16,8 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
-from astromesh.cli.terminal import note, plain, print_json
+from astromesh.cli.retrieval_measures import DEPTH, Asked, Question, measures, read_questions
+from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.errors import InvalidInput
 from astromesh.knowledge.base import IngestReport, Passage, ProgressCallback
 from astromesh.logs import configure_logging
@@ -81,6 +83,50 @@ def query(
         note("No passage matches.")
     else:
         print("\n\n".join(_format_passage(passage) for passage in found))
+
+
+@app.command("eval")
+def evaluate(
+    pipeline: Pipeline,
+    questions: Annotated[
+        Path,
+        typer.Option(metavar="FILE", help="Lines of question, document, heading, separated by tabs."),
+    ],
+    tenant: Asking = DEFAULT_TENANT,
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    json: Json = False,
+) -> None:
+    """Measure how well a pipeline finds what a file of questions asks for, and list what came instead."""
+    folders = folders_of(config, data)
+    configure_logging("warning")
+    if not questions.is_file():
+        raise InvalidInput(f"There is no file {questions}.")
+    wanted = read_questions(questions.read_text(encoding="utf-8"))
+    asked = asyncio.run(_ask(folders, pipeline, wanted, tenant))
+    found = measures(asked)
+    if json:
+        print_json({"pipeline": pipeline, **found, "asked": [one.to_json() for one in asked]})
+        return
+    wrong = [one.to_json() for one in asked if not one.is_right]
+    if wrong:
+        columns = ("question", "expected", "rank", "first", "score")
+        print_table(columns, [[str(one[key]) for key in columns] for one in wrong])
+        print()
+    print(", ".join(f"{name} {value}" for name, value in found.items()))
+
+
+async def _ask(
+    folders: tuple[Path, Path], pipeline: str, questions: Sequence[Question], tenant: str
+) -> list[Asked]:
+    asked = []
+    async with open_single_pipeline(*folders, pipeline) as knowledge:
+        await knowledge.refresh()
+        for one in questions:
+            started = perf_counter()
+            found = await knowledge.query(one.text, tenant=tenant, top_k=DEPTH)
+            asked.append(Asked(one, found, (perf_counter() - started) * 1000))
+    return asked
 
 
 def _filters(pairs: Sequence[str]) -> dict[str, list[Any]]:
