@@ -22,7 +22,6 @@ import orjson
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, ProviderError
 from astromesh.knowledge.base import (
     OPERATOR,
-    Chunk,
     Chunker,
     ChunkStore,
     Document,
@@ -36,6 +35,7 @@ from astromesh.knowledge.base import (
     Passage,
     ProgressCallback,
 )
+from astromesh.knowledge.chunk_vectors import chunk_vectors, vectors_fingerprint
 from astromesh.knowledge.loaders import Folder, folder_of, load_document, no_reader
 from astromesh.knowledge.ranking import diversify
 from astromesh.knowledge.words import words_of
@@ -44,9 +44,8 @@ from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import DEFAULT_TENANT
 
 T = TypeVar("T")
-#: documents that are cut and stored together, and texts that are embedded together
+#: documents that are cut and stored together
 BATCH = 32
-EMBEDDED_TOGETHER = 512
 #: documents whose vectors are stored together after the first question
 EMBEDDED_DOCUMENTS = 4
 #: called with the number of documents that are finished since the last call
@@ -59,7 +58,7 @@ class Indexer:
     def __init__(self, store: ChunkStore, chunker: Chunker, embedder: Embedder | None) -> None:
         self._store, self._chunker, self._embedder = store, chunker, embedder
         #: changes whenever the same document would be stored differently
-        self.fingerprint = chunker.fingerprint + (f" {embedder.fingerprint}" if embedder else "")
+        self.fingerprint = chunker.fingerprint + (f" {vectors_fingerprint(embedder)}" if embedder else "")
 
     async def write(
         self,
@@ -118,20 +117,13 @@ class Indexer:
     async def _embed(self, documents: Sequence[IndexedDocument]) -> Sequence[IndexedDocument]:
         if self._embedder is None:
             return documents
-        texts = [embedded_text(one.document, chunk) for one in documents for chunk in one.chunks]
-        vectors: list[array[float]] = []
-        for some in batches(texts, EMBEDDED_TOGETHER):
-            vectors += await self._embedder.embed(some)
+        chunks = [(one.document, chunk) for one in documents for chunk in one.chunks]
+        vectors = await chunk_vectors(self._embedder, chunks)
         ends = _running_totals(len(one.chunks) for one in documents)
         return [
             replace(one, vectors=tuple(vectors[end - len(one.chunks) : end]))
             for one, end in zip(documents, ends, strict=True)
         ]
-
-
-def embedded_text(document: Document, chunk: Chunk) -> str:
-    """The text that is embedded for a chunk: its text under its headings, or under the document's title."""
-    return f"{chunk.heading or document.title}\n\n{chunk.text}"
 
 
 def check_ids(ids: Sequence[str], files: Container[str]) -> None:
@@ -167,8 +159,9 @@ Mode = Literal["lexical", "vector", "hybrid"]
 #: least seconds between two scans of the folders, and least time between them as a multiple of a scan's time
 SCAN_INTERVAL = 1.0
 SCAN_SHARE = 20.0
-#: seconds that a query waits for a refresh
+#: seconds that a query waits for a refresh, and for the first vectors
 REFRESH_TIMEOUT = 2.0
+VECTORS_TIMEOUT = 0.5
 log = get_logger("astromesh.rag")
 
 
@@ -376,6 +369,8 @@ class RAGPipeline:
     async def _embed_query(self, query: str) -> array[float] | None:
         if self._mode == "lexical" or self._embedder is None or not query.strip():
             return None
+        if self._mode == "hybrid" and self._without_vectors:
+            return None  # nearness would prefer the documents that have vectors already
         try:
             return (await self._embedder.embed([query]))[0]
         except ProviderError as error:
@@ -406,7 +401,7 @@ class RAGPipeline:
         """Waits a while for the vectors of documents that have none; they continue in the background."""
         if self._vectors_task is None or self._vectors_task.done():
             self._vectors_task = asyncio.create_task(self._add_vectors_quietly())
-            await asyncio.wait([self._vectors_task], timeout=REFRESH_TIMEOUT)
+            await asyncio.wait([self._vectors_task], timeout=VECTORS_TIMEOUT)
 
     async def _add_vectors_quietly(self) -> None:
         try:

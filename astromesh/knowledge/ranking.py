@@ -28,7 +28,7 @@ _MIN_COSINE_SHARE = 0.5
 #: what the word score adds to a cosine that means something, and the share of it that counts without a vector
 _WORDS_WEIGHT, _WORDS_ONLY = 0.05, 0.5
 #: the cosine at which a passage of all-MiniLM-L6-v2 answers as often as not, and how fast that changes
-_MIDPOINT, _STEEPNESS = 0.33, 14.0
+_MIDPOINT, _STEEPNESS = 0.36, 14.0
 #: BM25: how soon more occurrences count less, and how much the length of a text counts
 _K1, _B = 1.2, 0.75
 

@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Literal
 
 from astromesh.knowledge.ranking import bm25_scores, term_weights
@@ -131,6 +132,13 @@ def best_units(question: str, section: Section, max_characters: int) -> list[Uni
             if not chosen or size + len(section.units[taken].text) <= max_characters:
                 chosen.add(taken)
     return [section.units[i] for i in sorted(chosen)]
+
+
+def leading_units(section: Section, max_characters: int) -> list[Unit]:
+    """The first units of a section, as many as fit and at least one."""
+    sizes = accumulate(len(unit.text) + 2 for unit in section.units)
+    fitting = sum(1 for size in sizes if size <= max_characters + 2)
+    return section.units[: max(fitting, 1)]
 
 
 def _dependent_units(units: Sequence[Unit], index: int) -> list[int]:

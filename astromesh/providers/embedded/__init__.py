@@ -20,6 +20,7 @@ from astromesh.knowledge.snippets import (
     Section,
     best_units,
     join_units,
+    leading_units,
     rank_sections,
     sections_of,
     split_pieces,
@@ -127,9 +128,14 @@ def _score_of(passage: Evidence) -> float:
 
 
 def _quote_passage(question: str, passage: Evidence, max_characters: int) -> str:
-    """Quotes the passage that the search has put first. It need not share a word with the question."""
-    ranked = rank_sections(question, [passage]) or sections_of(passage)
-    return _quote_sections(question, ranked[:1], max_characters)
+    """Quotes the passage that the search has put first. It need not share a word with the question.
+
+    A short one is quoted whole, a longer one from its beginning if its heading has a word of the question.
+    """
+    best = next(iter(rank_sections(question, [passage]) or sections_of(passage)), None)
+    if best is None or (len(best.text) > max_characters and not best.title_coverage):
+        return _quote_sections(question, [best] if best else [], max_characters)
+    return _with_sources(join_units(leading_units(best, max_characters)), [passage.source])
 
 
 def _choose_sections(sections: Sequence[Section]) -> list[Section]:

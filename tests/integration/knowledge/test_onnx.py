@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -9,6 +10,7 @@ import pytest
 
 from astromesh.errors import ConfigError, ProviderUnavailable
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
+from astromesh.knowledge.hashing import HashingEmbedder
 from astromesh.knowledge.onnx import OnnxEmbedder, OnnxOptions
 from astromesh.knowledge.pipeline import RAGPipeline
 from astromesh.knowledge.sqlite import SqliteChunkStores
@@ -95,3 +97,38 @@ async def test_the_first_question_adds_the_vectors(tmp_path):
     again = await pipeline()
     assert (await again.refresh(load_model=False)).unchanged == 2
     assert (await again.refresh()).unchanged == 2
+
+
+class WaitingEmbedder(HashingEmbedder):
+    """A semantic embedder whose texts wait for `ready`; it counts them."""
+
+    semantic = True
+    is_loaded_on_demand = True
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ready, self.embedded = asyncio.Event(), 0
+
+    async def embed(self, texts):
+        await self.ready.wait()
+        self.embedded += len(texts)
+        return await super().embed(texts)
+
+
+async def test_an_incomplete_index_is_searched_by_words(tmp_path):
+    """The first question does not wait for a slow model; once all vectors are there, they are searched."""
+    (tmp_path / "a.md").write_text("# Account\n\n## Reset your password\n\nOpen the settings.\n")
+    embedder = WaitingEmbedder()
+    deps = Deps(data_dir=tmp_path / "data", embedder=embedder)
+    stores = await SqliteChunkStores.open(SqliteChunkStores.Options(), deps)
+    pipeline = RAGPipeline(
+        "p", await stores.collection("p"), MarkdownChunker(ChunkOptions()), mode="hybrid",
+        embedder=embedder, sources=[(tmp_path, "*.md")],
+    )  # fmt: skip
+    await pipeline.refresh(load_model=False)
+    assert (await pipeline.query("reset password"))[0].score == 1.0
+    assert embedder.embedded == 0
+    embedder.ready.set()
+    while embedder.embedded < 3:  # the text, its heading, and a question
+        await pipeline.query("reset password")
+    await pipeline.close()
