@@ -16,10 +16,11 @@ const SESSIONS = [["", "none"], ["new", "a new session"], ["same", "the session 
 
 /**
  * @typedef {{step: number, kind: string, text: string}} Draft
- * @param {{run: string, chosen: import("./recording.js").Recorded, draft: Draft | null, setDraft: (draft: Draft | null) => void, canFork: boolean, children?: any}} props
+ * @typedef {"runs" | "tasks"} Page of what has the record, and of its forks
+ * @param {{page: Page, id: string, chosen: import("./recording.js").Recorded, draft: Draft | null, setDraft: (draft: Draft | null) => void, canFork: boolean, children?: any}} props
  */
-export function RecordedStep({ run, chosen, draft, setDraft, canFork, children }) {
-  const path = `/v1/runs/${encodeURIComponent(run)}/steps/${chosen.step}`;
+export function RecordedStep({ page, id, chosen, draft, setDraft, canFork, children }) {
+  const path = `/v1/${page}/${encodeURIComponent(id)}/steps/${chosen.step}`;
   const found = useResource(path, { live: false });
   const step = found.value;
   const mine = draft?.step === chosen.step ? draft : null;
@@ -33,7 +34,7 @@ export function RecordedStep({ run, chosen, draft, setDraft, canFork, children }
     <${Refusal} problem=${found.problem} />
     ${!step && !found.problem && html`<p class="muted">Loading.</p>`}
     ${step && partsOf(step).map((part, n) => html`<${Part} key=${`${chosen.step}/${n}`} part=${part} at=${at} />`)}
-    ${step && canFork && html`<${Fork} key=${chosen.step} run=${run} step=${step} draft=${mine} setDraft=${setDraft} begin=${begin} write=${at.write} />`}
+    ${step && canFork && html`<${Fork} key=${chosen.step} page=${page} id=${id} step=${step} draft=${mine} setDraft=${setDraft} begin=${begin} write=${at.write} />`}
   </div>`;
 }
 
@@ -80,9 +81,14 @@ const PARTS = {
     { who: "result", value: readable(output.value ?? output.content ?? output), edit: "tool_result" },
     { who: "all that was recorded", value: output, folded: true },
   ],
+  stage: ({ input }, { output, ...rest }) => [
+    { who: "input", value: readable(input), edit: "query" },
+    { who: "output", value: readable(output), edit: "output" },
+    { who: "end and transition", value: rest, folded: true },
+  ],
   node: (input, { result, ...rest }) => [
     ...(input ? [{ who: "what nodes before have written", value: input, folded: true }] : []),
-    { who: "output", value: readable(result?.output ?? result ?? ""), edit: "output" },
+    { who: "output", value: readable(result?.output ?? result?.response ?? result ?? ""), edit: "output" },
     { who: "state and transition", value: rest, folded: true },
     { who: "all that was recorded", value: result, folded: true },
   ],
@@ -117,8 +123,8 @@ const Field = ({ label, rows, text, write }) => html`<textarea class="mono" rows
   ref=${focusOnce}
   onInput=${(/** @type {any} */ event) => write(event.target.value)}></textarea>`;
 
-/** @param {{run: string, step: any, draft: Draft | null, setDraft: (draft: Draft | null) => void, begin: (kind: string) => void, write: (text: string) => void}} props */
-function Fork({ run, step, draft, setDraft, begin, write }) {
+/** @param {{page: Page, id: string, step: any, draft: Draft | null, setDraft: (draft: Draft | null) => void, begin: (kind: string) => void, write: (text: string) => void}} props */
+function Fork({ page, id, step, draft, setDraft, begin, write }) {
   const [session, setSession] = useState("");
   const action = useAction();
   const others = step.editable.filter((/** @type {string} */ kind) => !IN_PLACE.includes(kind));
@@ -131,9 +137,9 @@ function Fork({ run, step, draft, setDraft, begin, write }) {
   };
   const goOn = () =>
     action.run(async () => {
-      const made = await post(`/v1/runs/${encodeURIComponent(run)}/fork`, body, crypto.randomUUID?.());
+      const made = await post(`/v1/${page}/${encodeURIComponent(id)}/fork`, body, crypto.randomUUID?.());
       setDraft(null);
-      go(link(["runs", made.run_id]));
+      go(link([page, made.run_id || made.task_id]));
     });
   const before = step.step - 1;
   return html`<section class="card" aria-label="Fork">
@@ -141,17 +147,17 @@ function Fork({ run, step, draft, setDraft, begin, write }) {
     <div class="pane">
       <div class="group" role="group" aria-label="What to change">${others.map((/** @type {string} */ kind) => html`
         <button type="button" aria-pressed=${draft?.kind === kind} onClick=${() => begin(kind)}>${editOf(step.kind, kind).label}</button>`)}</div>
-      ${below && rows === 1 && html`<label class="field"><span>Model: a name of the same provider, provider:name, or a block of provider, model and parameters</span>
+      ${below && rows === 1 && html`<label class="field"><span>${page === "tasks" ? "Model: a name, or adapter:name" : "Model: a name of the same provider, provider:name, or a block of provider, model and parameters"}</span>
         <input value=${draft.text} onInput=${(/** @type {any} */ event) => write(event.target.value)} /></label>`}
       ${below && rows > 1 && html`<label class="field"><span>${label}</span><${Field} label=${label} rows=${rows} text=${draft.text} write=${write} /></label>`}
-      ${draft?.kind === "manifest" && html`<p>The fork goes on with the agent as it is configured now.</p>`}
+      ${draft?.kind === "manifest" && html`<p>The fork goes on with the ${page === "tasks" ? "workflow" : "agent"} as it is configured now.</p>`}
       <p class="muted">Tools that write answer from the recording while their arguments stay the same; else the fork waits for approval.</p>
       <${Refusal} problem=${action.problem} />
       <div class="row group">
         <button type="button" class="primary" disabled=${action.busy || (draft && !draft.text.trim())} onClick=${goOn}>${draft ? "Run on from here" : `Run on from step ${step.step}`}</button>
         ${draft && html`<button type="button" onClick=${() => setDraft(null)}>Discard</button>`}
         <span class="grow"></span>
-        <${Select} label="Write turns to" value=${session} options=${SESSIONS} onChange=${setSession} />
+        ${page === "runs" && html`<${Select} label="Write turns to" value=${session} options=${SESSIONS} onChange=${setSession} />`}
       </div>
     </div>
   </section>`;

@@ -13,6 +13,7 @@ from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import Scope
 from astromesh.runtime.agent import Agent, unavailable_error
 from astromesh.runtime.bootstrap import RuntimeState
+from astromesh.runtime.forks import with_model
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
 from astromesh.text import did_you_mean
@@ -100,6 +101,15 @@ class AgentDirectory:
         if above is not None and snapshot == above.snapshot:
             return self.get(name)
         return await self.of_snapshot(name, {**snapshot, "source": snapshot["agents"][name]})
+
+    async def with_model(self, agent: Agent, model: str) -> Agent:
+        """Returns an agent with another primary model: a name of the same provider, or `provider:name`.
+
+        Raises:
+            InvalidInput, ConfigError: it cannot have it.
+        """
+        manifest = with_model(agent.snapshot, "", model, self.state.plugins.names("providers"))
+        return await self.of_snapshot(agent.name, manifest)
 
     # -- tools ---------------------------------------------------------------------------------------------
 

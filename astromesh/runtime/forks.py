@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from astromesh.access.scopes import principal_of
 from astromesh.config.environment import HIDDEN_KEY, literal
 from astromesh.durable.base import JournalStep, RunRow
-from astromesh.durable.fork import Edit, agent_at
+from astromesh.durable.fork import Edit
 from astromesh.durable.serialization import PLACE, SCHEMA, caller_of, caller_to_json, memory_of
 from astromesh.errors import InvalidInput
 from astromesh.runtime.agent import Agent
@@ -102,18 +102,18 @@ async def copy_history(agent: Agent, row: RunRow, steps: Iterable[JournalStep], 
 
 
 def with_model(
-    manifest: JsonObject, step: JournalStep, model: str | JsonObject, providers: Collection[str]
+    manifest: JsonObject, name: str, model: str | JsonObject, providers: Collection[str]
 ) -> JsonObject:
-    """Returns a manifest whose agent at a step has another primary model.
+    """Returns a manifest in which an agent has another primary model.
 
     Args:
+        name: of one of the agents that the agent may call; empty: the agent itself.
         model: a name, `provider:name`, or a block.
         providers: the known ones.
 
     Raises:
         InvalidInput: the manifest is not stored, or has a key that would be lost.
     """
-    name = agent_at(step.path)
     source = manifest.get("agents", {}).get(name, "") if name else manifest.get("source", "")
     node = _node_at(source, ("spec", "model", "primary"))
     if node is None:

@@ -372,15 +372,17 @@ class AgentRunner:
             persist=terms.history is None and (record is None or record.step_log.writes_sessions),
             terms=terms,
         )
+        nested = await self.directory.nested(agent, record)
+        if terms.model:
+            nested = await self.directory.with_model(nested, terms.model)
         if record is not None and record.step_log.is_replay:
-            nested = await self.directory.nested(agent, record)
             return (await self.replays.nested(nested, request, parent)).to_json()
         suspended = (
             record.step_log.waiting.suspended_call() if record is not None and parent.step else nullcontext()
         )
         with suspended:
             done = await self.start(
-                await self.directory.nested(agent, record),
+                nested,
                 request,
                 caller=parent.caller,
                 sinks=forward_events(outer, terms),

@@ -1,8 +1,9 @@
 """Recorded Tasks: their steps, forks and comparisons.
 
-The steps of a Task are the calls of its stages, then the stage, in the order in which stages ended. A fork is
-a durable Task whose records begin with those before a step. Of a stage that was active there it has the
-calls.
+The steps of a Task are the calls of its stages, then the stage, in the order in which stages ended. If the
+Task is durable, the steps of the run of a runtime agent stand before that run. A fork is a durable Task whose
+records begin with those before a step. Of a stage that was active there it has the calls, and of the run of a
+runtime agent the steps, as a fork of that run would.
 """
 
 from __future__ import annotations
@@ -14,8 +15,10 @@ from typing import Any, NamedTuple
 import orjson
 
 from astromesh.durable.base import JournalStep, StepKind
-from astromesh.durable.fork import Edit, effect_step, with_output
-from astromesh.durable.steps import EditKind, step_content, step_json
+from astromesh.durable.fork import Edit, check_edit, effect_step, forked_steps, is_effect, with_output
+from astromesh.durable.step_log import NESTED_MARK as _RUN
+from astromesh.durable.step_log import NODE_PREFIX
+from astromesh.durable.steps import EditKind, editable, listed, step_content, step_json
 from astromesh.errors import InvalidInput, TaskNotFound
 from astromesh.tools.results import to_text
 from astromesh.types import JsonObject
@@ -31,6 +34,8 @@ _EDITS: Mapping[str, tuple[EditKind, ...]] = {
     "node": ("output",),
     "value": ("output",),
 }
+#: edits of what the whole workflow has
+_OF_THE_WORKFLOW = ("model", "manifest")
 
 
 class TaskStep(NamedTuple):
@@ -41,12 +46,16 @@ class TaskStep(NamedTuple):
         record: of its stage.
         call: the call; None: the stage itself.
         place: the path and number of the call in the journal.
+        recorded: of a step in the run of an agent: as the journal has it.
+        run: the steps of that run, numbered as those of the Task.
     """
 
     step: JournalStep
     record: Mapping[str, Any]
     call: JsonObject | None = None
     place: tuple[str, int] = ("", 0)
+    recorded: JournalStep | None = None
+    run: Sequence[JournalStep] = ()
 
     @property
     def stage(self) -> tuple[str, str]:
@@ -55,6 +64,8 @@ class TaskStep(NamedTuple):
 
     @property
     def editable(self) -> tuple[EditKind, ...]:
+        if self.recorded is not None:  # its question is the input of the stage
+            return tuple(kind for kind in editable(self.recorded) if kind != "query")
         first: tuple[EditKind, ...] = ("query",) if self.step.ordinal == 1 else ()
         values: tuple[EditKind, ...] = ("state",) if self.has_values else ()
         return (*first, *_EDITS[self.step.kind], *values, "model", "manifest")
@@ -62,30 +73,46 @@ class TaskStep(NamedTuple):
     @property
     def has_values(self) -> bool:
         """Whether it is a stage whose output is an object, into which a fork can put values."""
-        return self.call is None and isinstance(self.record["entry"]["output"], dict)
+        return self.is_stage and isinstance(self.record["entry"]["output"], dict)
+
+    @property
+    def is_stage(self) -> bool:
+        return self.call is None and self.recorded is None
 
     def to_json(self) -> JsonObject:
-        return {**step_json(self.step), "editable": list(self.editable)}
+        return {**step_json(self.step), **self._own()}
 
     def content(self) -> JsonObject:
         """Returns the step with its input and output."""
-        found = step_content([self.step], self.step.ordinal)
+        found = step_content(self.run or [self.step], self.step.ordinal)
         assert found is not None
-        return {**found, "editable": list(self.editable)}
+        return {**found, **self._own()}
+
+    def _own(self) -> JsonObject:
+        found: JsonObject = {"editable": list(self.editable)}
+        return {**found, "kind": "stage"} if self.is_stage else found  # a stage may have the name of a rule
 
 
-def task_steps(records: Iterable[Mapping[str, Any]]) -> list[TaskStep]:
+def task_steps(
+    records: Iterable[Mapping[str, Any]], journal: Iterable[Mapping[str, Any]] = ()
+) -> list[TaskStep]:
     """Returns the steps of a Task. Questions to people have numbers, too.
 
     Args:
         records: of the stages that counted, in order.
+        journal: all records of a durable Task.
     """
     found: list[TaskStep] = []
+    nested = _steps_of_runs(journal)
     for record in records:
         place = stage_path(record["entry"]["task"], record["entry"]["stage_id"])
         shown, places = Counter[str](), Counter[str]()
         request: JsonObject = {}
-        for call in record.get("calls", ()):
+        calls = record.get("calls", ())
+        of_agent = next((call for call in reversed(calls) if call["kind"] == "agent"), None)
+        for call in calls:
+            if call is of_agent:
+                found += _run_steps(nested.get(_run_path(record), ()), len(found), record)
             path, kept = f"{place}/{call['kind']}:{call['name']}", call_place(place, call)
             shown[path] += 1
             places[kept] += 1
@@ -95,6 +122,40 @@ def task_steps(records: Iterable[Mapping[str, Any]]) -> list[TaskStep]:
             found.append(TaskStep(step, record, call, (kept, places[kept])))
         found.append(TaskStep(_stage_step(place, len(found) + 1, record["entry"]), record))
     return found
+
+
+def _run_path(record: Mapping[str, Any]) -> str:
+    """Returns the path of the runs of agents that a stage has made."""
+    return f"{record['entry']['task']}@{record['entry']['stage_id']}".lstrip("/")
+
+
+def _steps_of_runs(journal: Iterable[Mapping[str, Any]]) -> dict[str, list[JournalStep]]:
+    """Returns the steps of the runs of agents in the order of their numbers, by the path of the stage."""
+    latest: dict[tuple[str, int], JournalStep] = {}
+    for record in journal:
+        if record["type"] == STEP and _RUN in record["path"]:
+            fields = {key: record[key] for key in JournalStep._fields if key in record}
+            latest[record["path"], record["n"]] = JournalStep(**fields)
+    found: dict[str, list[JournalStep]] = {}
+    for step in sorted(latest.values(), key=lambda one: one.ordinal):
+        found.setdefault(step.path.removeprefix(NODE_PREFIX).partition(_RUN)[0], []).append(step)
+    return found
+
+
+def _run_steps(recorded: Sequence[JournalStep], before: int, record: Mapping[str, Any]) -> Iterator[TaskStep]:
+    """Yields the steps of the run of an agent. Args: before: the number of the last step of the Task."""
+    shown = listed(recorded)
+    numbers = {step.ordinal: before + n for n, step in enumerate(shown, 1)}
+
+    def numbered(step: JournalStep) -> JournalStep:
+        about = dict(step.about or {})
+        if step.kind == "node" and "after" in about:  # the last step before it began
+            about["after"] = max((new for old, new in numbers.items() if old <= about["after"]), default=0)
+        return step._replace(ordinal=numbers[step.ordinal], about=about)
+
+    run = sorted(map(numbered, shown), key=lambda step: (step.path, step.n))
+    for step in shown:
+        yield TaskStep(numbered(step), record, recorded=step, run=run)
 
 
 def visible(steps: Iterable[TaskStep]) -> list[TaskStep]:
@@ -195,20 +256,46 @@ def forked_records(
         return [*_effects(records, steps)]
     before = [one for one in steps if one.step.ordinal < at.step.ordinal]
     edited = edit if edit is not None and edit.kind in ("output", "tool_result", "state") else None
-    ended = [dict(one.record) for one in before if one.call is None]
-    if edited is not None and at.call is None:
+    ended = [dict(one.record) for one in before if one.is_stage]
+    if edited is not None and at.is_stage:
         ended.append(_edited_stage(at.record, edited))
     if edited is not None and at.call is not None:
         before.append(at._replace(call=_edited_call(at, edited)))
     complete = {(one["entry"]["task"], one["entry"]["stage_id"]) for one in ended}
-    begun = [one for one in before if one.call is not None and one.stage not in complete]
-    kept = [*_contexts(begun), *map(_journaled, begun), *_effects(records, steps), *ended]
+    open_ones = [one for one in before if one.stage not in complete]
+    begun = [one for one in open_ones if one.call is not None]
+    runs = [_record(one.recorded) for one in before if one.recorded is not None]
+    if at.recorded is not None:
+        open_ones.append(at)
+        runs = [one for one in runs if not _is_in_run(one, at)] + _forked_run(records, at, edit)
+    kept = [*_contexts(open_ones), *runs, *map(_journaled, begun), *_effects(records, steps), *ended]
     if at.call is None or at.stage in complete:
         return kept
     edits = [*at.record.get("edits", ())]  # of a Task that is a fork itself
     if edit is not None and edit.kind in ("system", "message"):
         edits.append(_edit_of_requests(at, steps, edit))
     return [*kept, *_edits_of_stage(at.stage, edits)]
+
+
+def _is_in_run(record: Mapping[str, Any], at: TaskStep) -> bool:
+    path: str = record["path"].removeprefix(NODE_PREFIX)
+    return path.startswith(_run_path(at.record) + _RUN)
+
+
+def _forked_run(records: Iterable[Mapping[str, Any]], at: TaskStep, edit: Edit | None) -> list[JsonObject]:
+    """Returns the steps that the run of an agent begins with, see `forked_steps`.
+
+    Raises:
+        NotRecorded: a text of a step before is no longer stored.
+    """
+    assert at.recorded is not None
+    steps = _steps_of_runs(records).get(_run_path(at.record), ())
+    if edit is not None and edit.kind in _OF_THE_WORKFLOW:
+        edit = None
+    if edit is not None:
+        check_edit(at.recorded, edit)
+    forked = forked_steps(sorted(steps, key=lambda one: (one.path, one.n)), at.recorded, edit)
+    return [_record(step) for step in forked if not is_effect(step)]  # those of the Task have all
 
 
 def _edit_of_requests(at: TaskStep, steps: Iterable[TaskStep], edit: Edit) -> JsonObject:
@@ -252,7 +339,7 @@ def _effects(records: Iterable[Mapping[str, Any]], steps: Iterable[TaskStep]) ->
         if record["type"] == STEP and record["path"].startswith("effect:"):
             yield dict(record)  # of a Task that is a fork itself
             seen[record["path"]] += 1
-    called = [(one.step.about, one.step.output) for one in steps if one.step.kind == "tool"]
+    called = [(one.step.about, one.step.output) for one in steps if one.call and one.step.kind == "tool"]
     # those of agents in stages
     called += [(r.get("about"), r["output"]) for r in records if _is_nested_tool(r)]
     for about, output in called:

@@ -255,8 +255,9 @@ class TaskView:
     async def steps(self, row: TaskRow) -> Sequence[TaskStep]:
         """Returns the steps of a Task, as far as its stages have ended."""
         history = await self.history(row)
-        history.apply(await self.records(row))
-        return task_steps(history.records)
+        records = await self.records(row)
+        history.apply(records)
+        return task_steps(history.records, records)
 
     async def listed_steps(self, task_id: str, viewer: Viewer) -> Sequence[JsonObject]:
         """Returns the calls of the stages of a Task, and the stages, in order."""

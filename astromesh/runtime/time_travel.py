@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from astromesh.access.scopes import RUN, Viewer, permits
 from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, JournalStep, RunRow
 from astromesh.durable.comparison import ComparedRun, compare
-from astromesh.durable.fork import Edit, check_edit, forked_steps, require_outputs
+from astromesh.durable.fork import Edit, agent_at, check_edit, forked_steps, require_outputs
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.steps import listed, step_content, steps_json, steps_of_nested
 from astromesh.errors import ConfigError, Conflict, Forbidden, InvalidInput, NotRecorded, RunNotFound
@@ -127,7 +127,7 @@ class TimeTravel:
             return self._directory.get(row.agent).snapshot
         manifest = row.manifest or {}
         if edit is not None and edit.kind == "model":
-            return with_model(manifest, at, edit.value, self._plugins.names("providers"))
+            return with_model(manifest, agent_at(at.path), edit.value, self._plugins.names("providers"))
         return manifest
 
     async def recorded(self, run_id: str, viewer: Viewer) -> ComparedRun:

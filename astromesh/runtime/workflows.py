@@ -28,6 +28,7 @@ from astromesh.runtime.task_journal import open_task_journal
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import TaskGate, TaskWaits
 from astromesh.types import JsonObject, ManifestSnapshot
+from astromesh.workflow.agents import running_with_model
 from astromesh.workflow.base import Gate, OpenJournal, TaskLog
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.inspector import Inspector
@@ -38,7 +39,7 @@ from astromesh.workflow.observers import Observers
 from astromesh.workflow.plan import Plan
 from astromesh.workflow.project import Project, enabled_metrics, restore_project
 from astromesh.workflow.questions import People
-from astromesh.workflow.snapshot import with_model
+from astromesh.workflow.snapshot import AGENT_MODEL, with_model
 
 
 async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
@@ -72,6 +73,8 @@ async def open_workflow(  # noqa: PLR0913 (what an engine is opened with)
     """
     folder = workflow_folder(state.configuration.folder, name)
     run_agent, clock = state.deps.run_agent, state.deps.clock
+    if run_agent is not None and snapshot is not None and AGENT_MODEL in snapshot:
+        run_agent = running_with_model(run_agent, snapshot[AGENT_MODEL])
     deps = Deps(
         http=await state.resources.shared(Http, Http),
         clock=clock,

@@ -270,6 +270,7 @@ class NestedRunOptions(Struct, frozen=True):
         max_iterations: model calls of the agent's tool loop, unless its own limit is smaller.
         streams_to_caller: its text streams as text of the outer run.
         is_withheld: whether a text that starts like JSON is not an answer (a hand-off written as text).
+        model: in place of the agent's primary model: a name of the same provider, or `provider:name`.
     """
 
     history: tuple[Message, ...] | None = None
@@ -279,6 +280,7 @@ class NestedRunOptions(Struct, frozen=True):
     max_iterations: int | None = None
     streams_to_caller: bool = False
     is_withheld: Callable[[str], bool] | None = None
+    model: str = ""
 
 
 #: the options of an agent tool

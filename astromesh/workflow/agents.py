@@ -21,7 +21,7 @@ from astromesh.graph.structured_output import extract_values
 from astromesh.orchestration.base import Pattern, PatternTask
 from astromesh.plugins import Deps, Plugins
 from astromesh.providers.base import ModelPort
-from astromesh.tools.base import NestedRunOptions, RunAgent
+from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, RunAgent, ToolContext
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, Message, StreamBroken
 from astromesh.workflow.base import StageFault
 from astromesh.workflow.credentials import read_secret
@@ -125,6 +125,21 @@ class RuntimeAgent:
             raise InvalidOutput(f"The answer of the agent {self.name!r} does not match its schema: {fault}")
         usage = answer.get("metadata", {}).get("usage", {})
         return AgentResponse(output, usage if isinstance(usage, dict) else {}, repaired)
+
+
+def running_with_model(run_agent: RunAgent, model: str) -> RunAgent:
+    """Returns a function that runs agents of the runtime with this model in place of their primary one."""
+
+    async def run(
+        agent: str,
+        query: str,
+        context: Mapping[str, Any],
+        parent: ToolContext,
+        terms: NestedRunOptions = DEFAULT_NESTED_RUN_OPTIONS,
+    ) -> Mapping[str, Any]:
+        return await run_agent(agent, query, context, parent, replace(terms, model=model))
+
+    return run
 
 
 def prompt_of(request: AgentRequest) -> str:

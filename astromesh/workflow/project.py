@@ -50,7 +50,7 @@ from astromesh.workflow import validation
 from astromesh.workflow.credentials import read_secret
 from astromesh.workflow.operations import load_operation
 from astromesh.workflow.plan import Plan, compile_plan
-from astromesh.workflow.snapshot import Fingerprint, fingerprint_of, snapshot_of
+from astromesh.workflow.snapshot import AGENT_MODEL, Fingerprint, fingerprint_of, snapshot_of
 from astromesh.workflow.validation import KnownNames
 
 
@@ -116,7 +116,7 @@ class Project:
     def has_manifests(self, snapshot: JsonObject) -> bool:
         """Returns whether these are the manifests of a snapshot, with the same settings."""
         own = self.snapshot.content
-        return all(own[key] == snapshot[key] for key in ("files", "overrides"))
+        return all(own.get(key) == snapshot.get(key) for key in ("files", "overrides", AGENT_MODEL))
 
     @cached_property
     def default_start(self) -> str:

@@ -29,6 +29,8 @@ from astromesh.graph.call_record import hash_of
 from astromesh.types import JsonObject, ManifestSnapshot
 
 _PROVIDERS = "providers.yaml"
+#: key of a snapshot whose runtime agents have another model, in a fork or an evaluation
+AGENT_MODEL = "agent_model"
 
 
 @dataclass(frozen=True)
@@ -99,6 +101,8 @@ def snapshot_of(name: str, folder: WorkflowFolder, fingerprint: Fingerprint) -> 
 def with_model(snapshot: JsonObject, model: str, adapters: Collection[str]) -> ManifestSnapshot:
     """Returns a snapshot whose models are all this one, without fallbacks.
 
+    Agents of the runtime have it, too.
+
     Args:
         model: `adapter:name`; without a known adapter, a name that the adapters of the workflow know.
         adapters: the names of the provider plugins.
@@ -115,8 +119,10 @@ def with_model(snapshot: JsonObject, model: str, adapters: Collection[str]) -> M
             for key in ("base_url", "credential", "options"):
                 spec.pop(key, None)
         spec |= {"adapter": adapter, "model": name}
-    files = {**snapshot["files"], _PROVIDERS: orjson.dumps(content).decode()}
-    changed = {**snapshot, "files": files}
+    files = snapshot["files"]
+    if _PROVIDERS in files:
+        files = {**files, _PROVIDERS: orjson.dumps(content).decode()}
+    changed = {**snapshot, "files": files, AGENT_MODEL: model}
     return ManifestSnapshot(hash_of(changed), changed)
 
 

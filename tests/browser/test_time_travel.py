@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import json
+import shutil
+import time
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
-from playwright.sync_api import Route
+from playwright.sync_api import Page, Route
 
-from tests.browser.conftest import Console, ask, fork, recorded
+from tests.browser.conftest import ROOT, Console, ask, fork, recorded
+from tests.conftest import ServerFactory
 from tests.platform.astromesh import ServerProcess
 
 EDITED = "No article was found."
@@ -21,6 +25,19 @@ LABELS = {
     "model": "Another model",
     "manifest": "Present manifest",
 }
+WORKFLOW = """version: 1
+workflow: answers
+nodes:
+  - {id: s, kind: deterministic, role: start, default: true, context: none}
+  - {id: answer, kind: agent, agent: support-agent, role: linear, context: none}
+  - {id: e, kind: deterministic, role: exit, context: none}
+edges: [{from: s, to: answer}, {from: answer, to: e}]
+"""
+
+
+def offered(page: Page, labels: set[str]) -> set[str]:
+    """The edits that a page has buttons for."""
+    return labels & {*page.locator("section[aria-label='The chosen step'] button").all_inner_texts()}
 
 
 def test_a_result_is_edited_in_place_and_the_run_goes_on_and_is_compared(
@@ -57,10 +74,7 @@ def test_each_step_offers_the_edits_that_it_names(
         page.get_by_role("region", name="Fork").wait_for()
         output = "Edit the output" if step["kind"] == "node" else "Edit the answer"
         wanted = {LABELS.get(kind, output) for kind in step["editable"]}
-        offered = set(page.locator("section[aria-label='The chosen step'] button").all_inner_texts())
-        assert {
-            text for text in offered if text in {*LABELS.values(), "Edit the output", "Edit the answer"}
-        } == wanted
+        assert offered(page, {*LABELS.values(), "Edit the output", "Edit the answer"}) == wanted
 
 
 def test_a_fork_that_the_server_refuses_keeps_what_was_written(
@@ -122,3 +136,36 @@ def test_three_runs_stand_side_by_side_and_differences_are_walked_by_keyboard(
     assert page.locator(".row-of-steps.same").first.inner_text().startswith("4 steps · the same")
     page.keyboard.press("n")
     page.locator(".row-of-steps.on button[aria-expanded=true]").wait_for()
+
+
+def test_a_task_is_forked_with_the_edits_that_its_steps_name(
+    server_process: ServerFactory, console: Callable[..., Console], tmp_path: Path
+) -> None:
+    """Stages, and the steps of the run of an agent in one of them."""
+    config = tmp_path / "config"
+    shutil.copytree(ROOT / "config", config)
+    (config / "workflows" / "answers").mkdir()
+    (config / "workflows" / "answers" / "workflow.yaml").write_text(WORKFLOW)
+    server = server_process(config)
+    body = {"input": "How do I reset my password?"}
+    task = httpx.post(f"{server.url}/v1/workflows/answers/runs", json=body, timeout=30).json()["task_id"]
+    while httpx.get(f"{server.url}/v1/tasks/{task}").json()["status"] in ("queued", "running"):
+        time.sleep(0.02)
+    steps = httpx.get(f"{server.url}/v1/tasks/{task}/steps").json()["steps"]
+    assert {"stage", "model", "tool", "prompt"} <= {step["kind"] for step in steps}
+    shown = console(server)
+    of_stages = {"query": "Edit the input", "state": "Change values of the output"}
+    for step in steps:
+        page = shown.open(f"tasks/{task}?tab=Steps&step={step['step']}")
+        page.get_by_role("region", name="Fork").wait_for()
+        output = "Edit the answer" if step["kind"] == "model" else "Edit the output"
+        labels = {**LABELS, "output": output, **(of_stages if step["kind"] == "stage" else {})}
+        assert offered(page, {*labels.values()}) == {labels[kind] for kind in step["editable"]}, step
+    last = steps[-2]["step"]
+    page = shown.open(f"tasks/{task}?tab=Steps&step={last}")
+    page.get_by_role("button", name="Edit the output").click()
+    page.get_by_label("Edit the output").fill(EDITED)
+    page.get_by_role("button", name="Run on from here").click()
+    page.get_by_text(f"Fork at step {last}, output edited").wait_for()
+    made = page.url.rsplit("/", 1)[-1].split("?")[0]
+    assert httpx.get(f"{server.url}/v1/tasks/{made}").json()["forked_from"]["task_id"] == task

@@ -12,6 +12,11 @@ async def lookup(query: str) -> str:
     return f"found: {query}"
 
 
+def price(item: str) -> str:
+    """Says what an item costs."""
+    return f"price of {item}"
+
+
 def explode() -> str:
     """Fails."""
     raise RuntimeError("boom")

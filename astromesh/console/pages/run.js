@@ -87,7 +87,7 @@ export default function Run({ path: [, id] }) {
     ${tab === "Events" && html`<${Refusal} problem=${problem} />`}
     ${tab === "Steps" && html`<${Steps} rows=${rows} at=${at} choose=${choose} waiting=${story.waiting}>
       ${recording.problem?.code === "not_recorded" && html`<${NotRecorded} problem=${recording.problem} />`}
-      ${rows[at]?.recorded && html`<${RecordedStep} run=${id} chosen=${rows[at].recorded} draft=${draft} setDraft=${setDraft} canFork=${!isGoingOn}>
+      ${rows[at]?.recorded && html`<${RecordedStep} page="runs" id=${id} chosen=${rows[at].recorded} draft=${draft} setDraft=${setDraft} canFork=${!isGoingOn}>
         <${StepTitle} step=${rows[at]} at=${at} of=${rows.length} /><//>`}<//>`}
     ${tab === "Answer" && html`<div class="pane narrow"><${Answer} story=${story} run=${run} /></div>`}
     ${tab === "Graph" && run && html`<${Graph} agent=${run.agent} story=${story} last=${story.last} />`}
@@ -192,7 +192,7 @@ function stepOf(story, span) {
 }
 
 /** @param {{rows: any[], at: number, choose: (at: number) => void, waiting: any, children?: any}} props the children show a recorded step */
-function Steps({ rows, at, choose, waiting, children }) {
+export function Steps({ rows, at, choose, waiting, children }) {
   const step = rows[at];
   return html`<div class="split">
     <section class="fall" aria-label="Steps">
@@ -213,7 +213,7 @@ function Steps({ rows, at, choose, waiting, children }) {
 }
 
 /** @param {{step: any, at: number, of: number}} props */
-const StepTitle = ({ step, at, of }) => html`<div class="title-row"><h2>${plain(step.name)}</h2>${step.state ? html`<${Pill} state=${step.state} />` : html`<span class=${`pill kind ${step.kind}`}>${step.kind}</span>`}
+export const StepTitle = ({ step, at, of }) => html`<div class="title-row"><h2>${plain(step.name)}</h2>${step.state ? html`<${Pill} state=${step.state} />` : html`<span class=${`pill kind ${step.kind}`}>${step.kind}</span>`}
   <span class="grow"></span><span class="muted">${at + 1} of ${of} <kbd>j</kbd> <kbd>k</kbd></span></div>`;
 
 /** Why this run cannot be forked, replayed or compared, and the key that changes it for the next ones. @param {{problem: Problem}} props */

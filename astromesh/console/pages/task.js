@@ -1,11 +1,15 @@
 // @ts-check
-// One Task of a workflow: its stages as they happen, its artifacts; pause, step, resume, cancel, replay.
+// One Task of a workflow: its stages as they happen, its recorded steps and artifacts; pause, step, resume, cancel, replay, fork.
 import { follow, post } from "../api.js";
 import { MakeCase } from "../case.js";
-import { html, useEffect, useRef, useState } from "../lib.js";
+import { useKeys } from "../keys.js";
+import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
 import { refresh, useResource } from "../poll.js";
+import { rowsOfSteps } from "../recording.js";
 import { link, place, refine } from "../router.js";
+import { RecordedStep } from "../step.js";
 import { Ago, Confirm, CopyRequest, duration, Empty, Fact, Head, Id, Json, Pill, plain, Refusal, Table, Tabs, useAction } from "../ui.js";
+import { Steps, StepTitle } from "./run.js";
 
 /** @param {{path: string[]}} props */
 export default function Task({ path: [, id] }) {
@@ -38,18 +42,38 @@ export default function Task({ path: [, id] }) {
     ${task && html`<div class="facts">
       <${Fact} name="Workflow">${plain(task.workflow)}<//><${Fact} name="Accepted"><${Ago} at=${task.created_at} /><//>
       ${task.state && html`<${Fact} name="State">${plain(task.state)}<//>`}
+      ${task.forked_from && html`<${Fact} name=${`Fork at step ${task.forked_from.step}${task.forked_from.edit ? `, ${task.forked_from.edit} edited` : ""}`}>
+        <${Id} id=${task.forked_from.task_id} href=${link(["tasks", task.forked_from.task_id], { tab: "Steps", step: task.forked_from.step })} /><//>`}
       ${task.path && html`<${Fact} name="Path">${plain(Array.isArray(task.path) ? task.path.join(" → ") : task.path)}<//>`}
     </div>`}
-    <${Tabs} tabs=${["Stages", "Task", "History", "Artifacts"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
+    <${Tabs} tabs=${["Stages", "Steps", "Task", "History", "Artifacts"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
     ${replayed && html`<div class="pane"><h2>Replay</h2><${Json} value=${replayed} /></div>`}
     ${tab === "Stages" && (stages.length
       ? html`<${Table} label="Stages" head=${["State", "Stage", "Task", ["Took", "r"], "Error"]} rows=${stages.map((one) => html`
           <tr key=${`${one.task}/${one.stage}/${one.seq}`}><td><${Pill} state=${one.status} /></td><td>${plain(one.stage)}</td><td>${one.task === id ? html`<span class="muted">this one</span>` : html`<${Id} id=${one.task} href=${link(["tasks", one.task])} />`}</td>
             <td class="r num">${duration(one.ms)}</td><td class="text">${plain(typeof one.error === "string" ? one.error : one.error ? JSON.stringify(one.error) : "")}</td></tr>`)} />`
       : html`<${Empty}>No stage has begun, or the events are gone.<//>`)}
+    ${task && tab === "Steps" && html`<${Recorded} id=${id} task=${task} canFork=${!isGoingOn} />`}
     ${task && tab === "Task" && html`<div class="pane"><${Json} value=${task} /></div>`}
     ${tab === "History" && trace.value && html`<div class="pane"><${Json} value=${trace.value} /></div>`}
     ${tab === "Artifacts" && artifacts.value && html`<div class="pane"><${Json} value=${artifacts.value} /></div>`}`;
+}
+
+/** The recorded steps, of which each can be forked when the Task has ended. @param {{id: string, task: any, canFork: boolean}} props */
+function Recorded({ id, task, canFork }) {
+  const found = useResource(`/v1/tasks/${encodeURIComponent(id)}/steps`);
+  const steps = found.value?.steps;
+  const forkedAt = task.forked_from?.step || 0;
+  const rows = useMemo(() => rowsOfSteps(steps || [], forkedAt), [steps, forkedAt]);
+  const wanted = Number(place.value.query.step || forkedAt);
+  const at = Math.max(0, rows.findIndex((row) => row.number === wanted));
+  const choose = (/** @type {number} */ to) => refine({ step: rows[Math.max(0, Math.min(to, rows.length - 1))]?.number });
+  const [draft, setDraft] = useState(/** @type {any} */ (null));
+  useKeys([["j", "Next step", () => choose(at + 1)], ["k", "Previous step", () => choose(at - 1)]]);
+  return html`<${Refusal} problem=${found.problem} />
+    ${rows.length > 0 && html`<${Steps} rows=${rows} at=${at} choose=${choose} waiting=${null}>
+      <${RecordedStep} page="tasks" id=${id} chosen=${rows[at].recorded} draft=${draft} setDraft=${setDraft} canFork=${canFork}>
+        <${StepTitle} step=${rows[at]} at=${at} of=${rows.length} /><//><//>`}`;
 }
 
 /** The stages of a Task and its descendants, from its events. @param {string} path */

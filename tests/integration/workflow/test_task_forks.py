@@ -369,3 +369,98 @@ async def test_tasks_of_others_are_not_found(shop: Shop) -> None:
             ):
                 with pytest.raises(TaskNotFound):
                     await work
+
+
+HELPER = """apiVersion: astromesh/v1
+kind: Agent
+metadata: {name: helper}
+spec:
+  identity: {description: Looks things up.}
+  model: {primary: {provider: scripted, model: small}}
+  prompts: {system: Help.}
+  tools: [{name: look, type: internal, function: 'tests.integration.sample_tools:price', effect: read}]
+"""
+#: the steps of a Task whose stage `plan` is a run of that agent
+RUN_STEPS = [
+    "stage", "rule", "prompt", "model", "tool", "node", "model", "node", "rule", "node", "stage", "stage",
+]  # fmt: skip
+
+
+@pytest.fixture
+def helped(shop: Shop) -> Shop:
+    """The workflow with an agent of the runtime in place of the planner, and without what follows."""
+    (shop.config / "agents").mkdir()
+    (shop.config / "agents" / "helper.agent.yaml").write_text(HELPER)
+    for name in ("agents.yaml", "tools.yaml", "providers.yaml"):
+        (shop.folder / name).unlink()
+    (shop.folder / "workflow.yaml").write_text(
+        """version: 1
+workflow: shop
+nodes:
+  - {id: s, kind: deterministic, role: start, default: true, context: none}
+  - {id: plan, kind: agent, agent: helper, role: linear, context: none}
+  - {id: e, kind: deterministic, role: exit, context: none}
+edges: [{from: s, to: plan}, {from: plan, to: e}]
+"""
+    )
+    return shop
+
+
+async def test_the_run_of_a_runtime_agent_is_forked_at_each_of_its_steps(helped: Shop) -> None:
+    async with client_of(helped.runtime()) as client:
+        task_id = await started(client, RUNS)
+        steps = await steps_of(client, task_id)
+        assert [step["kind"] for step in steps] == RUN_STEPS
+        output = (await client.get(f"/v1/tasks/{task_id}")).json()["output"]
+        for step in steps:
+            helped.done()
+            fork = await forked(client, task_id, step["step"])
+            behind = [one["kind"] for one in steps if one["step"] >= step["step"]]
+            assert (fork["output"], helped.done()) == (output, ["model"] * behind.count("model"))
+            again = await steps_of(client, fork["task_id"])
+            assert [one["kind"] for one in again] == RUN_STEPS
+        content = (await client.get(f"/v1/tasks/{task_id}/steps/7")).json()
+    assert [one["role"] for one in content["input"]["messages"]] == ["system", "user", "assistant", "tool"]
+    editable = {step["step"]: step["editable"] for step in steps}
+    assert editable[2] == ["model", "manifest"]
+    assert editable[4] == ["output", "message", "system", "model", "manifest"]
+
+
+@pytest.mark.parametrize(
+    ("at", "edit", "answer", "calls"),
+    [
+        (4, {"output": "Said so."}, "Said so.", 0),
+        (5, {"tool_result": "12 EUR"}, "plan: 12 EUR", 1),
+        (7, {"output": "Edited."}, "Edited.", 0),
+        (8, {"output": "Of the node."}, "Of the node.", 0),
+        (10, {"output": "Of the agent."}, "Of the agent.", 0),
+    ],
+)
+async def test_edits_in_the_run_of_a_runtime_agent(
+    helped: Shop, at: int, edit: dict[str, Any], answer: str, calls: int
+) -> None:
+    async with client_of(helped.runtime()) as client:
+        task_id = await started(client, RUNS)
+        helped.done()
+        fork = await forked(client, task_id, at, **edit)
+        assert (fork["output"], helped.done()) == (answer, ["model"] * calls)
+        last = (await steps_of(client, fork["task_id"]))[-1]["step"]
+        again = await forked(client, fork["task_id"], last)  # a fork of the fork keeps the edit
+    assert again["output"] == answer
+
+
+async def test_what_a_runtime_agent_is_asked_is_edited(helped: Shop) -> None:
+    async with client_of(helped.runtime()) as client:
+        task_id = await started(client, RUNS)
+        helped.model.requests.clear()
+        await forked(client, task_id, 3, system="Be brief.")
+        assert [one.messages[0].content for one in helped.model.requests] == ["Be brief.", "Be brief."]
+        helped.model.requests.clear()
+        await forked(client, task_id, 7, message="In euros, please.")
+        (request,) = helped.model.requests
+        assert request.messages[-1].content == "In euros, please."
+        helped.model.requests.clear()
+        other = await forked(client, task_id, 3, model="embedded:tiny")
+        assert (other["status"], helped.model.requests) == ("success", [])
+        wrong = await client.post(f"/v1/tasks/{task_id}/fork", json={"at": 4, "edit": {"query": "x"}})
+    assert (wrong.status_code, "output, message, system" in wrong.json()["detail"]) == (422, True)
