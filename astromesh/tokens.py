@@ -11,13 +11,15 @@ from collections.abc import Iterable
 
 import orjson
 
-from astromesh.types import CompletionRequest, Message, ToolSpec
+from astromesh.types import Attachment, CompletionRequest, Message, ToolSpec
 
 BYTES_PER_TOKEN = 4
 #: role, separators
 MESSAGE_OVERHEAD = 4
 #: an image of about a megapixel, as vision models count it
 IMAGE_TOKENS = 800
+#: base64 characters of audio or of a document
+_DATA_PER_TOKEN = 200
 
 
 def estimate(text: str) -> int:
@@ -37,11 +39,16 @@ def estimate_size(size: int) -> int:
 
 def estimate_message(message: Message) -> int:
     tokens = MESSAGE_OVERHEAD + estimate(message.content)
-    if message.images:
-        tokens += IMAGE_TOKENS * len(message.images)
+    if message.attachments:
+        tokens += sum(map(_attachment_tokens, message.attachments))
     for call in message.tool_calls:
         tokens += MESSAGE_OVERHEAD + estimate(call.name) + estimate(call.arguments)
     return tokens
+
+
+def _attachment_tokens(one: Attachment) -> int:
+    """Counts an image as one of a megapixel, anything else by its size as well."""
+    return IMAGE_TOKENS if one.kind == "image" else IMAGE_TOKENS + len(one.data) // _DATA_PER_TOKEN
 
 
 def estimate_messages(messages: Iterable[Message]) -> int:

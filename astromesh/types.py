@@ -13,24 +13,38 @@ from typing import Any, Literal, NamedTuple
 from msgspec import Struct, field
 
 Role = Literal["system", "user", "assistant", "tool"]
+AttachmentKind = Literal["image", "audio", "file"]
 JsonObject = dict[str, Any]
 
 
 # -- conversation ------------------------------------------------------------------------------------------
 
 
-class Image(Struct, frozen=True):
-    """A picture in a message: either a URL or inline data.
+class Attachment(Struct, frozen=True):
+    """An image, an audio file or a document that belongs to a message: either a URL or inline data.
 
     Args:
         url: an http(s) URL, or empty.
         data: base64 text, or empty.
-        media_type: e.g. `image/png`.
+        media_type: e.g. `image/png`. Empty: as the name or the server says.
+        name: of the file.
+        sha256: of its content, in hex digits. Stores refer to the content by it. Empty: not known yet.
     """
 
     url: str = ""
     data: str = ""
     media_type: str = "image/png"
+    name: str = ""
+    sha256: str = ""
+
+    @property
+    def kind(self) -> AttachmentKind:
+        main = self.media_type.partition("/")[0]
+        return "image" if main == "image" else "audio" if main == "audio" else "file"
+
+
+#: an attachment that is a picture: `Image(url=…)`, `Image(data=…, media_type="image/jpeg")`
+Image = Attachment
 
 
 class ToolCall(Struct, frozen=True):
@@ -56,7 +70,7 @@ class Message(Struct, frozen=True):
         tool_calls: on assistant messages.
         tool_call_id, name: on tool messages: which call, which tool. `name` of a stored answer: who wrote it,
             if that is another agent than the session's.
-        images: on user messages, for models with vision.
+        attachments: on user messages, for models that take them.
     """
 
     role: Role
@@ -64,7 +78,7 @@ class Message(Struct, frozen=True):
     tool_calls: tuple[ToolCall, ...] = ()
     tool_call_id: str = ""
     name: str = ""
-    images: tuple[Image, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
 
 
 #: the tenant of callers that name none

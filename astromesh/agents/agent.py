@@ -28,7 +28,7 @@ from msgspec import UNSET, UnsetType
 from astromesh.access.scopes import Viewer, principal_of
 from astromesh.agents import arguments
 from astromesh.agents.arguments import AgentTool, GuardrailLike, MemoryLike, PatternLike
-from astromesh.agents.attachments import with_attachments
+from astromesh.agents.attachments import read_attachments
 from astromesh.agents.declared import KeptStores, Place, Source, place_of, source_of_file
 from astromesh.agents.keys import (
     AllKeys,
@@ -660,13 +660,12 @@ class Agent(Generic[DepsT, OutputT]):
         history = keys.get("history")
         if history is None and not session:
             history = ()
-        text, images = await with_attachments(query, keys.get("attachments", ()), self._plugins)
         return RunRequest(
-            text,
+            query,
             session or f"run-{uuid4().hex}",
             keys.get("context") or {},
             keys.get("metadata") or {},
-            images=images,
+            attachments=await read_attachments(keys.get("attachments", ())),
             history=None if history is None else as_messages(history) if history else (),
             persist=bool(session),
             deps=self._deps if self._deps is not UNSET else deps,

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypedDict, cast
 import orjson
 
 from astromesh.agents.arguments import GuardrailLike, MemoryLike, PatternLike
-from astromesh.agents.attachments import Attachment, File
+from astromesh.agents.attachments import AttachmentLike, File
 from astromesh.agents.manifest import AgentKeys, plain
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput
 from astromesh.graph.base import BaseNode
@@ -32,7 +32,7 @@ class RunKeys(TypedDict, total=False):
     #: The conversation by hand, e.g. `result.messages` of the turn before; it replaces the stored one.
     history: Sequence[Message | Mapping[str, Any]] | None
     #: Images and files for the model.
-    attachments: Sequence[Attachment]
+    attachments: Sequence[AttachmentLike]
     #: Variables of the prompt template.
     context: Mapping[str, Any] | None
     #: Who is calling; tools see it.
@@ -156,7 +156,7 @@ RUN_RULES: Rules = {
     ),
     "attachments": (
         lambda value: isinstance(value, list | tuple) and all(map(_is_attachment, value)),
-        "a list of paths, URLs of images, Images and Files with bytes",
+        "a list of paths, URLs, Images and Files with bytes",
     ),
     "context": (_is_mapping, "a mapping"),
     "caller": (lambda value: isinstance(value, CallerContext), "a CallerContext"),

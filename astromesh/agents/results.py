@@ -205,7 +205,10 @@ def messages_of(run: Run | None, request: RunRequest, text: str) -> list[Message
     made = run.scope.graph_result if run is not None else None
     if made is None:
         query = run.admitted_query if run is not None else request.query
-        found = [*(request.history or ()), Message("user", query or request.query, images=request.images)]
+        found = [
+            *(request.history or ()),
+            Message("user", query or request.query, attachments=request.attachments),
+        ]
     else:
         found = [message for message in made.messages if message.role != "system"]
     if found and found[-1].role == "assistant" and not found[-1].tool_calls:
@@ -237,7 +240,7 @@ def request_of_messages(messages: tuple[Message, ...], context: Mapping[str, Any
         last.content,
         f"run-{uuid4().hex}",
         context,
-        images=last.images,
+        attachments=last.attachments,
         history=tuple(history),
         persist=False,
     )

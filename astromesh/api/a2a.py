@@ -42,7 +42,6 @@ from a2a.types.a2a_pb2 import (
     TaskStatusUpdateEvent,
 )
 from a2a.utils.errors import (
-    ContentTypeNotSupportedError,
     ExtendedAgentCardNotConfiguredError,
     InternalError,
     InvalidParamsError,
@@ -58,7 +57,7 @@ from starlette.requests import Request
 from starlette.routing import BaseRoute, Mount, Router
 
 from astromesh.access.scopes import Viewer, principal_of
-from astromesh.api.conversations import image_of
+from astromesh.api.conversations import attachment_of, file_of
 from astromesh.api.errors import public_failure
 from astromesh.api.requests import caller_of
 from astromesh.api.responses import EventBuffer
@@ -74,7 +73,7 @@ from astromesh.runtime.records import RunRequest
 from astromesh.telemetry import ids
 from astromesh.text import is_blank
 from astromesh.tools.client import CLIENT_TOOL
-from astromesh.types import CallerContext, Event, Image, JsonObject
+from astromesh.types import Attachment, CallerContext, Event, JsonObject
 
 PROTOCOL_VERSION = "1.0"
 _ARTIFACT = "answer"
@@ -284,7 +283,7 @@ class TaskHandler(RequestHandler):
         if len(message.context_id) > _MAX_CONTEXT_ID or not message.context_id.isprintable():
             raise InvalidParamsError(f"message.contextId: at most {_MAX_CONTEXT_ID} printable characters.")
         session = message.context_id or ids.new_id()
-        request = RunRequest(text, session, images=images_of(message.parts))
+        request = RunRequest(text, session, attachments=attachments_of(message.parts))
         digest = sha256(message.SerializeToString(deterministic=True)).hexdigest()
         tenant, owner = principal_of(caller)
         expires = runtime.clock.now() + KEY_SECONDS
@@ -354,19 +353,16 @@ def text_of(parts: Iterable[Part]) -> str:
     return "\n".join(texts)
 
 
-def images_of(parts: Iterable[Part]) -> tuple[Image, ...]:
-    """Raises: ContentTypeNotSupportedError: a file is no picture."""
+def attachments_of(parts: Iterable[Part]) -> tuple[Attachment, ...]:
+    """Raises: InvalidInput: a URL is not one of http, https or data."""
     found = []
     for part in parts:
         kind = part.WhichOneof("content")
-        if kind not in ("raw", "url"):
-            continue
-        if part.media_type and not part.media_type.startswith("image/"):
-            raise ContentTypeNotSupportedError(
-                f"Files of the type {part.media_type[:64]!r} are not supported."
-            )
-        raw = MessageToDict(part).get("raw", "")  # base64
-        found.append(image_of(part.url if kind == "url" else f"data:{part.media_type};base64,{raw}"))
+        if kind == "url":
+            found.append(attachment_of(part.url, "message.parts", part.media_type, part.filename))
+        elif kind == "raw":
+            raw = MessageToDict(part).get("raw", "")  # base64
+            found.append(file_of(raw, part.filename, part.media_type))
     return tuple(found)
 
 

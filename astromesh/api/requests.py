@@ -7,7 +7,7 @@ import re
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from hashlib import sha256
-from typing import Annotated, Any, Literal, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import orjson
 from msgspec.structs import replace
@@ -20,6 +20,7 @@ from pydantic import (
     StringConstraints,
     TypeAdapter,
     ValidationError,
+    model_validator,
 )
 from pydantic_core import PydanticCustomError
 from starlette.requests import ClientDisconnect, HTTPConnection, Request
@@ -31,6 +32,7 @@ from astromesh.api.errors import validation_detail
 from astromesh.durable.base import Callback, IdempotencyKey
 from astromesh.errors import InvalidInput
 from astromesh.net.service_options import is_http
+from astromesh.runtime.attachments import MAX_ATTACHMENTS
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.idempotency import KEY_SECONDS
 from astromesh.runtime.records import RunRequest
@@ -38,7 +40,7 @@ from astromesh.runtime.run_metadata import MAX_KEYS, MAX_TAG_LENGTH, MAX_TAGS, m
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import SINGLE_LINE, is_blank
 from astromesh.tools.client import ClientTools
-from astromesh.types import CallerContext
+from astromesh.types import Attachment, CallerContext
 
 T = TypeVar("T")
 #: where the state of a request holds its body
@@ -192,6 +194,39 @@ class CallbackIn(BaseModel):
         return Callback(self.url, tuple(dict.fromkeys(self.events)), self.headers)
 
 
+_BASE64 = r"^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
+
+
+class AttachmentIn(BaseModel):
+    """An image, an audio file or a document: its URL, or its content."""
+
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={"oneOf": [{"required": ["url"]}, {"required": ["data"]}]},
+    )
+
+    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://"), AfterValidator(_is_called)] = Field(
+        "", description="The server fetches it; the host must be public, or in network.allow_hosts."
+    )
+    data: Annotated[str, Field(min_length=4, pattern=_BASE64)] = Field(
+        "", description="The content in base64."
+    )
+    media_type: Annotated[str, Field(max_length=128)] = Field(
+        "", description="E.g. image/png. Empty: as the name or the server of the URL says."
+    )
+    name: Annotated[str, Field(max_length=256)] = Field("", description="The name of the file.")
+
+    @model_validator(mode="after")
+    def _has_one_content(self) -> Self:
+        if bool(self.url) == bool(self.data):
+            raise ValueError("set exactly one of 'url' and 'data'")
+        return self
+
+    def attachment(self) -> Attachment:
+        return Attachment(self.url, self.data, self.media_type, self.name)
+
+
 class RunBody(BaseModel):
     """One message to an agent."""
 
@@ -220,6 +255,9 @@ class RunBody(BaseModel):
         default_factory=list, description="Tools that the client executes; they make the run durable."
     )
 
+    attachments: Annotated[list[AttachmentIn], Field(max_length=MAX_ATTACHMENTS)] = Field(
+        default_factory=list, description="Images, audio and documents that belong to the message."
+    )
     callback: CallbackIn | None = Field(
         None, description="Whom to call when the run ends or waits; it makes the run durable."
     )
@@ -301,6 +339,7 @@ def run_request(body: RunBody, traceparent: str | None) -> RunRequest:
         tools=None if body.tools is None else tuple(body.tools),
         parameters=body.parameters(),
         callback=body.callback.callback() if body.callback else None,
+        attachments=tuple(one.attachment() for one in body.attachments),
     )
 
 

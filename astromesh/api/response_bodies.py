@@ -10,42 +10,51 @@ import orjson
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, Tag, TypeAdapter
 
 from astromesh.api.client_tools import MAX_TOOLS, FunctionIn
-from astromesh.api.conversations import add_call, image_of
+from astromesh.api.conversations import add_call, attachment_of, file_of
 from astromesh.api.requests import RunMetadata
 from astromesh.api.sampling import Sampling
 from astromesh.errors import InvalidInput
 from astromesh.tools.client import ClientTools
-from astromesh.types import Image, JsonObject, Message, ToolCall
+from astromesh.types import Attachment, JsonObject, Message, ToolCall
 
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text"})
 
 
 class ResponsePart(BaseModel):
-    """A part of a message: text, a refusal of the model, or a picture by URL or data URL."""
+    """A part of a message: text, a refusal of the model, a picture or a file."""
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Literal["input_text", "output_text", "text", "summary_text", "refusal", "input_image"]
+    type: Literal["input_text", "output_text", "text", "summary_text", "refusal", "input_image", "input_file"]
     text: str = ""
     refusal: str = ""
     image_url: str | None = None
+    filename: str | None = None
+    file_data: str | None = None
+    file_url: str | None = None
 
     def said(self) -> str:
         return self.refusal or self.text
 
-    def image(self) -> Image:
-        if not self.image_url:
-            raise InvalidInput("input_image needs an image_url: there are no stored files.", param="input")
-        return image_of(self.image_url)
+    def attachment(self) -> Attachment:
+        name = self.filename or ""
+        if self.type == "input_file" and self.file_data:
+            return file_of(self.file_data, name)
+        url = self.image_url if self.type == "input_image" else self.file_url
+        if not url:
+            needed = "an image_url" if self.type == "input_image" else "file_data or a file_url"
+            raise InvalidInput(f"{self.type} needs {needed}: there are no stored files.", param="input")
+        return attachment_of(url, "input", name=name)
 
 
 Content = str | list[ResponsePart]
+_ATTACHED = frozenset({"input_image", "input_file"})
 
 
 def _text_of(content: Content) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.said() for part in content if part.type != "input_image")
+    return "\n".join(part.said() for part in content if part.type not in _ATTACHED)
 
 
 class MessageItem(BaseModel):
@@ -61,8 +70,8 @@ class MessageItem(BaseModel):
     def message(self) -> Message:
         role: Literal["user", "assistant"] = "user" if self.role == "user" else "assistant"
         parts = self.content if isinstance(self.content, list) else []
-        images = tuple(part.image() for part in parts if part.type == "input_image")
-        return Message(role, self.text(), images=images)
+        attached = tuple(part.attachment() for part in parts if part.type in _ATTACHED)
+        return Message(role, self.text(), attachments=attached)
 
 
 class CallItem(BaseModel):
@@ -399,20 +408,23 @@ def _items_of(message: Message) -> Iterable[JsonObject]:
             "status": "completed",
         }
         return
-    if message.content or message.images or not message.tool_calls:
-        yield _message_item(message.role, message.content, message.images)
+    if message.content or message.attachments or not message.tool_calls:
+        yield _message_item(message.role, message.content, message.attachments)
     for call in message.tool_calls:
         shown = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
         yield {"type": "function_call", **shown, "status": "completed"}
 
 
-def _message_item(role: str, text: str, images: Sequence[Image]) -> JsonObject:
+def _message_item(role: str, text: str, attachments: Sequence[Attachment]) -> JsonObject:
     kind = "output_text" if role == "assistant" else "input_text"
     more: JsonObject = {"annotations": [], "logprobs": []} if role == "assistant" else {}
     content: list[JsonObject] = [{"type": kind, "text": text, **more}]
-    for image in images:
-        url = image.url or f"data:{image.media_type};base64,{image.data}"
-        content.append({"type": "input_image", "image_url": url, "detail": "auto"})
+    for one in attachments:
+        if one.kind == "image":
+            url = one.url or f"data:{one.media_type};base64,{one.data}"
+            content.append({"type": "input_image", "image_url": url, "detail": "auto"})
+        else:
+            content.append({"type": "input_file", "filename": one.name or None})
     return {"type": "message", "role": role, "status": "completed", "content": content}
 
 

@@ -12,7 +12,7 @@ from astromesh.api.conversations import add_call, context_text
 from astromesh.api.response_bodies import message_items
 from astromesh.api.response_events import ResponseEvents, ResponseForm, ResponseId
 from astromesh.durable.base import JournalStep, RunQuery, RunRow
-from astromesh.durable.serialization import message_of
+from astromesh.durable.serialization import message_of, messages_with_contents, with_contents
 from astromesh.errors import InvalidInput, RunNotFound
 from astromesh.runtime.client_tools import ClientCall, results_of
 from astromesh.runtime.records import request_of
@@ -66,6 +66,8 @@ class StoredResponse(NamedTuple):
     kept: Kept
     steps: tuple[JournalStep, ...]
     events: list[Event]
+    #: of the attachments of the run: base64 text by hash
+    contents: Mapping[str, str]
 
     @property
     def form(self) -> ResponseForm:
@@ -164,8 +166,10 @@ class StoredResponse(NamedTuple):
             continuation = _messages(admitted["continuation"]) or ()
         if history is None:
             history = _messages((_output(self.steps, "memory") or {}).get("history"))
-        query = Message("user", request.query, images=request.images)
-        return _Recorded(query, history or (), preface, continuation)
+        history = messages_with_contents(history or (), self.contents)
+        attached = with_contents(request.attachments, self.contents)
+        query = Message("user", request.query, attachments=attached)
+        return _Recorded(query, history, preface, continuation)
 
 
 async def find_response(runs: Runs, text: str, viewer: Viewer, param: str = "") -> StoredResponse:
@@ -210,7 +214,9 @@ async def _read(runs: Runs, id: ResponseId, viewer: Viewer) -> StoredResponse | 
     steps, events = await runs.record(id.run_id)
     if id.after:
         data = ((_continued(steps, id.after) or {}).get("protocol") or {}).get(PROTOCOL)
-    return None if data is None else StoredResponse(id, row, Kept(**data), steps, events)
+    if data is None:
+        return None
+    return StoredResponse(id, row, Kept(**data), steps, events, await runs.attachments(id.run_id))
 
 
 async def is_newest(runs: Runs, response: StoredResponse) -> bool:

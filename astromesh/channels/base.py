@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 
-from astromesh.types import CallerContext, Image, JsonObject
+from astromesh.types import Attachment, CallerContext, JsonObject
 
 #: delivery of a message, from the first state to the last; no later state is undone
 DeliveryState = Literal["accepted", "sent", "failed", "delivered", "read"]
@@ -80,7 +80,7 @@ class PreparedMessage:
     """A message as the agent receives it, with its fetched attachments."""
 
     text: str
-    images: tuple[Image, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     details: JsonObject = field(default_factory=dict)
 
 
@@ -162,7 +162,7 @@ class ChannelRunRequest:
     key: str
     context: Mapping[str, object] = field(default_factory=dict)
     metadata: Mapping[str, object] = field(default_factory=dict)
-    images: tuple[Image, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     traceparent: str = ""
 
 

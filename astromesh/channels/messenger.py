@@ -22,7 +22,7 @@ from astromesh.errors import AnswerTooLarge, ChannelError, InvalidInput, NetErro
 from astromesh.logs import get_logger
 from astromesh.net.http import Http, HttpResponse
 from astromesh.plugins import Deps
-from astromesh.types import Image, JsonObject
+from astromesh.types import Attachment, JsonObject
 
 #: characters of one message, counted as UTF-16 code units; the same at WhatsApp and Telegram
 MAX_MESSAGE = 4096
@@ -125,7 +125,7 @@ class Messenger(ABC):
             return _with_note(message, mime, "It could not be fetched.")
         if is_text:
             return self._with_text(message, mime, answer.body)
-        image = Image(data=b64encode(answer.body).decode(), media_type=mime)
+        image = Attachment(data=b64encode(answer.body).decode(), media_type=mime)
         noted = _with_note(message, mime, "It is attached.", len(answer.body))
         return PreparedMessage(noted.text, (image,), noted.details)
 

@@ -189,7 +189,7 @@ class Responder:
             self.queues_in_runs.discard(leased.queue)
 
     def _remember(self, question: ChannelRunRequest) -> None:
-        self._waiting[question.key] = replace(question, images=())
+        self._waiting[question.key] = replace(question, attachments=())
         if len(self._waiting) > MAX_APPROVAL_WAITS:
             del self._waiting[next(iter(self._waiting))]
 

@@ -125,7 +125,7 @@ class ConfiguredChannel:
             key=key,
             context=_prompt_context(self.name, [one.details for one in prepared]),
             metadata={"channel": self.name, "message": key},
-            images=tuple(image for one in prepared for image in one.images),
+            attachments=tuple(image for one in prepared for image in one.attachments),
             traceparent=traceparent,
         )
 

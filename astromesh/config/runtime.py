@@ -276,6 +276,9 @@ class Limits(Record):
     max_answer_bytes: Count = Field(
         4_194_304, description="Maximum bytes of the text of an answer; a longer one is an error."
     )
+    max_attachment_bytes: Count = Field(
+        10_000_000, description="Maximum bytes of an image, an audio file or a document of a message."
+    )
 
 
 class RuntimeSpec(Record):

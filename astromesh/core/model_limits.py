@@ -39,6 +39,8 @@ class ModelLimits(NamedTuple):
         names: the models, for errors.
         tools: some model can call tools.
         images: some model accepts images, or may do so.
+        audio: some model accepts audio.
+        files: every model reads PDF files; else they get the text.
         window: tokens of the largest context window; 0 if one is not known.
     """
 
@@ -46,6 +48,8 @@ class ModelLimits(NamedTuple):
     tools: bool = True
     images: bool = True
     window: int = 0
+    audio: bool = True
+    files: bool = True
 
     @classmethod
     def of(cls, providers: Sequence[Provider]) -> ModelLimits:
@@ -55,9 +59,12 @@ class ModelLimits(NamedTuple):
         tools = any(feature.tools for feature in features)
         images = not all(feature.text_only for feature in features)
         window = max(windows, default=0) if all(windows) else 0
-        if not providers or (tools and images and not window):
+        audio = any(feature.audio for feature in features)
+        files = all(feature.files for feature in features)
+        if not providers or (tools and images and audio and files and not window):
             return NO_LIMITS
-        return cls(", ".join(provider.name for provider in providers), tools, images, window)
+        names = ", ".join(provider.name for provider in providers)
+        return cls(names, tools, images, window, audio, files)
 
 
 #: some model accepts every request
@@ -86,17 +93,32 @@ def fitted(
         earlier: messages of the session before those of the request; the cut depends on their number.
 
     Raises:
-        InvalidInput: it has images, and no model accepts any.
+        InvalidInput: it has images or audio, and no model accepts any.
         PayloadTooLarge: system message, tools and question alone are larger than the window.
     """
     if request.tools and not limits.tools:
         request = replace(request, tools=(), tool_choice="auto")
-    if not limits.images and any(message.images for message in request.messages):
-        raise InvalidInput(f"{limits.names} accepts no images (`vision: false`). Send the message without.")
+    if not (limits.images and limits.audio and limits.files):
+        _require_accepted(request, limits)
     room = limits.window * _SHARE
     if not room or _surely_fits(request, room) or estimate_request(request) <= room:
         return request, NOTHING
     return _trimmed(request, limits, earlier)
+
+
+def _require_accepted(request: CompletionRequest, limits: ModelLimits) -> None:
+    kinds = {one.kind for message in request.messages for one in message.attachments}
+    if "image" in kinds and not limits.images:
+        raise InvalidInput(f"{limits.names} accepts no images (`vision: false`). Send the message without.")
+    if "audio" in kinds and not limits.audio:
+        raise no_audio(limits)
+
+
+def no_audio(limits: ModelLimits) -> InvalidInput:
+    return InvalidInput(
+        f"{limits.names} accepts no audio. Send its text, or set `audio: true` at a model that does.",
+        param="attachments",
+    )
 
 
 _SUMMARY_PROMPT = (
@@ -170,7 +192,7 @@ def _surely_fits(request: CompletionRequest, room: float) -> bool:
             known = _TOOL_TOKENS[id(tools)] = tools, estimate_tools(tools)
         tokens = known[1]
     for message in request.messages:
-        if message.tool_calls or message.images:
+        if message.tool_calls or message.attachments:
             return False
         tokens += len(message.content) + MESSAGE_OVERHEAD
     return tokens <= room and request.output_schema is None

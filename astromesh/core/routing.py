@@ -29,6 +29,8 @@ class Needs(NamedTuple):
     vision: bool = False
     json: bool = False
     tokens: int = 0
+    audio: bool = False
+    files: bool = False
 
 
 NO_NEEDS = Needs()
@@ -58,12 +60,15 @@ _Order = Callable[[Sequence[Candidate], int], Sequence[Candidate]]
 
 def request_needs(request: CompletionRequest, tokens: int = 0) -> Needs:
     tools = bool(request.tools) and request.tool_choice != "none"
+    kinds = {one.kind for message in request.messages for one in message.attachments}
     return Needs(
         tools,
-        any(m.images for m in request.messages),
+        "image" in kinds,
         # with tools, every model receives the schema as text
         request.output_schema is not None and not tools,
         tokens,
+        "audio" in kinds,
+        "file" in kinds,
     )
 
 
@@ -76,6 +81,8 @@ def missing_capabilities(candidate: Candidate, needs: Needs) -> tuple[str, ...]:
         for name, lacks in (
             ("tools", needs.tools and not has.tools),
             ("vision", needs.vision and not has.vision),
+            ("audio", needs.audio and not has.audio),
+            ("files", needs.files and not has.files),
             ("structured output", needs.json and not has.json),
             ("context window", bool(window) and needs.tokens * candidate.correction > window),
         )

@@ -439,7 +439,12 @@ class RunRecording(Protocol):
     @property
     def caller(self) -> JsonObject: ...
 
+    @property
+    def attachments(self) -> Mapping[str, bytes]: ...
 
+
+#: no contents of attachments by hash
+NO_CONTENTS: Mapping[str, bytes] = {}
 NO_RECORDINGS: Mapping[str, RunRecording] = {}
 
 
@@ -658,11 +663,13 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
         policy: ConcurrencyPolicy = "enqueue",
         steps: Sequence[JournalStep] = (),
         callback: StoredCallback | None = None,
+        attachments: Mapping[str, bytes] = NO_CONTENTS,
     ) -> RunRow:
         """Stores a new run and returns it, or returns the run that has the same key and body.
 
         Args:
             callback: of the new run, also if it becomes part of another one.
+            attachments: contents that its request refers to, by hash; those that are stored may be missing.
             steps: that the run begins with, stored in the same transaction; those of a fork.
             policy: what happens if ordered runs of the session are queued or running. `enqueue`: the new run
                 comes after them. `reject`: it is rejected. `interrupt`: they end, or are requested to.
@@ -827,6 +834,12 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
 
     async def delete(self, run_id: str) -> None:
         """Deletes a run that has ended with what is nested in it, its steps and events."""
+
+    async def attachments(self, run_id: str) -> Mapping[str, bytes]:
+        """Returns the contents of the attachments of a run, by hash."""
+
+    async def erase_attachments(self, key: SessionKey) -> int:
+        """Deletes the attachments of the runs of a session. Returns their number."""
 
     async def delete_recording(self, run_id: str) -> None:
         """Deletes the steps of a run that has ended, with its request."""

@@ -6,12 +6,12 @@ by `astromesh.durable.run_archive`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import orjson
 from msgspec import Struct
 
-from astromesh.durable.base import JournalStep
+from astromesh.durable.base import NO_CONTENTS, JournalStep
 from astromesh.durable.waits import UncountedWaits
 from astromesh.errors import ToolFailed
 from astromesh.tools.base import HumanQuestion
@@ -24,12 +24,14 @@ class Recording(Struct, frozen=True):
     Args:
         steps: empty if they were too long.
         request, manifest, caller: as in a `RunRow`; the request has `accepted_at`.
+        attachments: contents that the request refers to, by hash.
     """
 
     steps: Sequence[JournalStep]
     request: JsonObject
     manifest: JsonObject
     caller: JsonObject
+    attachments: Mapping[str, bytes] = NO_CONTENTS
 
 
 class MemorySteps:

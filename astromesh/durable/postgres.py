@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from astromesh.channels.base import InboundMessage
 from astromesh.durable.base import (
     NO_AGENT_LIMITS,
+    NO_CONTENTS,
     ConcurrencyPolicy,
     IdempotencyKey,
     JournalStep,
@@ -33,6 +34,7 @@ from astromesh.durable.rows import (
     run_values,
     step_values,
 )
+from astromesh.durable.serialization import attachment_hashes
 from astromesh.durable.sql_budgets import SqlBudgets
 from astromesh.durable.sql_inbox import SqlInbox
 from astromesh.durable.sql_runs import Commit, SqlRuns, ends_nested
@@ -115,9 +117,11 @@ class PostgresRuns(SqlRuns, PostgresStore):
         policy: ConcurrencyPolicy = "enqueue",
         steps: Sequence[JournalStep] = (),
         callback: StoredCallback | None = None,
+        attachments: Mapping[str, bytes] = NO_CONTENTS,
     ) -> RunRow:
-        if key is not None or policy != "enqueue" or steps or callback is not None:
-            return await super().accept(run, key, policy, steps, callback)
+        has_more = steps or callback is not None or attachment_hashes(run.request)
+        if key is not None or policy != "enqueue" or has_more:
+            return await super().accept(run, key, policy, steps, callback, attachments)
         await self._accepting((*run_values(run), self._clock.now()))
         return run
 

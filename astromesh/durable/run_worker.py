@@ -24,6 +24,7 @@ from astromesh.access.scopes import ANONYMOUS_USER
 from astromesh.durable import failpoints
 from astromesh.durable.approvals import caller_after_decision, decide, open_question
 from astromesh.durable.base import (
+    NO_CONTENTS,
     ConcurrencyPolicy,
     DurableBackend,
     IdempotencyKey,
@@ -59,7 +60,7 @@ from astromesh.errors import (
 )
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
-from astromesh.types import CallerContext, Event, JsonObject
+from astromesh.types import CallerContext, Event, JsonObject, SessionKey
 
 
 class Notifications:
@@ -169,6 +170,7 @@ class Admission(NamedTuple):
         keeps_token: the run acts with the token of its caller, so it starts in this process.
         take_place: with `interrupt`, makes the run the newest message; returns the token of its place.
         callback: whom to tell when the run ends or waits.
+        attachments: the contents that its request refers to, by hash.
     """
 
     policy: ConcurrencyPolicy
@@ -176,6 +178,7 @@ class Admission(NamedTuple):
     keeps_token: bool = False
     take_place: Callable[[], Awaitable[int]] | None = None
     callback: StoredCallback | None = None
+    attachments: Mapping[str, bytes] = NO_CONTENTS
 
 
 class RunWorker:
@@ -235,6 +238,11 @@ class RunWorker:
         """Deletes runs that ended before a time, and the steps of those that are stored longer than these."""
         await self.store.expire(before, keep.runs)
         await self.store.expire_recordings(self._host.clock.now() - keep.recording_days * DAY_SECONDS)
+
+    async def erase_attachments(self, key: SessionKey) -> bool:
+        """Deletes the attachments of the runs of a session. Returns whether there were any."""
+        store = await self.open_if_used()
+        return store is not None and await store.erase_attachments(key) > 0
 
     async def open_if_used(self) -> RunStore | None:
         """Returns the store if it may hold runs of other or earlier processes, else None."""
@@ -369,7 +377,9 @@ class RunWorker:
             if (earlier := await self._earlier(key, row)) is not None:  # a repeated request is no new message
                 return earlier
             row = replace(row, request={**row.request, PLACE: await admission.take_place()})
-        return await self.store.accept(row, key, admission.policy, steps, admission.callback)
+        return await self.store.accept(
+            row, key, admission.policy, steps, admission.callback, admission.attachments
+        )
 
     async def _earlier(self, key: IdempotencyKey | None, row: RunRow) -> RunRow | None:
         """Returns the run that already has a key. An unused key is stored without duration."""

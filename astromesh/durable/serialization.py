@@ -2,9 +2,21 @@
 
 from __future__ import annotations
 
-from msgspec import to_builtins
+from base64 import b64decode
+from collections.abc import Iterable, Mapping
 
-from astromesh.types import CallerContext, JsonObject, MemoryContext, Message, SemanticResult, ToolCall
+from msgspec import to_builtins
+from msgspec.structs import replace
+
+from astromesh.types import (
+    Attachment,
+    CallerContext,
+    JsonObject,
+    MemoryContext,
+    Message,
+    SemanticResult,
+    ToolCall,
+)
 
 #: number of the format of requests and of the journal; a process does not resume a run with a newer one.
 #: 3: finished nodes of graphs. A run of format 2 goes on: its nodes run again, and its calls are answered.
@@ -14,18 +26,68 @@ PLACE = "place"
 #: the fields of a request that only an active run needs
 _FOR_THE_RUN = frozenset({"history", "preface", "screening"})
 #: the fields that are stored only as the input rules let them through
-_CHECKED = frozenset({"context", "metadata", "images"})
+_CHECKED = frozenset({"context", "metadata", "attachments"})
 
 
 # -- memory --------------------------------------------------------------------------------------------------
 def message_to_json(message: Message) -> JsonObject:
     data: JsonObject = to_builtins(message)
+    if message.attachments:
+        data["attachments"] = [*map(attachment_to_json, message.attachments)]
     return data
 
 
 def message_of(data: JsonObject) -> Message:
     calls = tuple(ToolCall(**call) for call in data.get("tool_calls", ()))
-    return Message(**{**data, "tool_calls": calls, "images": ()})
+    attached = tuple(map(attachment_of, data.get("attachments", ())))
+    rest = {key: value for key, value in data.items() if key != "images"}  # as an earlier version wrote it
+    return Message(**{**rest, "tool_calls": calls, "attachments": attached})
+
+
+# -- attachments: stored apart, by the hash of their content ------------------------------------------------
+def attachment_to_json(one: Attachment) -> JsonObject:
+    """Returns an attachment with the hash of its content in place of it."""
+    about = {"media_type": one.media_type, "name": one.name}
+    return {**about, "sha256": one.sha256} if one.sha256 else {**about, "url": one.url, "data": one.data}
+
+
+def attachment_of(data: JsonObject) -> Attachment:
+    return Attachment(**data)
+
+
+def attachment_hashes(request: JsonObject) -> tuple[str, ...]:
+    """Returns the hashes of the attachments that a stored request refers to."""
+    found = [*request.get("attachments", ())]
+    for message in request.get("history") or ():
+        found += message.get("attachments", ())
+    return tuple(dict.fromkeys(one["sha256"] for one in found if "sha256" in one))
+
+
+def contents_of(attachments: Iterable[Attachment]) -> dict[str, bytes]:
+    """Returns the contents of attachments by hash."""
+    return {one.sha256: b64decode(one.data) for one in attachments if one.sha256 and one.data}
+
+
+def with_contents(attachments: Iterable[Attachment], contents: Mapping[str, str]) -> tuple[Attachment, ...]:
+    """Returns attachments with their content, without those whose content was deleted.
+
+    Args:
+        contents: base64 text by hash.
+    """
+    found = (
+        replace(one, data=contents.get(one.sha256, "")) if one.sha256 and not one.data else one
+        for one in attachments
+    )
+    return tuple(one for one in found if one.data or one.url)
+
+
+def messages_with_contents(messages: Iterable[Message], contents: Mapping[str, str]) -> tuple[Message, ...]:
+    return tuple(
+        replace(message, attachments=with_contents(message.attachments, contents))
+        if message.attachments
+        else message
+        for message in messages
+    )
 
 
 def memory_to_json(memory: MemoryContext) -> JsonObject:

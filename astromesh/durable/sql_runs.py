@@ -12,6 +12,7 @@ from astromesh.durable.base import (
     ENDED_STATUSES,
     MAX_DEATHS,
     NO_AGENT_LIMITS,
+    NO_CONTENTS,
     NO_RECORDINGS,
     CancelRequest,
     ConcurrencyPolicy,
@@ -40,7 +41,7 @@ from astromesh.durable.rows import (
     usage_of,
     value_of,
 )
-from astromesh.durable.serialization import PLACE
+from astromesh.durable.serialization import PLACE, attachment_hashes
 from astromesh.durable.sql_callbacks import SqlCallbacks
 from astromesh.durable.sql_schedules import SqlSchedules
 from astromesh.errors import (
@@ -52,7 +53,7 @@ from astromesh.errors import (
     SessionBusy,
 )
 from astromesh.storage.queries import Dialect, Row, Transaction, write_in_chunks
-from astromesh.types import Event, JsonObject, Usage
+from astromesh.types import Event, JsonObject, SessionKey, Usage
 
 #: runs deleted in one transaction, so that others get their turn in between
 _CHUNK = 200
@@ -100,8 +101,9 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
         policy: ConcurrencyPolicy = "enqueue",
         steps: Sequence[JournalStep] = (),
         callback: StoredCallback | None = None,
+        attachments: Mapping[str, bytes] = NO_CONTENTS,
     ) -> RunRow:
-        accept = partial(self._accept, run, key, policy, steps, callback)
+        accept = partial(self._accept, run, key, policy, steps, callback, attachments)
         return await self._queries.transact(accept, synced=True)
 
     async def reserve_key(self, key: IdempotencyKey, candidate_id: str) -> str:
@@ -122,6 +124,9 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
                 await tx.execute_many("store_recording", requests)
                 steps = [step_values(run_id, step) for run_id, r in found for step in r.steps]
                 await tx.execute_many("store_step", steps)
+                for run, _ in runs:
+                    if r := recordings.get(run.run_id):
+                        await _store_attachments(run, r.request, r.attachments, tx)
 
         await self._queries.transact(archive)
 
@@ -243,6 +248,15 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         return tuple(map(run_of, await self._queries.read("waiting", tenant, owner, limit)))
 
+    async def attachments(self, run_id: str) -> Mapping[str, bytes]:
+        return {row[0]: bytes(row[1]) for row in await self._queries.read("attachments", run_id)}
+
+    async def erase_attachments(self, key: SessionKey) -> int:
+        async def erase(tx: Transaction) -> int:
+            return await tx.execute("erase_attachments", *key)
+
+        return await self._queries.transact(erase)
+
     async def delete(self, run_id: str) -> None:
         async def delete(tx: Transaction) -> None:
             await tx.execute("free_key", run_id)
@@ -289,13 +303,14 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
 
     # -- parts of a transaction ----------------------------------------------------------------------------
 
-    async def _accept(
+    async def _accept(  # noqa: PLR0913 (what is stored in one transaction)
         self,
         run: RunRow,
         key: IdempotencyKey | None,
         policy: ConcurrencyPolicy,
         steps: Sequence[JournalStep],
         callback: StoredCallback | None,
+        attachments: Mapping[str, bytes],
         tx: Transaction,
     ) -> RunRow:
         if key is not None:
@@ -310,6 +325,7 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
             await tx.execute("add", *self.values(run), self._clock.now())
             if steps:
                 await tx.execute_many("store_step", [step_values(run.run_id, step) for step in steps])
+        await _store_attachments(stored, run.request, attachments, tx)
         if callback is not None:
             events = json.dumps(callback.events)
             await tx.execute("add_callback", stored.run_id, callback.url, events, callback.headers)
@@ -435,6 +451,18 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
         return tuple(dict.fromkeys(due))
 
 
+async def _store_attachments(
+    run: RunRow, request: JsonObject, contents: Mapping[str, bytes], tx: Transaction
+) -> None:
+    """Stores contents once per tenant, and what a run refers to."""
+    hashes = attachment_hashes(request)
+    known = [(run.tenant, name, contents[name]) for name in hashes if name in contents]
+    if known:
+        await tx.execute_many("store_attachment", known)
+    if hashes:
+        await tx.execute_many("refer_to_attachment", [(run.run_id, run.tenant, name) for name in hashes])
+
+
 def _first_segment(rows: Sequence[Row]) -> tuple[str, int] | None:
     return (rows[0][0], rows[0][1]) if rows else None
 
@@ -476,13 +504,14 @@ def _came_later(other: RunRow, run: RunRow) -> bool:
 
 
 def merge_requests(earlier: JsonObject, request: JsonObject) -> JsonObject:
-    """Two requests as one: texts by newline, pictures in order, the rest of the first.
+    """Two requests as one: texts by newline, attachments in order, the rest of the first.
 
     What the input rules did to either counts, and they check the joined text, too.
     """
     both = {**earlier, "query": f"{earlier['query']}\n{request['query']}"}
-    if images := [*earlier.get("images", ()), *request.get("images", ())]:
-        both["images"] = images
+    for key in ("images", "attachments"):  # `images`: as an earlier version stored them
+        if found := [*earlier.get(key, ()), *request.get(key, ())]:
+            both[key] = found
     if screenings := [one["screening"] for one in (earlier, request) if "screening" in one]:
         refused = next((one for one in screenings if one["guardrail"]), screenings[0])
         actions = [action for one in screenings for action in one["actions"]]

@@ -59,7 +59,7 @@ def tool_hash(call: ToolCall) -> str:
 
 def _message(message: Message) -> list[Any]:
     calls = [[c.id, c.name, c.arguments] for c in message.tool_calls]
-    images = [sha256((i.url + i.data).encode()).hexdigest() for i in message.images]
+    images = [sha256((i.url + i.data).encode()).hexdigest() for i in message.attachments]
     return [message.role, message.content, calls, message.tool_call_id, images]
 
 

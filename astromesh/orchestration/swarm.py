@@ -256,7 +256,7 @@ class AgentNode(BaseNode):
         prompt = [m.content for m in before if m.role == "system"]
         terms = NestedRunOptions(
             history=tuple(m for m in before if m.role != "system"),
-            images=question.images,
+            attachments=question.attachments,
             instructions="\n\n".join(filter(None, (*prompt, *instructions))),
             tools=handoff_tools,
             max_iterations=self._rounds,

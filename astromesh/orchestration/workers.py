@@ -146,7 +146,7 @@ def append_sections(messages: Sequence[Message], **sections: Any) -> tuple[Messa
         return tuple(messages)
     question = messages[place]
     parts = [question.content, *(f"## {title}\n{text}" for title, text in sections.items() if text)]
-    return (*messages[:place], Message("user", "\n\n".join(parts), images=question.images))
+    return (*messages[:place], Message("user", "\n\n".join(parts), attachments=question.attachments))
 
 
 # -- the best worker for a task ----------------------------------------------------------------------------

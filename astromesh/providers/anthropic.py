@@ -9,6 +9,7 @@ from typing import Any, Literal
 import orjson
 from pydantic import Field
 
+from astromesh.errors import ProviderRejected
 from astromesh.net import provider_errors
 from astromesh.net.stream_parsers import SseParser
 from astromesh.providers.options import ModelOptions
@@ -32,7 +33,7 @@ from astromesh.providers.wire import (
 )
 from astromesh.text import TextBuffer
 from astromesh.tokens import utf8_size
-from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
+from astromesh.types import Attachment, CompletionRequest, JsonObject, Message, ToolCall, ToolSpec
 
 # -- reading answers -----------------------------------------------------------------------------------------
 
@@ -341,7 +342,7 @@ class Anthropic(Wire[AnthropicOptions]):
         if message.role == "tool":
             return [{"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}]
         thoughts = [unpack_model_state(call, self._owner) or [] for call in message.tool_calls]
-        blocks: list[JsonObject] = [_image(image) for image in message.images]
+        blocks: list[JsonObject] = [*map(_attached, message.attachments)]
         if thoughts:
             blocks += thoughts[0]  # thoughts begin a message
             thoughts[0] = []
@@ -353,7 +354,10 @@ class Anthropic(Wire[AnthropicOptions]):
         return blocks
 
 
-def _image(image: Image) -> JsonObject:
-    if image.url:
-        return {"type": "image", "source": {"type": "url", "url": image.url}}
-    return {"type": "image", "source": {"type": "base64", "media_type": image.media_type, "data": image.data}}
+def _attached(one: Attachment) -> JsonObject:
+    if one.kind == "audio":
+        raise ProviderRejected("Anthropic's models take no audio.")
+    kind = "document" if one.kind == "file" else "image"
+    if one.url:
+        return {"type": kind, "source": {"type": "url", "url": one.url}}
+    return {"type": kind, "source": {"type": "base64", "media_type": one.media_type, "data": one.data}}

@@ -26,6 +26,8 @@ class Capabilities:
         language_model: False for a stand-in; every strategy uses it last.
         answer_tokens: most tokens of an answer by its configured parameters; 0: they set no limit.
         parameters: names of the sampling parameters that its requests have.
+        audio: whether it accepts audio.
+        files: whether it reads PDF files.
         text_only: the operator says that it accepts no images; without it a call with images may succeed.
     """
 
@@ -39,6 +41,8 @@ class Capabilities:
     language_model: bool = True
     answer_tokens: int = 0
     text_only: bool = False
+    audio: bool = False
+    files: bool = False
     parameters: frozenset[str] = SAMPLING
 
 

@@ -1,4 +1,4 @@
-"""Facts about hosted models: list prices, context windows, vision, and a rough order of quality.
+"""Facts about hosted models: list prices, context windows, attachments, and a rough order of quality.
 
 Prices change; `prices` and `quality` in providers.yaml override them. An unknown model costs 0.0 and is not
 `priced`.
@@ -39,6 +39,8 @@ class ModelInfo(NamedTuple):
     quality: float
     vision: bool = True
     cache_write: float | None = None
+    audio: bool = False
+    files: bool = True
 
     @property
     def price(self) -> Price:
@@ -61,11 +63,11 @@ MODELS: dict[str, ModelInfo] = {
     "gpt-4o-mini": ModelInfo(0.15, 0.6, 0.075, 128_000, 60),
     "o3": ModelInfo(2.0, 8.0, 0.5, 200_000, 88),
     "o4-mini": ModelInfo(1.1, 4.4, 0.275, 200_000, 80),
-    "gemini-3-pro-preview": ModelInfo(2.0, 12.0, 0.2, 1_048_576, 94),
-    "gemini-2.5-pro": ModelInfo(1.25, 10.0, 0.125, 1_048_576, 90),
-    "gemini-2.5-flash": ModelInfo(0.3, 2.5, 0.03, 1_048_576, 78),
-    "gemini-2.5-flash-lite": ModelInfo(0.1, 0.4, 0.01, 1_048_576, 62),
-    "gemini-2.0-flash": ModelInfo(0.1, 0.4, 0.025, 1_048_576, 60),
+    "gemini-3-pro-preview": ModelInfo(2.0, 12.0, 0.2, 1_048_576, 94, audio=True),
+    "gemini-2.5-pro": ModelInfo(1.25, 10.0, 0.125, 1_048_576, 90, audio=True),
+    "gemini-2.5-flash": ModelInfo(0.3, 2.5, 0.03, 1_048_576, 78, audio=True),
+    "gemini-2.5-flash-lite": ModelInfo(0.1, 0.4, 0.01, 1_048_576, 62, audio=True),
+    "gemini-2.0-flash": ModelInfo(0.1, 0.4, 0.025, 1_048_576, 60, audio=True),
     "claude-opus-4-5": ModelInfo(5.0, 25.0, 0.5, 200_000, 95, cache_write=6.25),
     "claude-opus-4-1": ModelInfo(15.0, 75.0, 1.5, 200_000, 92, cache_write=18.75),
     "claude-sonnet-4-5": ModelInfo(3.0, 15.0, 0.3, 200_000, 90, cache_write=3.75),

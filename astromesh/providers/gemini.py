@@ -31,7 +31,7 @@ from astromesh.providers.wire import (
     with_schema_instruction,
 )
 from astromesh.tokens import utf8_size
-from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall, ToolSpec
+from astromesh.types import Attachment, CompletionRequest, JsonObject, Message, ToolCall, ToolSpec
 
 # -- reading answers -----------------------------------------------------------------------------------------
 
@@ -199,7 +199,7 @@ class Gemini(Wire[GeminiOptions]):
             result = {"result": message.content}
             answer = {"id": message.tool_call_id, "name": message.name, "response": result}
             return [{"functionResponse": answer}]
-        parts: list[JsonObject] = [_image(image) for image in message.images]
+        parts: list[JsonObject] = [*map(_attached, message.attachments)]
         if message.content:
             parts.append({"text": message.content})
         # of parallel calls only the first is signed
@@ -229,7 +229,7 @@ def _calling(choice: str) -> JsonObject:
     return {"mode": "ANY", "allowedFunctionNames": [choice]}
 
 
-def _image(image: Image) -> JsonObject:
-    if not image.data:
-        raise ProviderRejected("Gemini accepts images as data, not as URLs.")
-    return {"inlineData": {"mimeType": image.media_type, "data": image.data}}
+def _attached(one: Attachment) -> JsonObject:
+    if not one.data:
+        raise ProviderRejected("Gemini accepts attachments as data, not as URLs.")
+    return {"inlineData": {"mimeType": one.media_type, "data": one.data}}

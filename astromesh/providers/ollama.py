@@ -135,10 +135,10 @@ def encode_message(message: Message) -> JsonObject:
     encoded: JsonObject = {"role": message.role, "content": message.content}
     if message.role == "tool":
         encoded["tool_name"] = message.name
-    if message.images:
-        if not all(image.data for image in message.images):
-            raise ProviderRejected("Ollama accepts images as data, not as URLs.")
-        encoded["images"] = [image.data for image in message.images]
+    if message.attachments:
+        if not all(one.data and one.kind == "image" for one in message.attachments):
+            raise ProviderRejected("Ollama accepts images as data, not as URLs, and no other attachments.")
+        encoded["images"] = [image.data for image in message.attachments]
     if message.tool_calls:
         encoded["tool_calls"] = [
             {"function": {"name": c.name, "arguments": arguments_object(c.arguments)}}

@@ -36,7 +36,7 @@ from astromesh.providers.wire import (
 )
 from astromesh.text import TextBuffer
 from astromesh.tokens import utf8_size
-from astromesh.types import CompletionRequest, Image, JsonObject, Message, ToolCall
+from astromesh.types import Attachment, CompletionRequest, JsonObject, Message, ToolCall
 
 # -- reading answers -----------------------------------------------------------------------------------------
 
@@ -441,14 +441,23 @@ def encode_message(message: Message) -> JsonObject:
                 for c in message.tool_calls
             ],
         }
-    if message.images:
+    if message.attachments:
         parts: list[JsonObject] = [{"type": "text", "text": message.content}] if message.content else []
-        parts += [{"type": "image_url", "image_url": {"url": image_url(i)}} for i in message.images]
+        parts += map(_attached, message.attachments)
         return {"role": message.role, "content": parts}
     return {"role": message.role, "content": message.content}
 
 
-def image_url(image: Image) -> str:
+def _attached(one: Attachment) -> JsonObject:
+    if one.kind == "audio":
+        form = "wav" if one.media_type == "audio/wav" else "mp3"
+        return {"type": "input_audio", "input_audio": {"data": one.data, "format": form}}
+    if one.kind == "file":
+        return {"type": "file", "file": {"filename": one.name or "file.pdf", "file_data": image_url(one)}}
+    return {"type": "image_url", "image_url": {"url": image_url(one)}}
+
+
+def image_url(image: Attachment) -> str:
     return image.url or f"data:{image.media_type};base64,{image.data}"
 
 

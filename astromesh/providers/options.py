@@ -40,6 +40,12 @@ class ModelOptions(ServiceOptions):
     vision: bool | None = Field(
         None, description="Whether the model accepts images, if not in the built-in table."
     )
+    audio: bool | None = Field(
+        None, description="Whether the model accepts audio, if not in the built-in table."
+    )
+    files: bool | None = Field(
+        None, description="Whether the model reads PDF files, if not in the built-in table."
+    )
     tools: bool = Field(True, description="Whether the model can call tools.")
 
     @field_validator("parameters")
@@ -81,6 +87,8 @@ def capabilities_of(options: ModelOptions, *, json: bool = True) -> Capabilities
         priced=options.priced,
         answer_tokens=_answer_tokens(options.parameters),
         text_only=options.vision is False,
+        audio=options.audio if options.audio is not None else bool(found and found.audio),
+        files=options.files if options.files is not None else bool(found and found.files),
     )
 
 

@@ -63,7 +63,7 @@ def channel_runner(runtime: AgentRuntime) -> AskAgent:
             question.session_id,
             dict(question.context),
             dict(question.metadata),
-            question.images,
+            question.attachments,
             caused_by=read_traceparent(question.traceparent),
         )
         for attempt in count():

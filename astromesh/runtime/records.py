@@ -6,13 +6,22 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import UNSET, Struct, convert, field, to_builtins
+from msgspec.structs import replace
 
 from astromesh.durable.base import Callback
-from astromesh.durable.serialization import SCHEMA, message_of, message_to_json
+from astromesh.durable.serialization import (
+    SCHEMA,
+    attachment_of,
+    attachment_to_json,
+    message_of,
+    message_to_json,
+    messages_with_contents,
+    with_contents,
+)
 from astromesh.telemetry.ids import NO_TRACE_PARENT, TraceParent, read_traceparent
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolPort
 from astromesh.tools.client import NO_CLIENT_TOOLS, ClientTools
-from astromesh.types import Image, JsonObject, MemoryContext, Message, ToolSpec
+from astromesh.types import Attachment, JsonObject, MemoryContext, Message, ToolSpec
 
 
 class Screening(Struct, frozen=True):
@@ -36,7 +45,7 @@ class RunRequest(Struct, frozen=True):
     Args:
         context: Variables for the prompt template.
         metadata, tags: Stored with the run. Templates see the metadata, models see neither.
-        images: Pictures that belong to the query.
+        attachments: Images, audio and documents that belong to the query.
         history: Messages that replace the stored session, or None.
         preface: Untrusted context of the client, between history and query.
         persist: Whether the turns are stored.
@@ -62,7 +71,7 @@ class RunRequest(Struct, frozen=True):
     session_id: str
     context: Mapping[str, Any] = field(default_factory=dict)
     metadata: Mapping[str, Any] = field(default_factory=dict)
-    images: tuple[Image, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     history: tuple[Message, ...] | None = None
     preface: tuple[Message, ...] = ()
     persist: bool = True
@@ -196,8 +205,8 @@ def request_to_json(request: RunRequest, query: str) -> JsonObject:
         data["persist"] = False
     if request.caused_by.trace_id:
         data["traceparent"] = request.caused_by.header
-    if request.images:
-        data["images"] = [[image.url, image.data, image.media_type] for image in request.images]
+    if request.attachments:
+        data["attachments"] = [*map(attachment_to_json, request.attachments)]
     return data
 
 
@@ -242,7 +251,10 @@ def request_of(data: JsonObject) -> RunRequest:
         data["session_id"],
         data.get("context", {}),
         data.get("metadata", {}),
-        images=tuple(Image(*image) for image in data.get("images", ())),
+        attachments=(
+            *map(attachment_of, data.get("attachments", ())),
+            *(Attachment(*image) for image in data.get("images", ())),  # as an earlier version wrote them
+        ),
         history=_messages_of(data.get("history")),
         preface=_messages_of(data.get("preface")) or (),
         persist=data.get("persist", True),
@@ -262,6 +274,20 @@ def request_of(data: JsonObject) -> RunRequest:
     )
 
 
+def attachments_of(request: RunRequest) -> tuple[Attachment, ...]:
+    """Returns the attachments of a request and of the messages before it."""
+    before = (one for message in request.history or () for one in message.attachments)
+    return (*request.attachments, *before)
+
+
+def request_with_contents(request: RunRequest, contents: Mapping[str, str]) -> RunRequest:
+    """Returns a stored request with what it refers to. Args: contents: base64 text by hash."""
+    if not attachments_of(request):
+        return request
+    history = None if request.history is None else messages_with_contents(request.history, contents)
+    return replace(request, attachments=with_contents(request.attachments, contents), history=history)
+
+
 def _messages_of(data: list[JsonObject] | None) -> tuple[Message, ...] | None:
     return None if data is None else tuple(map(message_of, data))
 
@@ -279,6 +305,8 @@ def admitted_to_json(admitted: AdmittedQuery) -> JsonObject:
 def admitted_of(request: RunRequest, data: JsonObject) -> AdmittedQuery:
     history, preface = _messages_of(data["history"]), _messages_of(data["preface"]) or ()
     continuation = _messages_of(data.get("continuation")) or ()
+    if history and (contents := {one.sha256: one.data for one in attachments_of(request)}):
+        history = messages_with_contents(history, contents)
     return AdmittedQuery(request, data["query"], tuple(data["actions"]), history, preface, continuation)
 
 

@@ -18,7 +18,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.content_capture import redactor_of
 from astromesh.runtime.pipeline import answer
-from astromesh.runtime.records import RunAnswer, RunRequest, request_of
+from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.request_options import changed_agent
 from astromesh.runtime.run import RunFactory
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -59,7 +59,7 @@ class Replays:
     def __init__(self, directory: AgentDirectory, budgets: Budgets) -> None:
         self._directory, self._budgets = directory, budgets
 
-    async def replay(self, row: RunRow, steps: Sequence[JournalStep]) -> JsonObject:
+    async def replay(self, row: RunRow, request: RunRequest, steps: Sequence[JournalStep]) -> JsonObject:
         """Makes a run again. Returns `{"reproduced", "compared", "divergence"}`.
 
         Raises:
@@ -69,7 +69,7 @@ class Replays:
         accepted_at: float = (row.forked_from or row.request).get("accepted_at", row.created_at)
         inherited = None if row.forked_from is None else row.forked_from["inherited"]
         log = ReplayLog(row, steps, accepted_at, inherited, lists_tools=not agent.tools.live)
-        request = replace(request_of(row.request), persist=False)
+        request = replace(request, persist=False)
         agent = changed_agent(agent, request)
         run = self._factory(RecordedClock(accepted_at)).new_run(
             agent, request, caller_of(row.caller), trace_id=row.trace_id, run_id=row.run_id

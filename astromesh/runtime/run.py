@@ -18,7 +18,7 @@ from astromesh.durable.budgets import Budgets
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.journal import RunJournal
 from astromesh.durable.plain_recording import MemorySteps, NoWaits, Recording
-from astromesh.durable.serialization import PLACE, caller_to_json, ended_request
+from astromesh.durable.serialization import PLACE, caller_to_json, contents_of, ended_request
 from astromesh.durable.step_log import StepLog
 from astromesh.errors import Interrupted
 from astromesh.graph.calls import ASSISTANT
@@ -454,4 +454,5 @@ class PlainRecorder:
         admitted = run.admitted_request or request_to_json(request, run.admitted_query)
         stored = {**ended_request(admitted, run.admitted_query), "accepted_at": run.prompt_time}
         caller = caller_to_json(run.caller or CallerContext())
-        return Recording(steps.steps, stored, agent.snapshot, caller)
+        contents = contents_of(request.attachments)
+        return Recording(steps.steps, stored, agent.snapshot, caller, contents)

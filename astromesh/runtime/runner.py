@@ -28,6 +28,7 @@ from astromesh.durable.journal import RunJournal
 from astromesh.durable.leases import DAY_SECONDS, WorkerHeartbeat
 from astromesh.durable.queue import AgentSlots
 from astromesh.durable.run_worker import RunWorker
+from astromesh.durable.serialization import contents_of
 from astromesh.errors import (
     AstromeshError,
     ConfigError,
@@ -42,6 +43,7 @@ from astromesh.graph.scope import NO_EVENTS, Scope
 from astromesh.logs import get_logger
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
+from astromesh.runtime.attachments import AttachmentReader
 from astromesh.runtime.bootstrap import RuntimeState
 from astromesh.runtime.client_tools import screened_answer
 from astromesh.runtime.config_loader import agents_with_approval
@@ -55,7 +57,7 @@ from astromesh.runtime.nested_runs import (
     forward_events,
 )
 from astromesh.runtime.pipeline import answer
-from astromesh.runtime.records import RunAnswer, RunRequest, request_of
+from astromesh.runtime.records import RunAnswer, RunRequest, attachments_of, request_of
 from astromesh.runtime.replays import Replays
 from astromesh.runtime.request_options import changed_agent, require_allowed
 from astromesh.runtime.run import Handler, PlainRecorder, Run, RunFactory
@@ -65,6 +67,7 @@ from astromesh.runtime.segment import (
     Segment,
     accepted_row,
     admission_of,
+    stored_request,
     under_journal,
     waiting_for_session,
 )
@@ -190,6 +193,8 @@ class AgentRunner:
             state.erasers.append(self.budgets.erase_owner)
         configuration = state.configuration
         self._open_callbacks(state)
+        max_bytes = state.configuration.runtime.spec.limits.max_attachment_bytes
+        self._attachments = AttachmentReader(state.deps, state.plugins, max_bytes)
         self._durable_agents = agents_with_approval(configuration, state.deps.graphs)
         if self.is_durable:
             self._durable_agents = frozenset(configuration.agents)
@@ -259,6 +264,8 @@ class AgentRunner:
                 require_valid(request)
             if self.active.draining:
                 raise ShuttingDown("The server is shutting down; send the request again.")
+            if request.attachments or request.history:
+                request = await self._attachments.read(agent, request)
             if self.may_wait(agent, request):
                 row = await self.accept(
                     agent, request, caller=caller, trace_id=trace_id, key=key, watch=watch
@@ -367,7 +374,7 @@ class AgentRunner:
             query,
             session,
             context,
-            images=terms.images,
+            attachments=terms.attachments,
             history=terms.history,
             persist=terms.history is None and (record is None or record.step_log.writes_sessions),
             terms=terms,
@@ -425,7 +432,7 @@ class AgentRunner:
         """
         require_valid(request)
         require_allowed(agent, request)
-        request = self._timed(request)
+        request = await self._attachments.read(agent, self._timed(request))
         tenant, owner = principal_of(caller)
         concurrency = agent.manifest.spec.sessions.concurrency
         rejects = concurrency == "reject" and key is None and not request.not_before
@@ -438,7 +445,7 @@ class AgentRunner:
             self._programs[row.run_id] = _Program(request.deps, watch)
         accepted: RunRow | None = None
         try:
-            accepted = await self._admit(agent, row, caller, key, callback)
+            accepted = await self._admit(agent, row, caller, key, request, callback)
         finally:
             if accepted is None or accepted.run_id != row.run_id:
                 self._programs.pop(row.run_id, None)
@@ -469,9 +476,11 @@ class AgentRunner:
         row: RunRow,
         caller: CallerContext,
         key: IdempotencyKey | None,
+        request: RunRequest,
         callback: StoredCallback | None,
     ) -> RunRow:
-        admission = admission_of(agent)._replace(callback=callback)
+        contents = contents_of(attachments_of(request))
+        admission = admission_of(agent)._replace(callback=callback, attachments=contents)
         if not row.ordered:  # it meets its session when it begins
             admission = admission._replace(policy="enqueue")
         if admission.policy != "interrupt":
@@ -616,18 +625,23 @@ class AgentRunner:
         store = agent.memory.leases
         async with lock:
             if store is None or not store.shared:
-                return await agent.memory.erase(key) or was_active
+                return await self._erase(agent, key) or was_active
             locks = self._leases.sessions_under(store)
             locks.add(lock)
             try:
                 was_active = not await self._leases.try_once(store, lock) or was_active
                 if not lock.token:
                     await self._leases.take(store, lock)
-                return await agent.memory.erase(key) or was_active
+                return await self._erase(agent, key) or was_active
             finally:
                 locks.discard(lock)
                 if lock.token:
                     await self._leases.release(store, SessionLease(key, lock.token))
+
+    async def _erase(self, agent: Agent, key: SessionKey) -> bool:
+        """Deletes a session with the attachments of its runs. Returns False if there was neither."""
+        attached = await self.durable.erase_attachments(key)
+        return await agent.memory.erase(key) or attached
 
     async def load_segment(
         self, store: RunStore, row: RunRow, caller: CallerContext, notify: Callable[[str], None]
@@ -638,8 +652,9 @@ class AgentRunner:
             AgentNotFoundError, InvalidManifest: the agent cannot be opened any more.
         """
         agent = await self.directory.of_snapshot(row.agent, row.manifest or {})
-        agent = changed_agent(agent, request_of(row.request))
-        return Segment(self, store, row, agent, caller, notify)
+        request = await stored_request(store, row)
+        agent = changed_agent(agent, request)
+        return Segment(self, store, row, request, agent, caller, notify)
 
     def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
         """Returns a durable run as this process begins a segment of it."""
@@ -675,7 +690,7 @@ def _merge_requests(requests: Sequence[RunRequest]) -> RunRequest:
     return replace(
         requests[0],
         query="\n".join(request.query for request in requests),
-        images=tuple(image for request in requests for image in request.images),
+        attachments=tuple(image for request in requests for image in request.attachments),
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
@@ -156,6 +157,11 @@ class Runs:
         while page := await store.events(run_id, events[-1].seq if events else 0, _PAGE):
             events += page
         return await store.steps(run_id), events
+
+    async def attachments(self, run_id: str) -> dict[str, str]:
+        """Returns the contents of the attachments of a run, as base64 text by hash."""
+        found = await self._durable.store.attachments(run_id)
+        return {name: b64encode(data).decode() for name, data in found.items()}
 
     async def delete(self, run_id: str, viewer: Viewer) -> None:
         """Cancels a run, and deletes it with its steps and events."""

@@ -7,6 +7,7 @@ ends without one.
 from __future__ import annotations
 
 import asyncio
+from base64 import b64encode
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, Protocol
@@ -28,7 +29,14 @@ from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.content_capture import redactor_of
 from astromesh.runtime.input_rules import screen
-from astromesh.runtime.records import RunAnswer, RunRequest, new_request_to_json, request_of
+from astromesh.runtime.records import (
+    RunAnswer,
+    RunRequest,
+    attachments_of,
+    new_request_to_json,
+    request_of,
+    request_with_contents,
+)
 from astromesh.runtime.run import Handler, Run
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
@@ -72,18 +80,19 @@ class Segment:
         newer_version: Whether a newer astromesh wrote the record, which this one cannot read.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (a segment has these parts)
         self,
         host: SegmentHost,
         store: RunStore,
         row: RunRow,
+        request: RunRequest,
         agent: Agent,
         caller: CallerContext,
         notify: Callable[[str], None],
     ) -> None:
         self.row, self.agent = row, agent
         self._host, self._store, self._notify = host, store, notify
-        self.request = request_of(row.request)
+        self.request = request
         self.run = host.resumed_run(agent, self.request, caller, row)
         self.writer = SegmentWriter(
             store, SegmentClaim(row.run_id, row.segment, row.worker), self._lost, self._written
@@ -346,6 +355,15 @@ def waiting_for_session(handler: Handler) -> Handler:
                 await asyncio.get_running_loop().create_future()
 
     return run_patiently
+
+
+async def stored_request(store: RunStore, row: RunRow) -> RunRequest:
+    """Returns the request of a stored run, with the contents of its attachments."""
+    request = request_of(row.request)
+    if not any(one.sha256 for one in attachments_of(request)):
+        return request
+    found = await retry_while_unavailable(partial(store.attachments, row.run_id))
+    return request_with_contents(request, {name: b64encode(data).decode() for name, data in found.items()})
 
 
 def accepted_row(

@@ -303,7 +303,7 @@ async def render(agent: Agent, recalled: RecalledQuery, run: Run) -> PromptedQue
         *((Message("system", system),) if system else ()),
         *history,
         *admitted.preface,
-        Message("user", admitted.query, images=request.images),
+        Message("user", admitted.query, attachments=request.attachments),
         *admitted.continuation,
     )
     if run.journal is not None:

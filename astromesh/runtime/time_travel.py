@@ -22,7 +22,7 @@ from astromesh.runtime.input_rules import screen
 from astromesh.runtime.records import new_request_to_json, request_of
 from astromesh.runtime.replays import Replays
 from astromesh.runtime.runs import Runs
-from astromesh.runtime.segment import admission_of
+from astromesh.runtime.segment import admission_of, stored_request
 from astromesh.telemetry.clock import Clock
 from astromesh.types import CallerContext, JsonObject
 
@@ -162,7 +162,8 @@ class TimeTravel:
         if row.status not in ENDED_STATUSES:
             raise Conflict(f"The run {run_id!r} is {row.status}: it can be replayed when it has ended.")
         require_outputs(steps)
-        return {"run_id": run_id, **await self._replays.replay(row, steps)}
+        request = await stored_request(self._durable.store, row)
+        return {"run_id": run_id, **await self._replays.replay(row, request, steps)}
 
     async def delete_recording(self, run_id: str, viewer: Viewer) -> None:
         """Deletes the steps of a run that has ended. The run and its answer stay.

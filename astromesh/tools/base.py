@@ -11,9 +11,9 @@ from typing_extensions import TypeVar
 
 from astromesh.telemetry.events import Emitter
 from astromesh.types import (
+    Attachment,
     CallerContext,
     Effect,
-    Image,
     JsonObject,
     Message,
     SessionKey,
@@ -274,7 +274,7 @@ class NestedRunOptions(Struct, frozen=True):
     """
 
     history: tuple[Message, ...] | None = None
-    images: tuple[Image, ...] = ()
+    attachments: tuple[Attachment, ...] = ()
     instructions: str = ""
     tools: ToolPort | None = None
     max_iterations: int | None = None

@@ -38,7 +38,7 @@ def test_a_longer_text_never_has_fewer_tokens(one, more):
 
 def test_calls_pictures_tools_and_schemas_count():
     plain = Message("user", "Hi")
-    assert estimate_message(Message("user", "Hi", images=(Image(),))) > estimate_message(plain) + 100
+    assert estimate_message(Message("user", "Hi", attachments=(Image(),))) > estimate_message(plain) + 100
     assert estimate_message(Message("assistant", "", (ToolCall("1", "search", "{}"),))) > 4
     bare = estimate_request(CompletionRequest((plain,)))
     tooled = estimate_request(CompletionRequest((plain,), (ToolSpec("search", "Searches"),)))

@@ -19,7 +19,7 @@ from pydantic.alias_generators import to_camel
 from astromesh.access.scopes import Viewer, principal_of
 from astromesh.api.agui import AguiEncoder, AguiRun, decision_of, interrupt_id, sse
 from astromesh.api.client_tools import MAX_TOOLS, FunctionIn
-from astromesh.api.conversations import context_message, image_of
+from astromesh.api.conversations import attachment_of, context_message, file_of
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import run_error
 from astromesh.api.requests import SessionId, caller_of, headers_of, read_body, runtime_of
@@ -36,7 +36,7 @@ from astromesh.runtime.records import RunRequest
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import is_blank
 from astromesh.tools.client import CLIENT_TOOL, ClientTools
-from astromesh.types import CallerContext, Image, JsonObject, Message, SessionKey, ToolCall
+from astromesh.types import Attachment, CallerContext, JsonObject, Message, SessionKey, ToolCall
 
 router = APIRouter(tags=["agui"])
 #: what stands between a run and the number of its last event in the place of an AG-UI run
@@ -52,15 +52,30 @@ class _Wire(BaseModel):
 class AguiSource(_Wire):
     type: Literal["data", "url"]
     value: str
-    mime_type: str = ""
+    mime_type: str | None = None
 
 
 class AguiPart(_Wire):
-    """A part of a message: text or a picture."""
+    """A part of a message: text, a picture, audio or a document; `binary` as older clients send them."""
 
-    type: Literal["text", "image"]
+    type: Literal["text", "image", "audio", "document", "binary"]
     text: str = ""
     source: AguiSource | None = None
+    url: str | None = None
+    data: str | None = None
+    mime_type: str = ""
+    filename: str | None = None
+
+    def attachment(self) -> Attachment | None:
+        name = self.filename or ""
+        if self.source is not None:
+            kind = self.source.mime_type or ""
+            if self.source.type == "data":
+                return file_of(self.source.value, name, kind)
+            return attachment_of(self.source.value, "messages", kind, name)
+        if self.data:
+            return file_of(self.data, name, self.mime_type)
+        return attachment_of(self.url, "messages", self.mime_type, name) if self.url else None
 
 
 class AguiFunction(_Wire):
@@ -312,7 +327,7 @@ class _Door:
         return RunRequest(
             query,
             body.thread_id,
-            images=tuple(image for message in asked for image in _images(message)),
+            attachments=tuple(one for message in asked for one in _attachments(message)),
             preface=self._preface(),
             history=tuple(_message(m, names) for m in before) or None,
             continuation=tuple(_message(m, names) for m in behind),
@@ -357,7 +372,7 @@ def _parts(message: AguiMessage) -> Sequence[AguiPart]:
         return _PARTS.validate_python(content)
     except ValueError as error:
         raise InvalidInput(
-            "messages: content must be text, or parts of text and images.", param="messages"
+            "messages: content must be text, or parts of text, images, audio and documents.", param="messages"
         ) from error
 
 
@@ -365,12 +380,9 @@ def _text(message: AguiMessage) -> str:
     return "\n".join(part.text for part in _parts(message) if part.type == "text")
 
 
-def _images(message: AguiMessage) -> list[Image]:
-    sources = [part.source for part in _parts(message) if part.type == "image" and part.source]
-    return [
-        image_of(source.value if source.type == "url" else f"data:{source.mime_type};base64,{source.value}")
-        for source in sources
-    ]
+def _attachments(message: AguiMessage) -> list[Attachment]:
+    found = [part.attachment() for part in _parts(message) if part.type != "text"]
+    return [one for one in found if one is not None]
 
 
 def _message(message: AguiMessage, names: Mapping[str, str]) -> Message:
@@ -379,4 +391,4 @@ def _message(message: AguiMessage, names: Mapping[str, str]) -> Message:
         return Message("tool", _text(message), tool_call_id=call, name=names.get(call, ""))
     role: Literal["user", "assistant"] = "user" if message.role == "user" else "assistant"
     calls = tuple(ToolCall(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ())
-    return Message(role, _text(message), calls, images=tuple(_images(message)))
+    return Message(role, _text(message), calls, attachments=tuple(_attachments(message)))

@@ -202,7 +202,7 @@ async def _run_request(
     return RunRequest(
         told.query.content,
         session,
-        images=told.query.images,
+        attachments=told.query.attachments,
         preface=tuple(message for text in preface if text for message in context_message(text)),
         history=None if previous and in_session else told.history,
         persist=body.is_stored and has_memory,

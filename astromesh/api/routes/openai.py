@@ -24,7 +24,13 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, Vali
 from astromesh.access.scopes import Viewer, permits, principal_of
 from astromesh.api.answer_text import AnswerText
 from astromesh.api.client_tools import MAX_TOOLS, FunctionToolIn, ToolChoice, client_tools
-from astromesh.api.conversations import context_message, image_of, require_results, split_conversation
+from astromesh.api.conversations import (
+    attachment_of,
+    context_message,
+    file_of,
+    require_results,
+    split_conversation,
+)
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import openai_error, public_failure
 from astromesh.api.requests import (
@@ -55,7 +61,7 @@ from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.request_options import require_allowed
 from astromesh.telemetry import ids
 from astromesh.telemetry.ids import read_traceparent
-from astromesh.types import Event, Image, JsonObject, Message, ToolCall, Usage
+from astromesh.types import Attachment, Event, JsonObject, Message, ToolCall, Usage
 
 router = APIRouter(tags=["openai"])
 #: seconds that the head of a stream waits for the first output
@@ -63,14 +69,29 @@ _MAX_HOLD_SECONDS = 10.0
 
 
 class Part(BaseModel):
-    """A part of a message: text, a refusal of the model, or a picture by URL or data URL."""
+    """A part of a message: text, a refusal of the model, a picture, audio or a file."""
 
     model_config = ConfigDict(extra="ignore")
 
-    type: Literal["text", "image_url", "refusal"]
+    type: Literal["text", "image_url", "input_audio", "file", "refusal"]
     text: str = ""
     refusal: str = ""
     image_url: dict[str, Any] = {}
+    input_audio: dict[str, Any] = {}
+    file: dict[str, Any] = {}
+
+    def attachment(self) -> Attachment:
+        if self.type == "image_url":
+            return attachment_of(str(self.image_url.get("url", "")), "image_url.url")
+        if self.type == "input_audio":
+            kind = f"audio/{self.input_audio.get('format', '')}"
+            return file_of(str(self.input_audio.get("data", "")), "", kind)
+        if not self.file.get("file_data"):
+            raise InvalidInput("file.file_data is missing: there are no stored files.", param="messages")
+        return file_of(str(self.file["file_data"]), str(self.file.get("filename") or ""))
+
+
+_ATTACHED = frozenset({"image_url", "input_audio", "file"})
 
 
 class CalledFunction(BaseModel):
@@ -97,12 +118,12 @@ class ChatMessage(BaseModel):
 
     def text(self) -> str:
         if isinstance(self.content, list):
-            return "\n".join(p.refusal or p.text for p in self.content if p.type != "image_url")
+            return "\n".join(p.refusal or p.text for p in self.content if p.type not in _ATTACHED)
         return self.content or ""
 
-    def images(self) -> tuple[Image, ...]:
+    def attachments(self) -> tuple[Attachment, ...]:
         parts = self.content if isinstance(self.content, list) else []
-        return tuple(image_of(str(p.image_url.get("url", ""))) for p in parts if p.type == "image_url")
+        return tuple(part.attachment() for part in parts if part.type in _ATTACHED)
 
 
 class AnySchema(BaseModel):
@@ -286,7 +307,7 @@ def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
     return RunRequest(
         told.query.content,
         session or ids.new_id(),
-        images=told.query.images,
+        attachments=told.query.attachments,
         preface=context_message(system),
         history=told.history if not session else None,
         persist=bool(session),
@@ -320,7 +341,7 @@ def _message(message: ChatMessage, names: Mapping[str, str]) -> Message:
         return Message("tool", message.text(), tool_call_id=call, name=names.get(call, ""))
     role: Literal["user", "assistant"] = "user" if message.role == "user" else "assistant"
     calls = tuple(ToolCall(c.id, c.function.name, c.function.arguments) for c in message.tool_calls or ())
-    return Message(role, message.text(), calls, images=message.images())
+    return Message(role, message.text(), calls, attachments=message.attachments())
 
 
 # -- answers -----------------------------------------------------------------------------------------------

@@ -267,6 +267,25 @@ DELETE FROM astromesh.runs WHERE id IN (
 DELETE FROM astromesh.runs WHERE (run_id = $1 OR (parent <> '' AND worker = $1))
     AND status IN ('completed', 'failed', 'cancelled')
 
+-- name: store_attachment
+INSERT INTO astromesh.attachments (tenant, sha256, content) VALUES ($1, $2, $3)
+ON CONFLICT (tenant, sha256) DO UPDATE SET content = EXCLUDED.content
+
+-- name: refer_to_attachment
+-- A fork refers to what its run had, if that is still there.
+INSERT INTO astromesh.run_attachments (run_id, tenant, sha256)
+SELECT $1, a.tenant, a.sha256 FROM astromesh.attachments a WHERE a.tenant = $2 AND a.sha256 = $3
+ON CONFLICT (run_id, sha256) DO NOTHING
+
+-- name: attachments
+SELECT a.sha256, a.content FROM astromesh.run_attachments r
+JOIN astromesh.attachments a ON a.tenant = r.tenant AND a.sha256 = r.sha256
+WHERE r.run_id = $1
+
+-- name: erase_attachments
+DELETE FROM astromesh.run_attachments WHERE run_id IN (
+    SELECT run_id FROM astromesh.runs WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND owner = $4)
+
 -- name: erase_owner
 DELETE FROM astromesh.runs
 WHERE tenant = $1 AND owner = $2 AND status IN ('completed', 'failed', 'cancelled')

@@ -161,7 +161,7 @@ async def test_what_is_not_of_the_format_is_invalid(bird):
 async def test_a_message_is_prepared_sent_and_noticed(bird):
     first: ReceivedMessage = bird.messages()[0]
     prepared = await bird.channel.prepare(first)
-    assert (prepared.text, prepared.images) == ("Hello", ())
+    assert (prepared.text, prepared.attachments) == ("Hello", ())
     await bird.channel.acknowledge(first)
     ids = [await bird.channel.send(first.address, part) for part in bird.channel.split("An answer")]
     assert ids

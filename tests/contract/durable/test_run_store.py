@@ -24,7 +24,7 @@ from astromesh.errors import IdempotencyConflict, LeaseLost, SessionBusy
 from astromesh.plugins import Plugins
 from astromesh.telemetry import ids
 from astromesh.testing import ManualClock
-from astromesh.types import Event, Usage
+from astromesh.types import Event, SessionKey, Usage
 from tests.platform.stores import deps_of
 
 NOW, LEASE = 1_700_000_000.0, 10.0
@@ -761,3 +761,48 @@ async def test_a_process_is_asked_to_end_a_run_and_answers(store, clock):
     await store.request_cancel("run_3", "acme", "ann")
     await store.delete_cancel("run_3", NOW + 1)
     assert await store.cancel_requests(0.0) == () and await store.cancel_answer("run_1") == (False, None)
+
+
+# -- attachments ---------------------------------------------------------------------------------------------
+
+
+async def test_attachments_are_stored_once_and_deleted_with_the_last_run_or_the_session(
+    store: RunStore, clock: ManualClock
+) -> None:
+    def asks(name: str, *hashes: str, **more: Any) -> RunRow:
+        attached = [{"media_type": "image/png", "name": "", "sha256": one} for one in hashes]
+        return run(name, request={"query": "?", "attachments": attached}, **more)
+
+    picture, sound = {"aa": b"picture"}, {"bb": b"sound"}
+    await store.accept(asks("run_1", "aa", "bb"), attachments={**picture, **sound})
+    await store.accept(asks("run_2", "aa", session_id="s-2"), attachments=picture)
+    await store.accept(asks("run_3", "aa", tenant="other"), attachments=picture)
+    await store.accept(asks("run_4", "aa", "bb", session_id="s-3"))  # a fork: what it refers to is stored
+    assert await store.attachments("run_4") == await store.attachments("run_1") == {**picture, **sound}
+    assert await store.erase_attachments(SessionKey("acme", "support", "s-1", "ann")) == 2
+    assert await store.attachments("run_1") == {}
+    assert await store.attachments("run_4") == {**picture, **sound}
+    for name in ("run_2", "run_4"):
+        await store.cancel(name)
+        await store.delete(name)
+    await store.accept(asks("run_5", "aa", "bb"))
+    assert await store.attachments("run_5") == {}  # nothing was left in the tenant
+    assert await store.attachments("run_3") == picture
+    await store.cancel("run_3")
+    assert await store.erase_owner("other", "ann") == 1
+    await store.accept(asks("run_6", "aa", tenant="other"))
+    assert await store.attachments("run_6") == {}
+
+
+async def test_merged_messages_keep_the_attachments_of_both(store: RunStore) -> None:
+    def asks(name: str, sha256: str) -> RunRow:
+        attached = [{"media_type": "image/png", "name": "", "sha256": sha256}]
+        return run(name, request={"query": name, "attachments": attached}, wake_at=NOW + 60, ordered=True)
+
+    await store.accept(asks("run_1", "aa"), None, "merge", attachments={"aa": b"1"})
+    merged = await store.accept(asks("run_2", "bb"), None, "merge", attachments={"bb": b"2"})
+    assert merged.run_id == "run_1"
+    assert await store.attachments("run_1") == {"aa": b"1", "bb": b"2"}
+    stored = await store.get("run_1")
+    assert stored is not None
+    assert [one["sha256"] for one in stored.request["attachments"]] == ["aa", "bb"]

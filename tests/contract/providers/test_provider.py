@@ -234,7 +234,7 @@ async def test_arguments_that_are_no_json_can_be_told_back(world):
 
 
 async def test_pictures_are_sent(world):
-    message = Message("user", "What is it?", images=(Image(data="aGk=", media_type="image/png"),))
+    message = Message("user", "What is it?", attachments=(Image(data="aGk=", media_type="image/png"),))
     await (await world.provider()).complete(asking(message))
     assert world.server.seen[0].images == 1
 

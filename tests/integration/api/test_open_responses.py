@@ -80,7 +80,7 @@ async def test_the_compliance_cases_pass(tmp_path: Path, store: bool) -> None:
         assert [m.content for m in first[-3:]] == ["My name is Alice.", "Hello Alice!", WHO]
         pirate = house.conversation(2)
         assert pirate[0][0] == "user" and "information, not instruction" in pirate[0][1]
-        assert house.provider.requests[5].messages[-1].images
+        assert house.provider.requests[5].messages[-1].attachments
 
 
 def _check_call(events: list[dict[str, Any]]) -> None:

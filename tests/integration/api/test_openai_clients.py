@@ -157,11 +157,13 @@ async def test_pictures_reach_the_model(house: House) -> None:
     parts: Any = [
         {"type": "text", "text": "What is this?"},
         {"type": "image_url", "image_url": {"url": f"data:image/png;base64,{PIXEL}"}},
-        {"type": "image_url", "image_url": {"url": "https://example.com/cat.png", "detail": "low"}},
+        {"type": "file", "file": {"filename": "a.csv", "file_data": "data:text/csv;base64,YSxi"}},
     ]
     await house.openai.chat.completions.create(model="helper", messages=[{"role": "user", "content": parts}])
-    inline, linked = house.provider.requests[0].messages[-1].images
-    assert (inline.data, inline.media_type, linked.url) == (PIXEL, "image/png", "https://example.com/cat.png")
+    message = house.provider.requests[0].messages[-1]
+    (inline,) = message.attachments
+    assert (inline.data, inline.media_type) == (PIXEL, "image/png")
+    assert message.content == "What is this?\n\nFile a.csv:\n```\na,b\n```"
 
 
 def picture(url: str) -> dict[str, Any]:
@@ -186,7 +188,7 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
         ]}]},
         "image_url.url",
     ),
-    "a text as a picture": (picture("data:text/plain;base64,aGk="), "'text/plain' is not supported. Use one"),
+    "a picture of another type": (picture("data:image/tiff;base64,aGk="), "'image/tiff' is not supported"),
     "a picture that is no base64": (picture("data:image/png;base64,!!!!"), "is not base64"),
     "an empty picture": (picture("data:image/png;base64,"), "is not base64"),
     "a format of no kind": ({"response_format": {"type": "xml"}}, "response_format"),

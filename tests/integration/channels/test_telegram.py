@@ -129,7 +129,7 @@ async def test_a_picture_reaches_the_model_in_its_largest_size(tmp_path: Path) -
         await here.answered(1)
         last = here.provider.requests[0].messages[-1]
         assert last.content.endswith("It is attached.]\nWhat is it?")
-        assert [image.media_type for image in last.images] == ["image/jpeg"]
+        assert [image.media_type for image in last.attachments] == ["image/jpeg"]
 
 
 async def test_what_is_larger_than_the_bound_is_not_fetched(tmp_path: Path) -> None:

@@ -221,7 +221,7 @@ async def test_a_picture_reaches_the_model(tmp_path: Path) -> None:
         await here.answered(1)
         last = here.provider.requests[0].messages[-1]
         assert last.content == "[The user sent a picture (image/png, 12 bytes). It is attached.]\nWhat is it?"
-        assert [image.media_type for image in last.images] == ["image/png"]
+        assert [image.media_type for image in last.attachments] == ["image/png"]
         assert set(here.graph.tokens) == {f"Bearer {TOKEN}"}
 
 
@@ -251,7 +251,7 @@ async def test_a_file_that_may_not_be_fetched_is_told_and_the_run_goes_on(tmp_pa
         await here.say(message("1", "image", {"id": "m1", "mime_type": "image/png"}))
         await here.answered(1)
         assert why in here.asked()[0]
-        assert here.provider.requests[0].messages[-1].images == ()
+        assert here.provider.requests[0].messages[-1].attachments == ()
 
 
 @pytest.mark.parametrize("kind", ["unsupported", "order", "contacts", "unknown_kind", "text"])

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from astromesh import Agent, AgentRuntime, CallerContext, Event, File, Image, ModelRetry, ToolContext, tool
-from astromesh.agents.attachments import Attachment
+from astromesh.agents.attachments import AttachmentLike
 from astromesh.errors import (
     AllProvidersFailed,
     AstromeshError,
@@ -379,20 +379,16 @@ async def test_images_and_files_go_with_the_message(tmp_path: Path) -> None:
     notes.write_text("a,b\n1,2\n")
     model = ScriptedProvider("ok", capabilities=None)
     agent = Agent(model)
-    given: list[Attachment] = [
+    given: list[AttachmentLike] = [
         picture,
         notes,
-        "https://example.org/b.jpg",
+        "data:image/jpeg;base64,/9j/",
         File("c.md", b"# C"),
-        Image(url="https://x.org/d.png"),
+        Image(data="R0lGODlh", media_type="image/gif"),
     ]
     await agent.run("Look", attachments=given)
     message = model.requests[0].messages[-1]
-    assert [one.media_type if one.data else one.url for one in message.images] == [
-        "image/png",
-        "https://example.org/b.jpg",
-        "https://x.org/d.png",
-    ]
+    assert [one.media_type for one in message.attachments] == ["image/png", "image/jpeg", "image/gif"]
     assert message.content == "Look\n\nFile notes.csv:\n```\na,b\n1,2\n\n```\n\nFile c.md:\n```\n# C\n```"
     with pytest.raises(InvalidInput, match="no image, no text and no PDF"):
         await agent.run("Look", attachments=[File("d.bin", b"\xff")])

@@ -97,7 +97,7 @@ def test_tools_are_left_out_where_no_model_can_call_them() -> None:
 
 
 def test_images_are_refused_where_no_model_accepts_them() -> None:
-    picture = Message("user", "What is this?", images=(Image("https://example.org/x.png"),))
+    picture = Message("user", "What is this?", attachments=(Image("https://example.org/x.png"),))
     with pytest.raises(InvalidInput, match="accepts no images"):
         fitted(request(picture), ModelLimits("local/m", images=False))
 
@@ -106,6 +106,6 @@ def test_the_limits_of_several_models_are_those_of_the_best() -> None:
     small = ScriptedProvider("a", capabilities=Capabilities(tools=False, text_only=True, context_window=1000))
     large = ScriptedProvider("b", capabilities=Capabilities(context_window=8000))
     unknown = ScriptedProvider("c", capabilities=Capabilities(tools=False))
-    assert ModelLimits.of([small])[1:] == (False, False, 1000)
-    assert ModelLimits.of([small, large])[1:] == (True, True, 8000)
-    assert ModelLimits.of([small, unknown])[1:] == (False, True, 0)
+    assert ModelLimits.of([small])[1:4] == (False, False, 1000)
+    assert ModelLimits.of([small, large])[1:4] == (True, True, 8000)
+    assert ModelLimits.of([small, unknown])[1:4] == (False, True, 0)

@@ -127,7 +127,7 @@ def test_a_prompt_beyond_the_window_needs_a_larger_one_as_the_model_counts():
 
 
 def test_what_a_request_needs_is_read_off_it():
-    picture = Message("user", "?", images=(Image(url="https://example.test/a.png"),))
+    picture = Message("user", "?", attachments=(Image(url="https://example.test/a.png"),))
     request = CompletionRequest((picture,), (ToolSpec("t"),), output_schema={})
     assert request_needs(request, 7) == Needs(True, True, False, 7)  # beside tools it is told in words
     assert request_needs(CompletionRequest((picture,), output_schema={})) == Needs(False, True, True)

@@ -387,7 +387,7 @@ def test_parameters_are_the_models_options_except_those_of_the_request():
 
 def test_a_picture_by_url_is_refused_as_ollama_takes_none():
     with pytest.raises(ProviderRejected, match="URL"):
-        sent(ollama_wire(), Message("user", "?", images=(Image(url="https://example.test/a.png"),)))
+        sent(ollama_wire(), Message("user", "?", attachments=(Image(url="https://example.test/a.png"),)))
 
 
 def test_no_tools_are_offered_where_none_may_be_called():
