@@ -27,6 +27,7 @@ from a2a.types.a2a_pb2 import (
     AgentSkill,
     Artifact,
     HTTPAuthSecurityScheme,
+    ListTaskPushNotificationConfigsResponse,
     ListTasksResponse,
     Message,
     Part,
@@ -34,9 +35,11 @@ from a2a.types.a2a_pb2 import (
     SecurityRequirement,
     SecurityScheme,
     SendMessageRequest,
+    StreamResponse,
     StringList,
     Task,
     TaskArtifactUpdateEvent,
+    TaskPushNotificationConfig,
     TaskState,
     TaskStatus,
     TaskStatusUpdateEvent,
@@ -62,9 +65,18 @@ from astromesh.api.errors import public_failure
 from astromesh.api.requests import caller_of
 from astromesh.api.responses import EventBuffer
 from astromesh.durable.approvals import open_questions
-from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, RunQuery, RunRow
+from astromesh.durable.base import (
+    ENDED_STATUSES,
+    Callback,
+    IdempotencyKey,
+    RunQuery,
+    RunRow,
+    StoredCallback,
+)
+from astromesh.durable.callbacks import CallbackSender
 from astromesh.errors import AstromeshError, NotFound, RequestError
 from astromesh.graph.calls import ASSISTANT
+from astromesh.net.service_options import is_http
 from astromesh.plugins import Deps
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
@@ -78,6 +90,14 @@ from astromesh.types import Attachment, CallerContext, Event, JsonObject
 PROTOCOL_VERSION = "1.0"
 _ARTIFACT = "answer"
 _MAX_CONTEXT_ID, _DEFAULT_PAGE, _MAX_PAGE = 256, 50, 100
+#: push notification configs of one task; characters of their URL and of their header values
+_MAX_CONFIGS, _MAX_URL, _MAX_HEADER = 8, 2048, 2048
+#: the name of the plugin, which callbacks remember
+PUBLISHER = "a2a"
+_INPUT_MODES = [
+    "text/plain", "application/json", "application/pdf", "image/png", "image/jpeg", "image/gif", "image/webp",
+    "audio/wav", "audio/mpeg",
+]  # fmt: skip
 _STATES: Mapping[str, TaskState] = {
     "queued": TaskState.TASK_STATE_SUBMITTED,
     "running": TaskState.TASK_STATE_WORKING,
@@ -139,8 +159,10 @@ class A2AServer:
             description=about,
             version=version or "0",
             supported_interfaces=bindings,
-            capabilities=AgentCapabilities(streaming=True, push_notifications=False),
-            default_input_modes=["text/plain", "application/json", "image/png", "image/jpeg"],
+            capabilities=AgentCapabilities(
+                streaming=True, push_notifications=self._runtime.runner.callbacks is not None
+            ),
+            default_input_modes=_INPUT_MODES,
             default_output_modes=modes,
             skills=[AgentSkill(id=agent.name, name=title, description=about, tags=["agent"])],
         )
@@ -150,6 +172,12 @@ class A2AServer:
             )
             card.security_requirements.append(SecurityRequirement(schemes={"bearer": StringList()}))
         found: JsonObject = MessageToDict(card)
+        return found
+
+    @staticmethod
+    def notification(row: RunRow) -> JsonObject:
+        """Returns what a push notification says of a run."""
+        found: JsonObject = MessageToDict(StreamResponse(task=task_of(row)))
         return found
 
 
@@ -246,13 +274,54 @@ class TaskHandler(RequestHandler):
     async def on_get_extended_agent_card(self, params: Any, context: ServerCallContext) -> AgentCard:
         raise ExtendedAgentCardNotConfiguredError
 
-    async def _without_push(self, params: Any, context: ServerCallContext) -> Any:
-        raise PushNotificationNotSupportedError
+    # -- push notifications: callbacks of the run, told in the words of A2A ---------------------------------
 
-    on_create_task_push_notification_config = _without_push
-    on_get_task_push_notification_config = _without_push
-    on_list_task_push_notification_configs = _without_push
-    on_delete_task_push_notification_config = _without_push
+    @translated
+    async def on_create_task_push_notification_config(
+        self, params: TaskPushNotificationConfig, context: ServerCallContext
+    ) -> TaskPushNotificationConfig:
+        self._callbacks()
+        return await self._set_push(await self._row(params.task_id, context), params)
+
+    @translated
+    async def on_get_task_push_notification_config(
+        self, params: Any, context: ServerCallContext
+    ) -> TaskPushNotificationConfig:
+        callbacks, row = self._callbacks(), await self._row(params.task_id, context)
+        found = await callbacks.of_run(row.run_id, PUBLISHER)
+        for one in found:
+            if one.name == _config_name(params.id, row.run_id):
+                return _config_of(row.run_id, one)
+        raise TaskNotFoundError(f"The task {row.run_id!r} has no push notifications {params.id!r}.")
+
+    @translated
+    async def on_list_task_push_notification_configs(
+        self, params: Any, context: ServerCallContext
+    ) -> ListTaskPushNotificationConfigsResponse:
+        callbacks, row = self._callbacks(), await self._row(params.task_id, context)
+        found = await callbacks.of_run(row.run_id, PUBLISHER)
+        configs = [_config_of(row.run_id, one) for one in found]
+        return ListTaskPushNotificationConfigsResponse(configs=configs)
+
+    @translated
+    async def on_delete_task_push_notification_config(self, params: Any, context: ServerCallContext) -> None:
+        callbacks, row = self._callbacks(), await self._row(params.task_id, context)
+        await callbacks.delete(row.run_id, PUBLISHER, _config_name(params.id, row.run_id))
+
+    def _callbacks(self) -> CallbackSender:
+        """Raises: PushNotificationNotSupportedError: the operator has set no secret for callbacks."""
+        if self._runtime.runner.callbacks is None:
+            raise PushNotificationNotSupportedError
+        return self._runtime.runner.callbacks
+
+    async def _set_push(self, row: RunRow, config: TaskPushNotificationConfig) -> TaskPushNotificationConfig:
+        callbacks, callback = self._callbacks(), callback_of(config, row.run_id)
+        others = {one.name for one in await callbacks.of_run(row.run_id, PUBLISHER)} - {callback.name}
+        if len(others) >= _MAX_CONFIGS:
+            raise InvalidParamsError(f"A task may have at most {_MAX_CONFIGS} push notification configs.")
+        if not await callbacks.set(row.run_id, callback):
+            raise InvalidParamsError("url: another configuration of the task has it.")
+        return _config_of(row.run_id, callbacks.stored(callback))
 
     # -- runs ----------------------------------------------------------------------------------------------
 
@@ -271,9 +340,13 @@ class TaskHandler(RequestHandler):
     async def _accept(self, params: SendMessageRequest, context: ServerCallContext) -> tuple[RunRow, int]:
         """Returns the run of a message, and the number of its last event so far."""
         message = params.message
+        push = None
         if params.configuration.HasField("task_push_notification_config"):
-            raise PushNotificationNotSupportedError
+            self._callbacks()
+            push = params.configuration.task_push_notification_config
         if message.task_id:
+            if push is not None:
+                await self._set_push(await self._row(message.task_id, context), push)
             return await self._answer(message, context)
         runtime, caller = self._runtime, _caller(context)
         agent = runtime.agent(self._name)
@@ -283,7 +356,8 @@ class TaskHandler(RequestHandler):
         if len(message.context_id) > _MAX_CONTEXT_ID or not message.context_id.isprintable():
             raise InvalidParamsError(f"message.contextId: at most {_MAX_CONTEXT_ID} printable characters.")
         session = message.context_id or ids.new_id()
-        request = RunRequest(text, session, attachments=attachments_of(message.parts))
+        callback = None if push is None else callback_of(push)
+        request = RunRequest(text, session, attachments=attachments_of(message.parts), callback=callback)
         digest = sha256(message.SerializeToString(deterministic=True)).hexdigest()
         tenant, owner = principal_of(caller)
         expires = runtime.clock.now() + KEY_SECONDS
@@ -331,6 +405,42 @@ class TaskHandler(RequestHandler):
 def _history(params: Any) -> int | None:
     """Returns how many messages a task is to have; None: all."""
     return params.history_length if params.HasField("history_length") else None
+
+
+def callback_of(config: TaskPushNotificationConfig, run_id: str = "") -> Callback:
+    """Returns a configuration of push notifications as a callback.
+
+    Args:
+        run_id: of the task, if there is one already.
+
+    Raises:
+        InvalidParamsError: its URL, or a text of its headers, is none.
+    """
+    url, auth = config.url, config.authentication
+    if not is_http(url) or len(url) > _MAX_URL:
+        raise InvalidParamsError(f"url: it must be an http(s) URL of at most {_MAX_URL} characters.")
+    headers = {}
+    if config.token:
+        headers["x-a2a-notification-token"] = config.token
+    if auth.scheme and auth.credentials:
+        headers["authorization"] = f"{auth.scheme} {auth.credentials}"
+    name = _config_name(config.id, run_id)
+    texts = (*headers.values(), name)
+    if not all(len(one) <= _MAX_HEADER and one.isascii() and one.isprintable() for one in texts):
+        raise InvalidParamsError(
+            f"id, token and authentication: at most {_MAX_HEADER} printable ASCII characters each."
+        )
+    return Callback(url, headers=headers, publisher=PUBLISHER, name=name)
+
+
+def _config_name(id: str, run_id: str) -> str:
+    """A configuration without an id has that of its task; it is stored without a name."""
+    return "" if id == run_id else id
+
+
+def _config_of(run_id: str, callback: StoredCallback) -> TaskPushNotificationConfig:
+    """Returns a configuration without its secrets: token and credentials."""
+    return TaskPushNotificationConfig(id=callback.name or run_id, task_id=run_id, url=callback.url)
 
 
 def _caller(context: ServerCallContext) -> CallerContext:

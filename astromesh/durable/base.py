@@ -458,11 +458,15 @@ class Callback(Struct, frozen=True):
     Args:
         events: statuses of `CALLBACK_EVENTS`.
         headers: of every delivery, as they are sent.
+        publisher: the `publishers` plugin in whose words it is told. Empty: those of our own API.
+        name: of the callback, among those of its run and publisher.
     """
 
     url: str
     events: tuple[str, ...] = CALLBACK_EVENTS
     headers: Mapping[str, str] = {}
+    publisher: str = ""
+    name: str = ""
 
 
 class StoredCallback(NamedTuple):
@@ -471,6 +475,8 @@ class StoredCallback(NamedTuple):
     url: str
     events: tuple[str, ...]
     headers: bytes
+    publisher: str = ""
+    name: str = ""
 
 
 class TakenDelivery(NamedTuple):
@@ -538,8 +544,19 @@ class CallbackStore(Protocol):
     async def take_callbacks(self, now: float, until: float, limit: int) -> tuple[TakenDelivery, ...]:
         """Takes deliveries that are due. They are due again at `until` if nothing ends the attempt."""
 
-    async def callback(self, number: int) -> tuple[str, bytes] | None:
-        """Returns URL and encrypted headers of a callback."""
+    async def callback(self, number: int) -> StoredCallback | None: ...
+
+    async def callbacks_of(self, run_id: str, publisher: str) -> tuple[StoredCallback, ...]:
+        """Returns the callbacks of a run in the words of a publisher, oldest first."""
+
+    async def set_callback(self, run_id: str, callback: StoredCallback) -> bool:
+        """Adds a callback to a run, in place of the one of the same publisher and name.
+
+        Returns False if another one of the run has its URL.
+        """
+
+    async def delete_callback(self, run_id: str, publisher: str, name: str) -> bool:
+        """Deletes a callback with its deliveries. Returns False if there is none."""
 
     async def end_callback_attempt(
         self, id: int, state: str, due_at: float, http_status: int, error: str

@@ -20,13 +20,14 @@ from astromesh.durable.base import (
     Callback,
     Delivery,
     DeliveryQuery,
+    RunRow,
     RunStore,
     StoredCallback,
     TakenDelivery,
 )
 from astromesh.durable.leases import DAY_SECONDS, PeriodicJob
 from astromesh.durable.run_registry import run_json
-from astromesh.errors import ConfigError, NetError
+from astromesh.errors import ConfigError, MissingExtra, NetError
 from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.net.provider_errors import retry_after
@@ -86,12 +87,18 @@ class CallbackSender:
     Args:
         open_store: returns the store of runs, or None as long as it holds none.
         secret: signs, and encrypts stored headers.
+        encode: returns the body of a delivery in the words of a publisher.
     """
 
     def __init__(
-        self, open_store: Callable[[], Awaitable[RunStore | None]], http: Http, secret: str, clock: Clock
+        self,
+        open_store: Callable[[], Awaitable[RunStore | None]],
+        http: Http,
+        secret: str,
+        clock: Clock,
+        encode: Callable[[str, RunRow], Awaitable[JsonObject]],
     ) -> None:
-        self._open_store, self._http, self._clock = open_store, http, clock
+        self._open_store, self._http, self._clock, self._encode = open_store, http, clock, encode
         self._secrets = secrets_of(secret)
         self._cipher = StoredCipher(secret.rsplit(maxsplit=1)[-1], "callbacks", _OTHER_KEY)
         self._job = PeriodicJob(
@@ -115,7 +122,23 @@ class CallbackSender:
 
     def stored(self, callback: Callback) -> StoredCallback:
         headers = self._cipher.encrypt(dict(callback.headers), callback.url) if callback.headers else b""
-        return StoredCallback(callback.url, callback.events, headers)
+        return StoredCallback(callback.url, callback.events, headers, callback.publisher, callback.name)
+
+    async def of_run(self, run_id: str, publisher: str) -> tuple[StoredCallback, ...]:
+        """Returns the callbacks of a run in the words of a publisher, oldest first."""
+        store = await self._open_store()
+        return () if store is None else await store.callbacks_of(run_id, publisher)
+
+    async def set(self, run_id: str, callback: Callback) -> bool:
+        """Adds a callback to a run, or replaces the one with its name. Returns False: the URL is taken."""
+        store = await self._open_store()
+        found = store is not None and await store.set_callback(run_id, self.stored(callback))
+        self.wake()
+        return found
+
+    async def delete(self, run_id: str, publisher: str, name: str) -> bool:
+        store = await self._open_store()
+        return store is not None and await store.delete_callback(run_id, publisher, name)
 
     async def list(self, filter: DeliveryQuery) -> tuple[Delivery, ...]:
         store = await self._open_store()
@@ -144,11 +167,14 @@ class CallbackSender:
         found, run = await store.callback(taken.callback), await store.get(taken.run_id)
         if found is None or run is None:  # erased meanwhile
             return
-        url, encrypted = found
+        url, encrypted = found.url, found.headers
         now = self._clock.now()
-        body = orjson.dumps({"type": f"run.{taken.event}", "timestamp": iso_time(now), "data": run_json(run)})
+        told = {"type": f"run.{taken.event}", "timestamp": iso_time(now), "data": run_json(run)}
         status, error, pause = 0, "", 0.0
         try:
+            if found.publisher:
+                told = await self._encode(found.publisher, run)
+            body = orjson.dumps(told)
             own = self._cipher.decrypt(encrypted, url) if encrypted else {}
             headers = {**own, "content-type": "application/json"}
             headers |= signature_headers(self._secrets, f"msg_{taken.id}", int(now), body)
@@ -157,7 +183,7 @@ class CallbackSender:
             )
             status, pause = response.status, retry_after(response.headers)
             error = "" if 200 <= status < 300 else f"The receiver answered {status}."
-        except (NetError, ConfigError) as failure:
+        except (NetError, ConfigError, MissingExtra) as failure:
             error = str(failure)
         if not error:
             await store.end_callback_attempt(taken.id, "delivered", 0.0, status, "")

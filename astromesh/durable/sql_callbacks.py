@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from typing import ClassVar
 
-from astromesh.durable.base import Delivery, DeliveryQuery, TakenDelivery
-from astromesh.storage.queries import SqlStore, Transaction
+from astromesh.durable.base import Delivery, DeliveryQuery, StoredCallback, TakenDelivery
+from astromesh.storage.queries import Row, SqlStore, Transaction
 
 
 class SqlCallbacks(SqlStore):
@@ -18,9 +19,25 @@ class SqlCallbacks(SqlStore):
         rows = await self._queries.write("take_callbacks", now, until, limit)
         return tuple(TakenDelivery(*row) for row in rows)
 
-    async def callback(self, number: int) -> tuple[str, bytes] | None:
+    async def callback(self, number: int) -> StoredCallback | None:
         rows = await self._queries.read("callback", number)
-        return (rows[0][0], bytes(rows[0][1])) if rows else None
+        return _callback_of(rows[0]) if rows else None
+
+    async def callbacks_of(self, run_id: str, publisher: str) -> tuple[StoredCallback, ...]:
+        return tuple(map(_callback_of, await self._queries.read("callbacks_of", run_id, publisher)))
+
+    async def set_callback(self, run_id: str, callback: StoredCallback) -> bool:
+        async def set_callback(tx: Transaction) -> bool:
+            await _delete(tx, run_id, callback.publisher, callback.name)
+            return await tx.execute("add_callback", *callback_values(run_id, callback)) > 0
+
+        return await self._queries.transact(set_callback)
+
+    async def delete_callback(self, run_id: str, publisher: str, name: str) -> bool:
+        async def delete(tx: Transaction) -> bool:
+            return await _delete(tx, run_id, publisher, name)
+
+        return await self._queries.transact(delete)
 
     async def end_callback_attempt(
         self, id: int, state: str, due_at: float, http_status: int, error: str
@@ -38,3 +55,19 @@ class SqlCallbacks(SqlStore):
             return await tx.execute("retry_callback", id, tenant, owner) > 0
 
         return await self._queries.transact(retry)
+
+
+def callback_values(run_id: str, callback: StoredCallback) -> tuple[object, ...]:
+    """Returns the values of the query `add_callback`."""
+    url, events, headers, publisher, name = callback
+    return run_id, url, json.dumps(events), headers, publisher, name
+
+
+def _callback_of(row: Row) -> StoredCallback:
+    url, events, headers, publisher, name = row
+    return StoredCallback(url, tuple(json.loads(events)), bytes(headers), publisher, name)
+
+
+async def _delete(tx: Transaction, run_id: str, publisher: str, name: str) -> bool:
+    await tx.execute("delete_deliveries", run_id, publisher, name)
+    return await tx.execute("delete_callback", run_id, publisher, name) > 0

@@ -42,7 +42,7 @@ from astromesh.durable.rows import (
     value_of,
 )
 from astromesh.durable.serialization import PLACE, attachment_hashes
-from astromesh.durable.sql_callbacks import SqlCallbacks
+from astromesh.durable.sql_callbacks import SqlCallbacks, callback_values
 from astromesh.durable.sql_schedules import SqlSchedules
 from astromesh.errors import (
     DeadlineExceeded,
@@ -327,8 +327,7 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
                 await tx.execute_many("store_step", [step_values(run.run_id, step) for step in steps])
         await _store_attachments(stored, run.request, attachments, tx)
         if callback is not None:
-            events = json.dumps(callback.events)
-            await tx.execute("add_callback", stored.run_id, callback.url, events, callback.headers)
+            await tx.execute("add_callback", *callback_values(stored.run_id, callback))
         return stored
 
     async def _reserve_key(self, key: IdempotencyKey, candidate_id: str, tx: Transaction) -> str:

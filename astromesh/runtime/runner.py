@@ -41,6 +41,7 @@ from astromesh.errors import (
 )
 from astromesh.graph.scope import NO_EVENTS, Scope
 from astromesh.logs import get_logger
+from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.attachments import AttachmentReader
@@ -213,7 +214,8 @@ class AgentRunner:
         if not (secret := state.env.get(variable, "")):
             raise ConfigError(f"callbacks.secret_env: the environment variable {variable} is not set.")
         open_store = self.durable.open_if_used
-        self.callbacks = CallbackSender(open_store, state.deps.http, secret, self.clock)
+        encode = partial(_told_by, state.plugins)
+        self.callbacks = CallbackSender(open_store, state.deps.http, secret, self.clock, encode)
         self.callbacks.start()
 
     async def close(self, ends: float) -> None:
@@ -673,6 +675,17 @@ class AgentRunner:
             if (program := self._programs.get(run.id)) is not None:
                 program.failure = error
             raise
+
+
+async def _told_by(plugins: Plugins, publisher: str, run: RunRow) -> JsonObject:
+    """Returns the body of a callback in the words of a publisher.
+
+    Raises:
+        MissingExtra: it is not installed.
+    """
+    plugin: Any = await asyncio.to_thread(plugins.load, "publishers", publisher)
+    told: JsonObject = plugin.notification(run)
+    return told
 
 
 class _Program:

@@ -60,6 +60,7 @@ async def card(name: str, request: Request) -> Response:
 @router.post(_PREFIX, include_in_schema=False, dependencies=[scope("agents:run", "name")])
 @router.post(_PREFIX + "/{path:path}", include_in_schema=False, dependencies=[scope("agents:run", "name")])
 @router.get(_PREFIX + "/{path:path}", include_in_schema=False, dependencies=[scope("agents:run", "name")])
+@router.delete(_PREFIX + "/{path:path}", include_in_schema=False, dependencies=[scope("agents:run", "name")])
 async def a2a(name: str, request: Request) -> Response:
     """Serves A2A: JSON-RPC at the path itself, HTTP+JSON below it."""
     runtime = runtime_of(request)

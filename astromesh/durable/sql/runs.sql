@@ -294,8 +294,19 @@ WHERE tenant = $1 AND owner = $2 AND status IN ('completed', 'failed', 'cancelle
 SELECT {columns} FROM astromesh.runs WHERE run_id = $1 FOR UPDATE
 
 -- name: add_callback
-INSERT INTO astromesh.callbacks (run_id, url, events, headers) VALUES ($1, $2, $3, $4)
+INSERT INTO astromesh.callbacks (run_id, url, events, headers, publisher, name) VALUES ($1, $2, $3, $4, $5, $6)
 ON CONFLICT (run_id, url) DO NOTHING
+
+-- name: callbacks_of
+SELECT url, events, headers, publisher, name FROM astromesh.callbacks
+WHERE run_id = $1 AND publisher = $2 ORDER BY id
+
+-- name: delete_deliveries
+DELETE FROM astromesh.callback_deliveries WHERE run_id = $1 AND callback IN (
+    SELECT id FROM astromesh.callbacks WHERE run_id = $1 AND publisher = $2 AND name = $3)
+
+-- name: delete_callback
+DELETE FROM astromesh.callbacks WHERE run_id = $1 AND publisher = $2 AND name = $3
 
 -- name: take_callbacks
 -- A delivery that is taken is due again if the process that has it dies.
@@ -307,7 +318,7 @@ WHERE id IN (
 RETURNING id, callback, run_id, event, attempts, began_at
 
 -- name: callback
-SELECT url, headers FROM astromesh.callbacks WHERE id = $1
+SELECT url, events, headers, publisher, name FROM astromesh.callbacks WHERE id = $1
 
 -- name: end_callback_attempt
 UPDATE astromesh.callback_deliveries SET state = $2, due_at = $3, http_status = $4, error = $5

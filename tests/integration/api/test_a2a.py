@@ -14,8 +14,12 @@ import pytest
 from a2a.client import A2ACardResolver, Client, ClientConfig, ClientFactory
 from a2a.helpers import get_artifact_text, get_message_text, new_text_message
 from a2a.types.a2a_pb2 import (
+    AuthenticationInfo,
     CancelTaskRequest,
+    DeleteTaskPushNotificationConfigRequest,
+    GetTaskPushNotificationConfigRequest,
     GetTaskRequest,
+    ListTaskPushNotificationConfigsRequest,
     ListTasksRequest,
     Role,
     SendMessageRequest,
@@ -31,11 +35,15 @@ from a2a.utils.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
 )
+from standardwebhooks import Webhook
 
 from astromesh.testing import Reply, ScriptedProvider, plugin_of
 from astromesh.types import CompletionRequest, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, served, write
+from tests.integration.durable.test_callbacks import SECRET, Receiver, receiver
 from tests.integration.durable.test_durable_runs import asks, lookup, tool
+
+__all__ = ["receiver"]  # the fixture
 
 MEMORY = {"conversational": {"backend": "sqlite"}}
 CAREFUL = tool(effect="write", approval="required")
@@ -56,11 +64,16 @@ class Peer(NamedTuple):
 
 @asynccontextmanager
 async def peer(
-    folder: Path, *script: Any, binding: str = "JSONRPC", streaming: bool = False, used: Any = None
+    folder: Path,
+    *script: Any,
+    binding: str = "JSONRPC",
+    streaming: bool = False,
+    used: Any = None,
+    env: dict[str, str] | None = None,
 ) -> AsyncIterator[Peer]:
     provider = ScriptedProvider(*script)
     plugins = {"tools": {"lookup": plugin_of(used or lookup())}}
-    runtime = runtime_of(folder, provider, plugins=plugins)
+    runtime = runtime_of(folder, provider, plugins=plugins, env=env)
     async with served(runtime) as at, httpx.AsyncClient(timeout=60) as http:
         url = f"http://{at}/v1/agents/helper/a2a"
         config = ClientConfig(streaming=streaming, httpx_client=http, supported_protocol_bindings=[binding])
@@ -169,6 +182,61 @@ async def test_what_cannot_be_is_an_error_of_the_protocol(tmp_path: Path, bindin
                 TaskPushNotificationConfig(task_id="x", url="http://127.0.0.1/", id="c")
             )
     assert remote.provider.requests == []
+
+
+@pytest.mark.parametrize("binding", BINDINGS)
+async def test_push_notifications_tell_of_a_task_that_needs_input_and_ends(
+    tmp_path: Path, receiver: Receiver, binding: str
+) -> None:
+    folder = write(tmp_path, manifest(tools=[CAREFUL]))
+    settings = {"callbacks": {"secret_env": "CALLBACKS"}, "network": {"allow_hosts": ["127.0.0.1"]}}
+    head = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig", "spec": settings}
+    (folder / "runtime.yaml").write_text(json.dumps(head))
+    first = TaskPushNotificationConfig(url=receiver.url, token="t-1")
+    first.authentication.CopyFrom(AuthenticationInfo(scheme="Bearer", credentials="of-the-receiver"))
+    script = asks("a"), "It is done."
+    async with peer(folder, *script, binding=binding, env={"CALLBACKS": SECRET}) as remote:
+        client, message = remote.client, new_text_message("Go", role=Role.ROLE_USER)
+        send = SendMessageRequest(message=message)
+        send.configuration.task_push_notification_config.CopyFrom(first)
+        [asked] = [one async for one in client.send_message(send)]
+        task = asked.task.id
+        (waits,) = await receiver.hears(1)
+        assert waits["task"]["id"] == task
+        assert waits["task"]["status"]["state"] == "TASK_STATE_INPUT_REQUIRED"
+        more = TaskPushNotificationConfig(task_id=task, id="mine", url=receiver.url + "?two")
+        made = await client.create_task_push_notification_config(more)
+        found = await client.get_task_push_notification_config(
+            GetTaskPushNotificationConfigRequest(task_id=task, id="mine")
+        )
+        assert found == made == more
+        gone = TaskPushNotificationConfig(task_id=task, id="gone", url=receiver.url + "?three")
+        await client.create_task_push_notification_config(gone)
+        await client.delete_task_push_notification_config(
+            DeleteTaskPushNotificationConfigRequest(task_id=task, id="gone")
+        )
+        listed = await client.list_task_push_notification_configs(
+            ListTaskPushNotificationConfigsRequest(task_id=task)
+        )
+        assert [(one.id, one.url, one.token) for one in listed.configs] == [
+            (task, receiver.url, ""),
+            ("mine", receiver.url + "?two", ""),
+        ]
+        with pytest.raises(InvalidParamsError):
+            await client.create_task_push_notification_config(
+                TaskPushNotificationConfig(task_id=task, id="bad", url="file:///etc/passwd")
+            )
+        await remote.ask("approve", task=task)
+        _, *ended = await receiver.hears(3)
+    assert [one["task"]["status"]["state"] for one in ended] == ["TASK_STATE_COMPLETED"] * 2
+    assert ended[0]["task"]["artifacts"][0]["parts"] == [{"text": "It is done."}]
+    headers, raw = receiver.heard[0]
+    assert Webhook(SECRET).verify(raw, headers) == waits
+    assert (headers["x-a2a-notification-token"], headers["authorization"]) == (
+        "t-1",
+        "Bearer of-the-receiver",
+    )
+    assert len(receiver.heard) == 3
 
 
 async def test_a_tool_asks_a_remote_agent_and_answers_its_questions(tmp_path: Path) -> None:
