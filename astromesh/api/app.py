@@ -48,6 +48,8 @@ _EVENTS_DROPPED = MetricReading(
 )
 #: seconds without a run after which a server loads FastAPI, and how often it waits for such a pause
 _IDLE_SECONDS, _MAX_IDLE_CHECKS = 1.0, 60
+#: what pages of other origins may read besides what browsers always show
+EXPOSED_HEADERS = ("retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset")
 _STOPPED = "The server stopped before it finished this request. Send the request again."
 
 
@@ -190,7 +192,11 @@ def create_app(
     middleware: ASGIApp = BodyLimit(FastRoutes(rest), max_bytes=max_body_bytes)
     if cors_origins:
         middleware = CORSMiddleware(
-            middleware, allow_origins=list(cors_origins), allow_methods=["*"], allow_headers=["*"]
+            middleware,
+            allow_origins=list(cors_origins),
+            allow_methods=["*"],
+            allow_headers=["*"],
+            expose_headers=EXPOSED_HEADERS,
         )
     return Server(state, rest, RequestLimits(middleware, limits, state.fair_start), lifespan)
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import orjson
+from starlette.datastructures import URL, State
 from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
@@ -23,6 +24,7 @@ from astromesh.errors import (
     error_class,
 )
 from astromesh.logs import get_logger
+from astromesh.net.service_options import is_http
 from astromesh.telemetry.ids import trace_id as new_trace_id
 from astromesh.types import JsonObject
 
@@ -190,6 +192,26 @@ def problem_body(status: int, code: str, detail: str, trace_id: str = "") -> Jso
     }
 
 
+#: where clients of `/mcp` find who issues its tokens (RFC 9728)
+MCP_METADATA = "/.well-known/oauth-protected-resource/mcp"
+
+
+def _challenge(scope: Scope | None) -> str:
+    """Returns the header of a 401. At `/mcp` it names the metadata, if tokens have an issuer."""
+    path = "" if scope is None else scope.get("path", "").removeprefix(scope.get("root_path", ""))
+    if scope is None or path != "/mcp" or not issuer_of(scope["app"].state):
+        return "Bearer"
+    url = URL(scope=scope).replace(path=scope.get("root_path", "") + MCP_METADATA, query="")
+    return f'Bearer resource_metadata="{url}"'
+
+
+def issuer_of(state: State) -> str:
+    """Returns the URL of the server that issues the tokens of this one; empty: none does."""
+    auth = state.runtime.state.configuration.runtime.spec.auth
+    issuer: str = auth.jwt.issuer if auth.mode in ("jwt", "both") else ""
+    return issuer if is_http(issuer) else ""
+
+
 def response_of(
     status: int, body: JsonObject, scope: Scope | None = None, retry_after: float | None = 0.0
 ) -> Response:
@@ -205,7 +227,7 @@ def response_of(
     if status in (429, 503) and retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(retry_after)))
     if status == 401:
-        headers["www-authenticate"] = "Bearer"
+        headers["www-authenticate"] = _challenge(scope)
     if scope is not None and _serves_frontends(scope):
         body = {**body, **run_error(body["detail"], body["code"])}
     return Response(orjson.dumps(body), status, headers, "application/problem+json")

@@ -133,7 +133,10 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
 def _handle_method(request: Request) -> Response:
     """Answers OPTIONS, and refuses methods that a path does not accept. Both name all that it accepts."""
     routes: Iterable[Any] = request.app.router.routes
-    found = {m for route in routes if route.matches(request.scope)[0] != Match.NONE for m in route.methods}
+    matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
+    # a path that a route names as it is, is described by that route: compact is no id
+    named = [route for route in matching if route.path == request.scope["path"]]
+    found = {method for route in named or matching for method in route.methods}
     allowed = ", ".join(sorted({*found, "OPTIONS"}))
     if request.method == "OPTIONS":
         return Response(status_code=204, headers={"allow": allowed})

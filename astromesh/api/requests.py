@@ -15,6 +15,7 @@ from pydantic import (
     AfterValidator,
     AwareDatetime,
     BaseModel,
+    BeforeValidator,
     ConfigDict,
     Field,
     StringConstraints,
@@ -175,6 +176,14 @@ def _is_called(url: str) -> str:
     return url
 
 
+def _as_integer(value: Any) -> Any:
+    """JSON has one kind of number: 3.0 is an integer, as JSON Schema has it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+WholeNumber = Annotated[int, BeforeValidator(_as_integer)]
+
+
 class CallbackIn(BaseModel):
     """Whom the server calls when the run ends or waits (Standard Webhooks)."""
 
@@ -247,7 +256,9 @@ class RunBody(BaseModel):
     )
     model: str = Field("", description="One of the agent's models, if `overridable` has `model`.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    max_tokens: Annotated[int, Field(ge=1)] | None = Field(None, description="Most tokens of the answer.")
+    max_tokens: Annotated[WholeNumber, Field(ge=1)] | None = Field(
+        None, description="Most tokens of the answer."
+    )
     tools: list[str] | None = Field(
         None, description="Those of the agent's tools that it may call, if `overridable` has `tools`."
     )

@@ -261,7 +261,7 @@ class ResponseBody(ConversationBody, Sampling):
     text: TextOptions | None = None
     max_output_tokens: Annotated[int, Field(ge=1)] | None = None
     reasoning: ReasoningOptions | None = None
-    include: list[str] | None = None
+    include: list[Literal["reasoning.encrypted_content"]] | None = None
     truncation: Literal["auto", "disabled"] | None = None
     safety_identifier: str | None = None
 
@@ -332,9 +332,6 @@ def reject_impossible(body: ResponseBody) -> None:
         raise InvalidInput("Remove reasoning: it is configured with the agent's model.", param="reasoning")
     if body.text and body.text.verbosity not in (None, "medium"):
         raise InvalidInput("Remove verbosity: it is configured with the agent's model.", param="text")
-    for name in body.include or ():
-        if name != "reasoning.encrypted_content":
-            raise InvalidInput(f"Remove {name!r} from include: agents do not have it.", param="include")
 
 
 class Said(NamedTuple):

@@ -262,10 +262,7 @@ class AgentRunner:
         """
         sinks = tuple(sinks)
         if parent is None:
-            if request.metadata or request.tags:
-                require_valid(request)
-            if self.active.draining:
-                raise ShuttingDown("The server is shutting down; send the request again.")
+            self._require_startable(request)
             if request.attachments or request.history:
                 request = await self._attachments.read(agent, request)
             if self.may_wait(agent, request):
@@ -286,6 +283,12 @@ class AgentRunner:
         if watch is not None:
             watch(run)
         return await self._execute(agent, request, run, self._handle)
+
+    def _require_startable(self, request: RunRequest) -> None:
+        if request.metadata or request.tags:
+            require_valid(request)
+        if self.active.draining:
+            raise ShuttingDown("The server is shutting down; send the request again.")
 
     def may_wait(self, agent: Agent, request: RunRequest) -> bool:
         """Whether a run is durable: it may wait for a person or its client, or has a callback."""

@@ -17,6 +17,7 @@ from starlette.requests import ClientDisconnect
 from astromesh.access.scopes import RUN, permits
 from astromesh.api.auth import ANONYMOUS
 from astromesh.api.dependencies import scope
+from astromesh.api.errors import MCP_METADATA, issuer_of
 from astromesh.api.requests import RunBody, caller_of, cancel_on_disconnect, runtime_of
 from astromesh.api.responses import DelegatedResponse
 from astromesh.errors import AgentNotFoundError, Forbidden, Interrupted, InvalidInput, MissingExtra, NotFound
@@ -56,6 +57,20 @@ _PARAMETERS: JsonObject = {
 async def mcp(request: Request) -> Response:
     """Serves MCP over streamable HTTP. POST is the only method: there are no sessions and no streams."""
     return DelegatedResponse(await _mcp_server(runtime_of(request)))
+
+
+@router.get(MCP_METADATA, summary="Who issues tokens for /mcp", include_in_schema=False)
+async def metadata(request: Request) -> JsonObject:
+    """Describes `/mcp` as a protected resource (RFC 9728), if its tokens have an issuer."""
+    issuer = issuer_of(request.app.state)
+    if not issuer:
+        raise NotFound("No issuer of tokens is configured (auth.jwt.issuer).")
+    return {
+        "resource": str(request.url.replace(path=request.scope.get("root_path", "") + "/mcp", query="")),
+        "authorization_servers": [issuer],
+        "bearer_methods_supported": ["header"],
+        "scopes_supported": [RUN],
+    }
 
 
 async def serve_stdio(runtime: AgentRuntime) -> None:

@@ -14,6 +14,7 @@ from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.requests import (
     MAX_SEQ,
     Query,
+    WholeNumber,
     caller_of,
     idempotency_key,
     read_body,
@@ -100,7 +101,7 @@ class EditBody(OneEdit):
 class ForkBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    at: int = Field(ge=1, le=MAX_SEQ, description="Number of the step that the fork continues at.")
+    at: WholeNumber = Field(ge=1, le=MAX_SEQ, description="Number of the step that the fork continues at.")
     edit: EditBody | None = Field(None, description="What is different; absent: nothing.")
     session: Literal["new", "same"] | None = Field(
         None, description="Which session the turns are written to; absent: none."

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from astromesh.api.dependencies import (
     After,
@@ -400,13 +401,27 @@ async def manifest(task_id: str, request: Request) -> JsonObject:
     return await _tasks(request).manifest(task_id, viewer_of(request))
 
 
+_TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")
+
+
+def _is_timestamp(text: Any) -> Any:
+    """Refuses what pydantic takes for a time besides RFC 3339: numbers, dates, times without a zone."""
+    if isinstance(text, str) and not _TIMESTAMP.fullmatch(text):
+        raise ValueError("it must be a time as in RFC 3339, e.g. 2026-12-24T18:00:00Z")
+    return text
+
+
 @_read_route("/artifacts", "Artifacts of a Task", **_answer(ArtifactsOut))
 async def artifacts(  # noqa: PLR0913 (a parameter for each filter)
     task_id: str,
     request: Request,
     node: str = "",
     type: Annotated[Literal["", ArtifactType], Query(description="Only artifacts of this type.")] = "",
-    since: Annotated[datetime | None, Query(description="Only artifacts that are not older.")] = None,
+    since: Annotated[
+        datetime | None,
+        BeforeValidator(_is_timestamp),
+        Query(description="Only artifacts that are not older."),
+    ] = None,
     limit: LongLimit = 1000,
     after: Annotated[
         str, Query(pattern=r"^(\d{1,12}(\.\d{1,12})?-\d{1,9})?$", description="`next` of the page before.")

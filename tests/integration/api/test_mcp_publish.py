@@ -288,3 +288,17 @@ async def test_an_agent_with_an_output_schema_answers_with_structured_content(tm
         assert (done.structured_content, done.content[0].text) == ({"age": 7}, '{"age":7}')
         done = await client.call_tool("boss", {"query": "hi"})
         assert (done.structured_content, done.content[0].text) == (None, "[7]")
+
+
+async def test_a_client_without_a_token_is_told_who_issues_them(tmp_path: Path) -> None:
+    async with (
+        serving(server(tmp_path, ScriptedProvider("fine"))) as url,
+        httpx.AsyncClient(base_url=url) as http,
+    ):
+        refused = await http.post("/mcp", json={})
+        assert refused.status_code == 401
+        where = refused.headers["www-authenticate"].removeprefix('Bearer resource_metadata="').rstrip('"')
+        assert where == f"{url}/.well-known/oauth-protected-resource/mcp"
+        told = (await http.get(where)).json()
+        assert (told["resource"], told["authorization_servers"]) == (f"{url}/mcp", [ISSUER])
+        assert (await http.get("/v1/agents")).headers["www-authenticate"] == "Bearer"

@@ -67,6 +67,8 @@ def test_root_and_health_are_public(locked: TestClient) -> None:
         ("/v1/agents/helper/sessions/s", "DELETE, GET, OPTIONS"),
         ("/v1/agents/helper/run", "OPTIONS, POST"),
         ("/health/live", "GET, OPTIONS"),
+        ("/v1/responses/compact", "OPTIONS, POST"),
+        ("/v1/responses/resp_1", "DELETE, GET, OPTIONS"),
         ("/v1/principals/me/data", "DELETE, GET, OPTIONS"),
     ],
 )

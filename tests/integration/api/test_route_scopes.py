@@ -81,7 +81,7 @@ OPEN = [route for route in EVERY if not route.scope]
 PUBLIC = frozenset({
     "/", "/console", "/console/{path:path}", "/docs", "/docs/{name}",
     "/health", "/health/live", "/health/ready",
-    "/v1/channels/{channel}/webhook",
+    "/v1/channels/{channel}/webhook", "/.well-known/oauth-protected-resource/mcp",
 })  # fmt: skip
 
 
@@ -327,6 +327,7 @@ def test_allowed_origins_may_call_and_are_told_so(tmp_path: Path) -> None:
     with TestClient(app) as client:
         answer = client.get("/v1/agents", headers={"origin": page})
         assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, page)
+        assert "x-ratelimit-remaining" in answer.headers["access-control-expose-headers"]
         asked = {"origin": page, "access-control-request-method": "POST"}
         assert client.options("/v1/agents/helper/run", headers=asked).status_code == 200
         stranger = client.get("/v1/agents", headers={"origin": "https://evil.example"})

@@ -172,6 +172,8 @@ async def test_artifacts_are_found_by_node_type_and_time(config: Path) -> None:
         everything = (await client.get(path)).json()["artifacts"]
         tools = (await client.get(path, params={"node": "review", "type": "tool"})).json()["artifacts"]
         later = (await client.get(path, params={"since": "2100-01-01T00:00:00Z"})).json()["artifacts"]
+        for wrong in ("1700000000", "2100-01-01", "2100-01-01T00:00:00"):
+            assert (await client.get(path, params={"since": wrong})).status_code == 422
     assert {a["type"] for a in everything} == {"output", "tool", "telemetry"}
     assert {a["run_fingerprint"] for a in everything} == {task["metadata"]["run_fingerprint"]}
     assert {a["node_id"] for a in tools} == {"review"} and len(tools) == 3
