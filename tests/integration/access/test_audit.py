@@ -36,6 +36,7 @@ ITSELF = {
     "POST /v1/agents/{name}/agui": "a run is its own record",
     "POST /v1/agents/{name}/a2a": "a run is its own record",
     "POST /v1/agents/{name}/a2a/{path:path}": "a run is its own record",
+    "DELETE /v1/agents/{name}/a2a/{path:path}": "deletes a push notification of the own run",
     "POST /v1/responses": "a run is its own record",
     "POST /v1/responses/compact": "reads only",
     "POST /mcp": "a run is its own record",
