@@ -60,6 +60,22 @@ def test_ingest_and_query(project: Path) -> None:
     assert (nothing.returncode, nothing.stdout, nothing.stderr) == (0, "", "No passage matches.\n")
 
 
+def test_documents_are_listed_and_deleted(project: Path) -> None:
+    """A tenant's own, and those of the folders, which only the folders change."""
+    (project / "notes").mkdir()
+    (project / "notes" / "milk.md").write_text("# Milk\n\nKeep it cold.")
+    astromesh(project, "rag", "ingest", "k", "notes", "--tenant", "acme")
+    listed = astromesh(project, "rag", "list", "k", "--tenant", "acme", "--json")
+    assert [one["id"] for one in json.loads(listed.stdout)["documents"]] == ["milk.md"]
+    folders = astromesh(project, "rag", "list", "k", "--of", "sources")
+    assert ["tea.md" in folders.stdout, "milk.md" in folders.stdout] == [True, False]
+    refused = astromesh(project, "rag", "delete", "k", "tea.md")
+    assert (refused.returncode != 0, "comes from a folder" in refused.stderr) == (True, True)
+    assert astromesh(project, "rag", "delete", "k", "milk.md").stdout == "0 removed\n"
+    assert astromesh(project, "rag", "delete", "k", "milk.md", "--tenant", "acme").stdout == "1 removed\n"
+    assert astromesh(project, "rag", "list", "k", "--tenant", "acme").stderr == "There is no document.\n"
+
+
 def test_questions_measure_a_pipeline(project: Path) -> None:
     """The measures, and what came instead of the right passage."""
     coffee, tea = "Is coffee roasted?", "How hot for green tea?"

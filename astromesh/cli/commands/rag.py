@@ -1,4 +1,4 @@
-"""`astromesh rag`: add documents to a knowledge pipeline, search it, measure what it finds."""
+"""`astromesh rag`: add documents to a knowledge pipeline, list and delete them, search and measure it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import orjson
 import typer
@@ -19,7 +19,7 @@ from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json
 from astromesh.cli.retrieval_measures import DEPTH, Asked, Question, measures, read_questions
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.errors import InvalidInput
-from astromesh.knowledge.base import IngestReport, Passage, ProgressCallback
+from astromesh.knowledge.base import DocumentsOf, IngestReport, ListedDocument, Passage, ProgressCallback
 from astromesh.logs import configure_logging
 from astromesh.runtime.bootstrap import open_single_pipeline
 from astromesh.types import DEFAULT_TENANT
@@ -83,6 +83,50 @@ def query(
         note("No passage matches.")
     else:
         print("\n\n".join(_format_passage(passage) for passage in found))
+
+
+@app.command("list")
+def list_documents(
+    pipeline: Pipeline,
+    tenant: Tenant = DEFAULT_TENANT,
+    of: Annotated[
+        Literal["tenant", "sources", "shared"],
+        typer.Option(help="Of the tenant, of the pipeline's folders, or of the tenant that shares."),
+    ] = "tenant",
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    json: Json = False,
+) -> None:
+    """List the documents of a pipeline, by id."""
+    folders = folders_of(config, data)
+    configure_logging("warning")
+    found = asyncio.run(_list(folders, pipeline, tenant, of))
+    if json:
+        listed = [{"id": one.id, "metadata": one.metadata} for one in found]
+        print_json({"pipeline": pipeline, "documents": listed})
+    elif not found:
+        note("There is no document.")
+    else:
+        print_table(("id", "title"), [[one.id, str(one.metadata.get("title", ""))] for one in found])
+
+
+@app.command()
+def delete(
+    pipeline: Pipeline,
+    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of documents; see `list`.")],
+    tenant: Tenant = DEFAULT_TENANT,
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    json: Json = False,
+) -> None:
+    """Delete documents of a tenant. Those of the pipeline's folders are deleted there."""
+    folders = folders_of(config, data)
+    configure_logging("warning")
+    removed = asyncio.run(_delete(folders, pipeline, ids, tenant))
+    if json:
+        print_json({"pipeline": pipeline, "removed": removed})
+    else:
+        print(f"{removed} removed")
 
 
 @app.command("eval")
@@ -161,6 +205,25 @@ async def _ingest(
         if path is not None:
             return await knowledge.ingest_path(path, progress, tenant=tenant)
         return await knowledge.refresh(progress)
+
+
+async def _list(
+    folders: tuple[Path, Path], pipeline: str, tenant: str, of: DocumentsOf
+) -> list[ListedDocument]:
+    found: list[ListedDocument] = []
+    async with open_single_pipeline(*folders, pipeline) as knowledge:
+        if of == "sources":
+            await knowledge.refresh(load_model=False)
+        while page := await knowledge.documents(
+            tenant=tenant, of=of, after=found[-1].id if found else "", limit=1000
+        ):
+            found += page
+    return found
+
+
+async def _delete(folders: tuple[Path, Path], pipeline: str, ids: Sequence[str], tenant: str) -> int:
+    async with open_single_pipeline(*folders, pipeline) as knowledge:
+        return (await knowledge.remove(ids, tenant=tenant)).removed
 
 
 async def _query(
