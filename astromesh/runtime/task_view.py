@@ -455,7 +455,7 @@ class TaskReplays:
         engine = await self._replay_engine(name, replay, recording, resources, snapshot)
         try:
             replay.timing_dependent = engine.project.plan(recording.start).is_timing_dependent
-            result = await engine.run(input, start, task_id="replay")
+            result = await engine.run(input, start, task_id=recording.task_id or "replay")
         finally:
             await engine.close()
             await resources.close()

@@ -64,9 +64,12 @@ class StageCalls:
 
     Attributes:
         edits: of the requests to models, in a fork; see `request_edit`.
+        started_at: in a replay, when the stage began in the recording.
     """
 
-    __slots__ = ("_last_request", "ask", "calls", "context", "edits", "journal", "stage", "task")
+    __slots__ = (
+        "_last_request", "ask", "calls", "context", "edits", "journal", "stage", "started_at", "task",
+    )  # fmt: skip
 
     def __init__(
         self, task: str, stage: str, context: JsonObject | None, journal: Journal | None = None
@@ -75,6 +78,7 @@ class StageCalls:
         self.ask: Ask | None = None
         self.calls: list[JsonObject] = []
         self.edits: Sequence[JsonObject] = ()
+        self.started_at: float | None = None
         self._last_request: JsonObject = {}
 
     def new_in(self, request: CompletionRequest) -> JsonObject:
@@ -419,7 +423,7 @@ class Replay:
                 self._diverged(*key, "order", "the recorded order cannot be reproduced")
                 self._changed.notify_all()
         known = self._stages.get(key, {})
-        calls.edits = known.get("edits", ())
+        calls.edits, calls.started_at = known.get("edits", ()), known.get("started_at")
         if not known.get("begun", True) and known["code"]:
             raise StageFault(known["code"], "The stage did not begin in the recorded run.")
         return {"output": known["output"]} if known.get("edited") else None

@@ -12,6 +12,7 @@ from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
 from pathlib import Path
+from random import Random
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import orjson
@@ -93,12 +94,19 @@ class OperationContext(ContextPackage):
         stage_id: of the stage.
         attempt: 1 for the first. A stage that its process did not survive begins again.
         idempotency_key: the same in every attempt, and in no other execution of a stage.
+        now: when the stage began, in seconds since the epoch. In a replay, when it began in the recording.
     """
 
     task_id: str = ""
     stage_id: str = ""
     attempt: int = 1
     idempotency_key: str = ""
+    now: float = 0.0
+
+    @cached_property
+    def random(self) -> Random:
+        """Random numbers, which are the same in every attempt and in a replay."""
+        return Random(self.idempotency_key)  # noqa: S311 (nothing secret)
 
 
 def filter_by_tags(items: Iterable[Item], tags: Sequence[str]) -> list[Item]:

@@ -26,10 +26,11 @@ class Recording:
     """The input of a run and every response that came from outside of it.
 
     Args:
-        stages: `{task, stage, status, code, edge, output_hash, output, calls}` in the order in which they
-            counted, with `begun: false` where a stage failed before it began, and `edited: true` where a fork
-            has the output of a stage that did not run, and `edits` of its requests to models.
+        stages: `{task, stage, status, code, edge, output_hash, output, calls, started_at}` in the order in
+            which they counted, with `begun: false` where a stage failed before it began, `edited: true` where
+            a fork has the output of a stage that did not run, and `edits` of its requests to models.
         memory: items of project and global memory that its stages received.
+        task_id: that of the Task; empty in recordings of earlier versions.
     """
 
     workflow: str
@@ -39,6 +40,7 @@ class Recording:
     stages: tuple[JsonObject, ...] = field(repr=False)
     run_fingerprint: str = ""
     memory: tuple[JsonObject, ...] = field(default=(), repr=False)
+    task_id: str = ""
 
     @property
     def path(self) -> list[str]:
@@ -54,9 +56,9 @@ class Recording:
 
     def to_json(self) -> JsonObject:
         return {
-            "version": RECORDING_VERSION, "workflow": self.workflow, "start": self.start, "input": self.input,
-            "status": self.status, "run_fingerprint": self.run_fingerprint, "memory": list(self.memory),
-            "stages": list(self.stages),
+            "version": RECORDING_VERSION, "workflow": self.workflow, "task_id": self.task_id,
+            "start": self.start, "input": self.input, "status": self.status,
+            "run_fingerprint": self.run_fingerprint, "memory": list(self.memory), "stages": list(self.stages),
         }  # fmt: skip
 
     @classmethod
@@ -72,7 +74,10 @@ class Recording:
         history.apply(records)
         stages = tuple(map(_stage_record, history.records))
         memory = _shared_memory_items(record.get("context") for record in history.records)
-        return cls(begin["workflow"], begin["start"], begin["input"], status, stages, fingerprint, memory)
+        return cls(
+            begin["workflow"], begin["start"], begin["input"], status, stages, fingerprint, memory,
+            begin["task_id"],
+        )  # fmt: skip
 
     @classmethod
     def from_json(cls, data: Mapping[str, Any]) -> Recording:
@@ -89,7 +94,7 @@ class Recording:
             )
         return cls(
             data["workflow"], data["start"], data["input"], data["status"], tuple(data["stages"]),
-            data["run_fingerprint"], tuple(data["memory"]),
+            data["run_fingerprint"], tuple(data["memory"]), data.get("task_id", ""),
         )  # fmt: skip
 
     @classmethod
@@ -123,5 +128,6 @@ def _stage_record(record: Mapping[str, Any]) -> JsonObject:
     entry = record["entry"]
     calls = [{k: v for k, v in call.items() if k not in _TIMES} for call in record.get("calls", ())]
     found = {**comparable_fields(entry), "output": entry["output"], "calls": calls}
+    found["started_at"] = entry["started_at"]
     found |= {key: record[key] for key in ("edited", "edits") if record.get(key)}
     return found if record.get("begun", True) else {**found, "begun": False}

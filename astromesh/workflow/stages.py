@@ -576,7 +576,9 @@ def _operation_context(job: StageExecution, package: ContextPackage | None) -> O
     found = package or _NO_PACKAGE
     task_id, stage_id = job.task.id, job.entry.stage
     key = uuid5(_KEYS, f"{task_id}@{stage_id}").hex
-    return OperationContext(found.profile, found.items, task_id, stage_id, job.attempt, key)
+    recorded = job.calls.started_at if job.calls is not None else None
+    now = job.entry.started_at if recorded is None else recorded
+    return OperationContext(found.profile, found.items, task_id, stage_id, job.attempt, key, now)
 
 
 _NO_PACKAGE = ContextPackage(NO_CONTEXT)

@@ -27,6 +27,10 @@ async def wait(input, context, tools):
         await asyncio.sleep(0.01)
     return input
 
+def named(input, context, tools):
+    numbers = [context.random.random() for _ in range(2)]
+    return [context.task_id, context.idempotency_key, context.now, numbers]
+
 def fail(input, context, tools):
     raise ValueError("as told")
 """

@@ -14,7 +14,7 @@ from astromesh.durable.fork import Edit
 from astromesh.errors import TaskNotFound
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, store_in
-from tests.integration.workflow.folders import ENDED, runtime_with, sample, until
+from tests.integration.workflow.folders import ENDED, runtime_with, sample, small, until
 from tests.integration.workflow.test_sample_project import CONTRACT, lawyer
 
 RUN, RUNS = "/v1/workflows/shop/run", "/v1/workflows/shop/runs"
@@ -464,3 +464,18 @@ async def test_what_a_runtime_agent_is_asked_is_edited(helped: Shop) -> None:
         assert (other["status"], helped.model.requests) == ("success", [])
         wrong = await client.post(f"/v1/tasks/{task_id}/fork", json={"at": 4, "edit": {"query": "x"}})
     assert (wrong.status_code, "output, message, system" in wrong.json()["detail"]) == (422, True)
+
+
+@pytest.mark.parametrize("isolation", ["", ", isolation: process"])
+async def test_a_replay_finds_the_ids_the_time_and_the_random_numbers_of_its_task(
+    tmp_path: Path, isolation: str
+) -> None:
+    folder = small(tmp_path / "config", op="named") / "workflows" / "small" / "workflow.yaml"
+    folder.write_text(folder.read_text().replace("op: 'ops:named'", f"op: 'ops:named'{isolation}"))
+    async with client_of(runtime_with(tmp_path / "config")) as client:
+        for route in ("run", "runs"):
+            task_id = await started(client, f"/v1/workflows/small/{route}")
+            replay = (await client.post(f"/v1/tasks/{task_id}/replay")).json()
+            assert (replay["same"], replay["output"][0]) == (True, task_id), replay["divergence"]
+            first, second = replay["output"][3]
+            assert first != second
