@@ -27,6 +27,8 @@ _LIBRARIES = tuple(
 )
 
 log = get_logger("astromesh.watchdog")
+#: the innermost functions of a loop that waits: of asyncio, or what calls that of uvloop
+_RESTING = frozenset({"select", "_run_once", "run_forever", "run"})
 #: seconds without a run after which `RunWatch` rests
 _REST_SECONDS = 1.0
 
@@ -88,7 +90,8 @@ class Watchdog:
             late = time.monotonic() - self._seen - TICK_SECONDS
             if late > BLOCKED_SECONDS - TICK_SECONDS:  # a block may begin up to a tick before the late one
                 # the current stack; the last one before the loop continues is logged
-                where = _format_stack(sys._current_frames().get(self._loop_thread)) or where  # noqa: SLF001
+                frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001
+                where = "" if _is_at_rest(frame) else _format_stack(frame) or where
                 blocked_for = late
             elif where:
                 self.blocks += 1
@@ -151,6 +154,15 @@ def run_watch() -> RunWatch:
     if not watch.is_watching:
         watch.start()
     return watch
+
+
+def _is_at_rest(frame: FrameType | None) -> bool:
+    """Whether the loop executes nothing: it is late because this process gets no processor."""
+    if frame is None:
+        return False
+    code = frame.f_code
+    is_library = code.co_filename.startswith(_LIBRARIES)
+    return code.co_name == "run_until_complete" or (is_library and code.co_name in _RESTING)
 
 
 def _format_stack(frame: FrameType | None) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import ctypes
 import time
 
 from structlog.testing import capture_logs
@@ -33,3 +34,15 @@ async def test_what_holds_the_loop_is_counted_and_named() -> None:
     assert any("holds_the_loop" in where for where in blocks)
     assert watchdog.worst() > BLOCKED_SECONDS
     assert watchdog.worst() > BLOCKED_SECONDS, "whoever asks takes nothing away from others who ask"
+
+
+async def test_a_loop_that_gets_no_processor_is_late_and_holds_nothing() -> None:
+    watchdog = Watchdog()
+    watchdog.start()
+    with capture_logs() as lines:
+        await asyncio.sleep(2 * TICK_SECONDS)
+        await asyncio.to_thread(ctypes.PyDLL(None).usleep, 500_000)  # no other thread gets the interpreter
+        await asyncio.sleep(4 * TICK_SECONDS)
+    watchdog.stop()
+    assert watchdog.worst() > BLOCKED_SECONDS
+    assert [line for line in lines if line["event"] == "event_loop_blocked"] == []
