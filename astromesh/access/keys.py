@@ -9,6 +9,7 @@ import string
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from hashlib import sha256
 from hmac import compare_digest
 from typing import Any, NamedTuple, Self
@@ -20,7 +21,7 @@ from astromesh.storage.queries import Transaction
 from astromesh.storage.sqlite import Database, SqliteQueries
 from astromesh.telemetry.clock import Clock
 from astromesh.text import CONTROL_CHARACTERS
-from astromesh.types import DEFAULT_TENANT, CallerContext
+from astromesh.types import DEFAULT_TENANT, CallerContext, JsonObject
 
 _PACKAGE = "astromesh.access"
 SCHEMA = Schema("keys", _PACKAGE, "sql/keys")
@@ -30,6 +31,8 @@ TOKEN_PREFIX = "am"  # noqa: S105 (the first letters of every key, no secret)
 DAY_SECONDS = 86_400.0
 #: a hundred years; beyond the year 9999 there are no dates
 MAX_DAYS = 36_500
+#: the last second of a datetime; older files may hold keys that live longer
+_LAST = datetime.max.replace(tzinfo=UTC, microsecond=0).timestamp()
 _ID_LETTERS = "abcdefghjkmnpqrstvwxyz23456789"
 _SECRET_LETTERS = string.ascii_letters + string.digits
 _ID_LENGTH, _SECRET_LENGTH = 12, 43
@@ -69,6 +72,26 @@ class ApiKey:
         if self.revoked_at:
             return "revoked"
         return "expired" if self.expires_at and self.expires_at <= now else "active"
+
+
+def key_json(key: ApiKey, now: float) -> JsonObject:
+    """Returns a key as the API and the commands show it."""
+    return {
+        "id": key.id,
+        "name": key.name,
+        "state": key.state(now),
+        "user": key.user_id,
+        "tenant": key.tenant_id,
+        "scopes": sorted(key.scopes),
+        "created_at": _iso(key.created_at),
+        "expires_at": _iso(key.expires_at),
+        "revoked_at": _iso(key.revoked_at),
+        "last_used_at": _iso(key.last_used_at),
+    }
+
+
+def _iso(seconds: float) -> str | None:
+    return datetime.fromtimestamp(min(seconds, _LAST), UTC).isoformat(timespec="seconds") if seconds else None
 
 
 class ApiKeyRequest(NamedTuple):
@@ -211,7 +234,7 @@ class ApiKeyAuthenticator:
     """
 
     def __init__(self, store: ApiKeyStore, clock: Clock) -> None:
-        self._store = store
+        self.store = store
         self._clock = clock
         self._entries: dict[str, _CachedKey] = {}
         self._change = 0
@@ -247,11 +270,11 @@ class ApiKeyAuthenticator:
         Raises:
             StoreError: the store does not answer.
         """
-        for key in await self._store.changed_since(self._change):
+        for key in await self.store.changed_since(self._change):
             self._apply_change(key)
         if self._uses:
             used, self._uses = self._uses, {}
-            await self._store.record_use(used.items())
+            await self.store.record_use(used.items())
 
     async def _refresh_for_unknown_key(self) -> None:
         """Refreshes, unless that has just happened. Concurrent callers wait for the same refresh."""

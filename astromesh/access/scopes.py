@@ -35,6 +35,7 @@ ADMIN = "admin"
 SCOPES: Mapping[str, str] = {
     RUN: "run agents",
     "agents:read": "list and describe agents, models and providers",
+    "agents:manifest": "read the manifests of agents, prompts included",
     "runs:read": "list and follow one's own runs",
     "runs:write": "cancel one's own runs, rate them",
     "runs:decide": "decide for one's own runs and Tasks that wait for a person",

@@ -63,6 +63,11 @@ class Auth:
     def needs_credentials(self) -> bool:
         return bool(self._methods)
 
+    @property
+    def keys(self) -> ApiKeyStore | None:
+        """The API keys that this server accepts; None: it accepts none."""
+        return next((one.store for one in self._methods if isinstance(one, ApiKeyAuthenticator)), None)
+
     async def authorise(
         self,
         headers: Mapping[str, str],

@@ -230,6 +230,13 @@ class DeliveryReport(NamedTuple):
     code: str = ""
 
 
+class ChannelBacklog(NamedTuple):
+    """The messages of a channel that wait for an answer, and the people whose answer is tried again."""
+
+    waiting: int = 0
+    retried: int = 0
+
+
 class Inbox(Protocol):
     """Stores messages until they are answered. Every method is one transaction, on disk when it returns."""
 
@@ -243,6 +250,9 @@ class Inbox(Protocol):
 
     async def next_due(self, channels: Sequence[str]) -> float | None:
         """Returns when the next queue is due, in seconds since the epoch, or None if no message waits."""
+
+    async def backlog(self) -> Mapping[str, ChannelBacklog]:
+        """Returns what waits, by channel; a channel for which nothing waits may be missing."""
 
     async def renew(self, holder: str, until: float) -> frozenset[str]:
         """Renews every lease of a holder, and returns its queues."""
@@ -305,6 +315,9 @@ class InboxWorker(Protocol):
             ChannelNotFound: there is no such channel. Unauthorized: it is not signed.
             InvalidInput: it is not of the messenger's format. StoreUnavailable: the messenger sends it again.
         """
+
+    async def backlog(self) -> Mapping[str, ChannelBacklog]:
+        """See `Inbox.backlog`."""
 
     async def erase(self, tenant: str, principal: str) -> int:
         """Deletes everything that is stored of one person."""

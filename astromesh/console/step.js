@@ -66,7 +66,7 @@ const PARTS = {
     { who: "verdicts of the rules", value: actions?.length ? actions : "Nothing was changed." },
     { who: "more", value: rest, folded: true },
   ],
-  memory: (_, output) => Object.entries(output).map(([who, value]) => ({ who, value: value && /** @type {any} */ (value).length === 0 ? "none" : value })),
+  memory: (_, output) => ("semantic" in output ? recalled(output) : Object.entries(output).map(([who, value]) => ({ who, value }))),
   prompt: (_, __, step) => messageParts(step),
   model: ({ messages, tools, ...parameters }, output, step) => [
     ...messageParts(step),
@@ -93,6 +93,18 @@ const PARTS = {
     { who: "all that was recorded", value: result, folded: true },
   ],
 };
+
+/** What a run has remembered: each passage with the nearness to the message for which it was recalled. @param {any} output @returns {PartOf[]} */
+const recalled = ({ history = [], semantic = [], episodic = [], degraded = [] }) => [
+  ...semantic.map((/** @type {any} */ [text, score, source], /** @type {number} */ n) => ({ who: `passage ${n + 1} · ${Number(score).toFixed(3)} near to the message${source ? ` · ${source}` : ""}`, value: text })),
+  ...episodic.map((/** @type {any} */ event) => ({ who: "event of an earlier session", value: event })),
+  { who: `history: ${history.length} messages`, value: history.length ? history : "none", folded: history.length > 0 },
+  ...(semantic.length || episodic.length ? [] : [{ who: "passages and events", value: "none" }]),
+  ...(degraded.length ? [{ who: "memories that did not answer", value: degraded }] : []),
+];
+
+/** The parts of a recorded step, to read. @param {{step: any}} props */
+export const StepParts = ({ step }) => partsOf(step).map((part, n) => html`<${Part} key=${n} part=${part} at=${{ step, mine: null, begin: null, write: () => {} }} />`);
 
 /** One part of a step; the one that is edited is a field. @param {{part: PartOf, at: any}} props */
 function Part({ part, at: { step, mine, begin, write } }) {

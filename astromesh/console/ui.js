@@ -8,10 +8,10 @@ import { html, signal, useEffect, useLayoutEffect, useMemo, useRef, useState } f
 
 /** @type {Record<string, string>} the look of each state; anything else is plain */
 const LOOKS = {
-  completed: "ok", ready: "ok", ok: "ok", closed: "ok", success: "ok", done: "ok", approve: "ok",
+  completed: "ok", ready: "ok", ok: "ok", closed: "ok", success: "ok", done: "ok", approve: "ok", active: "ok",
   running: "run", queued: "run", answering: "run", in_progress: "run", half_open: "warn",
   waiting: "wait", paused: "wait", unknown: "wait",
-  cancelled: "warn", partial: "warn", warning: "warn", refused: "warn", skipped: "warn", not_ready: "warn",
+  cancelled: "warn", partial: "warn", warning: "warn", refused: "warn", skipped: "warn", not_ready: "warn", expired: "warn", revoked: "warn", degraded: "warn",
   failed: "bad", failure: "bad", open: "bad", error: "bad", unavailable: "bad", deny: "bad",
 };
 

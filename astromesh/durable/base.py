@@ -128,6 +128,11 @@ class BudgetStore(Protocol):
     async def spent(self, account: BudgetAccount) -> BudgetAmounts:
         """Returns the amounts that are spent or reserved."""
 
+    async def accounts(
+        self, tenant: str, owner: str | None, limit: int
+    ) -> tuple[tuple[BudgetAccount, BudgetAmounts], ...]:
+        """Returns the newest accounts, with the amounts that are spent or reserved. `owner` None: of all."""
+
     async def renew(self, holder: str, expires_at: float) -> None:
         """Renews the reservations of a process."""
 

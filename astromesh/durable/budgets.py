@@ -192,6 +192,13 @@ class Budgets:
         if not isinstance(request.result(), BudgetRefusal):
             self.settle(_release_charges(wants))
 
+    async def accounts(
+        self, tenant: str, owner: str | None, limit: int
+    ) -> tuple[tuple[BudgetAccount, BudgetAmounts], ...]:
+        """See `BudgetStore.accounts`."""
+        await self.flush()
+        return await (await self._opened()).accounts(tenant, owner, limit)
+
     async def erase_owner(self, tenant: str, owner: str) -> int:
         return await (await self._opened()).erase_owner(tenant, owner)
 

@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from astromesh.channels.base import (
     DELIVERY_STATES,
     AskAgent,
+    ChannelBacklog,
     DeliveryReport,
     DeliveryStatus,
     Inbox,
@@ -152,6 +153,9 @@ class ChannelInboxWorker:
             self._worker.wake()
         if received.statuses:
             await self._report(configured, received.statuses, now)
+
+    async def backlog(self) -> Mapping[str, ChannelBacklog]:
+        return await self._inbox.backlog()
 
     async def erase(self, tenant: str, principal: str) -> int:
         self._responder.forget_principal(tenant, principal)

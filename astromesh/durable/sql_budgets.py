@@ -32,6 +32,13 @@ class SqlBudgets(SqlStore):
         spent = BudgetAmounts(*rows[0]) if rows else BudgetAmounts()
         return add_amounts(spent, BudgetAmounts(*reserved[0]))
 
+    async def accounts(
+        self, tenant: str, owner: str | None, limit: int
+    ) -> tuple[tuple[BudgetAccount, BudgetAmounts], ...]:
+        rows = await self._queries.read("accounts", tenant, owner, self._clock.now(), limit)
+        columns = map(tuple, rows)
+        return tuple((BudgetAccount(*row[:6]), BudgetAmounts(*row[6:])) for row in columns)
+
     async def renew(self, holder: str, expires_at: float) -> None:
         await self._queries.write("renew", holder, expires_at)
 

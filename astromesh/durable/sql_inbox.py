@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from astromesh.channels.base import DeliveryReport, InboundMessage, LeasedQueue, PendingMessage
+from astromesh.channels.base import (
+    ChannelBacklog,
+    DeliveryReport,
+    InboundMessage,
+    LeasedQueue,
+    PendingMessage,
+)
 from astromesh.storage.queries import SqlStore, Transaction
 
 
@@ -30,6 +36,12 @@ class SqlInbox(SqlStore):
     async def next_due(self, channels: Sequence[str]) -> float | None:
         due: float | None = (await self._queries.read("next_due", list(channels)))[0][0]
         return due
+
+    async def backlog(self) -> Mapping[str, ChannelBacklog]:
+        waiting: dict[str, int] = {row[0]: row[1] for row in await self._queries.read("waiting")}
+        retried: dict[str, int] = {row[0]: row[1] for row in await self._queries.read("retried")}
+        names = waiting.keys() | retried.keys()
+        return {name: ChannelBacklog(waiting.get(name, 0), retried.get(name, 0)) for name in names}
 
     async def renew(self, holder: str, until: float) -> frozenset[str]:
         return frozenset(row[0] for row in await self._queries.write("renew", holder, until))

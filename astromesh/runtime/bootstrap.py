@@ -210,7 +210,7 @@ class _Bootstrap:
             name, fault = manifest.name, _open_fault(error, manifest)
             if self._is_new_error(name, fault):
                 log.error("agent_unavailable", agent=name, error=str(fault))
-            self._opened.broken[name] = (_relative_fault(self._opened.configuration.folder, fault),)
+            self._opened.broken[name] = (relative_fault(self._opened.configuration.folder, fault),)
             if isinstance(error, StoreUnavailable):
                 self._opened.recovering.add(name)
             return error
@@ -475,12 +475,12 @@ def _open_fault(error: AstromeshError, manifest: AgentManifest) -> InvalidManife
 def _public_faults(configuration: Configuration) -> dict[str, tuple[InvalidManifest, ...]]:
     """Returns the faults of broken agents as clients may read them."""
     return {
-        name: tuple(_relative_fault(configuration.folder, fault) for fault in faults)
+        name: tuple(relative_fault(configuration.folder, fault) for fault in faults)
         for name, faults in configuration.broken.items()
     }
 
 
-def _relative_fault(folder: Path, fault: InvalidManifest) -> InvalidManifest:
+def relative_fault(folder: Path, fault: InvalidManifest) -> InvalidManifest:
     """Returns a fault without the path of the configuration folder, which clients must not see."""
     place = f"{folder}/"
     message = fault.message.replace(place, "") if folder.is_absolute() else fault.message

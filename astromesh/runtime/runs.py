@@ -57,6 +57,8 @@ _POLL_SECONDS, _WAITING_POLL_SECONDS = 0.075, 1.0
 _PAGE, _MAX_EVENTS = 1000, 10_000
 #: runs of one session that are ended with it
 _MAX_OPEN_RUNS = 1000
+#: newest runs of an agent whose manifests are compared
+_MAX_VERSION_RUNS = 1000
 
 
 class Decision(NamedTuple):
@@ -85,6 +87,15 @@ class RunPage(NamedTuple):
     runs: Sequence[JsonObject]
     next: str | None
     usage: Usage
+
+
+class AgentVersion(NamedTuple):
+    """One manifest of an agent, and the runs that were accepted with it; times in seconds since the epoch."""
+
+    source: str
+    runs: int
+    first_run_at: float
+    last_run_at: float
 
 
 class _Rows(NamedTuple):
@@ -330,6 +341,21 @@ class Runs:
         samples = await store.samples(*viewer, ids.first_id("run_", start), MAX_SAMPLES)
         today = await store.totals(*viewer, ids.first_id("run_", now // 86_400 * 86_400))
         return run_statistics(samples, today, now, minutes)
+
+    async def versions(self, agent: str, viewer: Viewer) -> tuple[AgentVersion, ...]:
+        """Returns the manifests that the newest durable runs of an agent were accepted with, newest first."""
+        store = await self._durable.open_if_used()
+        if store is None:
+            return ()
+        rows, _ = await store.list(RunQuery(*viewer, agent, limit=_MAX_VERSION_RUNS))
+        by_source: dict[str, list[RunRow]] = {}
+        for row in rows:
+            if source := (row.manifest or {}).get("source"):
+                by_source.setdefault(source, []).append(row)
+        return tuple(
+            AgentVersion(source, len(found), found[-1].created_at, found[0].created_at)
+            for source, found in by_source.items()
+        )
 
     async def traces(self, query: RunQuery) -> RunPage:
         """Returns one line for each run, the newest first."""

@@ -27,10 +27,13 @@ def snapshot_of(configuration: Configuration, name: str) -> JsonObject:
     called = _called_agents(configuration, name)
     graph_names = {str(dict(agents[n].spec.orchestration.options).get("graph")) for n in (name, *called)}
     texts = {
-        "agents": {n: _text_of(agents[n].file) for n in called},
-        "graphs": {n: _text_of(graphs[n].file) for n in sorted(graph_names & graphs.keys())},
+        "agents": {n: manifest_text(agents[n].file) for n in called},
+        "graphs": {n: manifest_text(graphs[n].file) for n in sorted(graph_names & graphs.keys())},
     }
-    return {"source": _text_of(agents[name].file), **{key: value for key, value in texts.items() if value}}
+    return {
+        "source": manifest_text(agents[name].file),
+        **{key: value for key, value in texts.items() if value},
+    }
 
 
 def _called_agents(configuration: Configuration, name: str) -> list[str]:
@@ -45,7 +48,7 @@ def _called_agents(configuration: Configuration, name: str) -> list[str]:
     return sorted(found)
 
 
-def _text_of(file: Path) -> str:
+def manifest_text(file: Path) -> str:
     """Returns a manifest as it was written, with unresolved variables and without literal API keys."""
     try:
         text = file.read_text("utf-8-sig")

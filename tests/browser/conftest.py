@@ -21,7 +21,6 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
-from tests.conftest import ServerFactory
 from tests.platform.astromesh import PROGRAM, ServerProcess
 
 ROOT = Path(__file__).parents[2]
@@ -60,15 +59,33 @@ def launched() -> Iterator[Browser]:
         running.close()
 
 
+#: the rules of axe-core that look at colours
+COLOUR_RULES = ("color-contrast", "link-in-text-block")
+#: two frames after a change, nothing says that it is loading
+DRAWN = """async () => {
+  const frame = () => new Promise(requestAnimationFrame);
+  await frame(), await frame();
+  const main = document.querySelector('main');
+  return main?.querySelector('header h1') && !/^(Loading|Laying out)/m.test(main.innerText);
+}"""
+
+
 class Console:
     """A page of the console, and everything that went wrong in it."""
 
     def __init__(self, context: BrowserContext, url: str) -> None:
         self.url, self.faults = url, list[str]()
         self.page: Page = context.new_page()
+        #: requests without an answer; a stream of events may have none for long
+        self._open: set[Request] = set()
+        self.page.on("requestfinished", self._answered)
+        self.page.on("requestfailed", self._answered)
         self.page.on("pageerror", lambda error: self.faults.append(f"exception: {error}"))
         self.page.on("console", self._note)
         self.page.on("request", self._check)
+
+    def _answered(self, request: Request) -> None:
+        self._open.discard(request)
 
     def _note(self, text: ConsoleMessage) -> None:
         refused = re.search(
@@ -81,6 +98,8 @@ class Console:
         address = request.url
         if not address.startswith((self.url, "data:", "blob:")):
             self.faults.append(f"request to {address}")
+        if not address.endswith("/events"):
+            self._open.add(request)
 
     def open(self, place: str) -> Page:
         """Shows a place, e.g. `runs?status=failed`, as a new document."""
@@ -89,19 +108,38 @@ class Console:
         self.page.locator("main header h1").wait_for()
         return self.page
 
-    def violations(self) -> list[str]:
-        """What axe-core finds on the page as it is."""
-        self.page.evaluate(AXE.read_text())
-        found = self.page.evaluate("() => axe.run()")["violations"]
+    def move(self, place: str) -> Page:
+        """Shows a place in the open document, and returns when it has been drawn."""
+        self.page.evaluate("(place) => (location.hash = `#/${place}`)", place)
+        self.settle()
+        return self.page
+
+    def settle(self) -> None:
+        """Returns when every request has been answered and everything is drawn."""
+        while True:
+            self.page.wait_for_function(DRAWN)
+            if not self._open:
+                return
+
+    def violations(self, *, colours_only: bool = False) -> list[str]:
+        """What axe-core finds on the page as it is. Its other rules do not depend on the colour scheme."""
+        if not self.page.evaluate("() => 'axe' in window"):
+            self.page.evaluate(AXE.read_text())
+        rules = {"runOnly": {"type": "rule", "values": list(COLOUR_RULES)}} if colours_only else {}
+        options = {"resultTypes": ["violations"], **rules}
+        found = self.page.evaluate("(options) => axe.run(options)", options)["violations"]
         return [f"{one['id']}: {node['html'][:160]}" for one in found for node in one["nodes"]]
 
 
-@pytest.fixture
-def server(server_process: ServerFactory) -> ServerProcess:
-    """The sample agents, and one question that has been answered."""
-    server = server_process(ROOT / "config")
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
+    """The sample agents, and one question that has been answered. The tests of a module share it."""
+    server = ServerProcess(tmp_path_factory.mktemp("server"), ROOT / "config")
+    server.start()
     ask(server, QUESTION, "first")
-    return server
+    yield server
+    server.close()
+    assert server.network_attempts() == []
 
 
 def ask(server: ServerProcess, query: str, session: str, agent: str = "support-agent") -> str:
@@ -127,7 +165,7 @@ def fork(server: ServerProcess, run: str, at: int, edit: dict[str, Any]) -> str:
 
 def ended(server: ServerProcess, accepted: dict[str, Any]) -> str:
     run: str = accepted["run_id"]
-    while httpx.get(f"{server.url}/v1/runs/{run}").json()["finished_at"] is None:
+    while httpx.get(f"{server.url}/v1/runs/{run}", timeout=30).json()["finished_at"] is None:
         time.sleep(0.02)
     return run
 
@@ -163,7 +201,7 @@ def with_evaluations(folder: Path, *, serve: Callable[[Path], ServerProcess]) ->
 
 
 def newest_run(server: ServerProcess) -> str:
-    run: str = httpx.get(f"{server.url}/v1/runs?limit=1").json()["runs"][0]["run_id"]
+    run: str = httpx.get(f"{server.url}/v1/runs?limit=1", timeout=30).json()["runs"][0]["run_id"]
     return run
 
 

@@ -63,9 +63,9 @@ def finished(page: Page) -> str:
 def test_a_message_is_edited_and_the_conversation_goes_on_beside_the_old_one(
     server: ServerProcess, console: Callable[..., Console]
 ) -> None:
-    recorded(server, query="Which plans are there?")
-    recorded(server)
-    page = console(server).open("chat?agent=support-agent&session=recorded")
+    recorded(server, query="Which plans are there?", session="edited")
+    recorded(server, session="edited")
+    page = console(server).open("chat?agent=support-agent&session=edited")
     page.locator(".turn.user").nth(1).wait_for()
     page.get_by_role("button", name="Edit").nth(1).click()
     page.get_by_label("The edited message").fill("How do I invite a colleague?")

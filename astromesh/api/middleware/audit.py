@@ -50,6 +50,11 @@ def add_detail(request: Request, detail: str) -> None:
     request.state.audit.detail = detail
 
 
+def name_object(request: Request, name: str) -> None:
+    """Names the object of a request that has just made it."""
+    request.state.audit.object = name
+
+
 async def pseudonymise(request: Request, tenant: str, principal: str) -> None:
     """Replaces an erased principal by a pseudonym in the audit log and in the entry of this request.
 

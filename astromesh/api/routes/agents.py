@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse
+from pydantic import BaseModel, Field
 
 from astromesh.api.dependencies import After, LongAfter, LongLimit, page, scope
 from astromesh.api.fast_routes import RUN_PATH, RUN_SCOPE, run
-from astromesh.api.requests import RunBody, runtime_of
+from astromesh.api.requests import RunBody, runtime_of, viewer_of
+from astromesh.api.routes.operations import FaultOut, fault_json
 from astromesh.api.routes.runs import WaitingOut
 from astromesh.api.schemas import (
     AgentOut,
@@ -22,8 +24,10 @@ from astromesh.api.schemas import (
 )
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import describe_tools
+from astromesh.runtime.configuration_faults import agent_manifest
 from astromesh.runtime.diagram import agent_diagram
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.telemetry.clock import iso_time
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["agents"])
@@ -81,6 +85,54 @@ async def agent(name: str, request: Request) -> JsonObject:
 async def graph(name: str, request: Request) -> str:
     """Returns what an agent does as a Mermaid diagram."""
     return agent_diagram(runtime_of(request).agent(name))
+
+
+class VersionOut(BaseModel):
+    """A manifest of an agent, and its durable runs that the caller may see."""
+
+    source: str
+    runs: int
+    first_run_at: str
+    last_run_at: str
+
+
+class ManifestOut(BaseModel):
+    """The manifest of an agent with its faults."""
+
+    agent: str
+    file: str = Field(description="Relative to the configuration; empty: the agent is declared in Python.")
+    source: str = Field(description="Its YAML as it was loaded, without literal API keys.")
+    faults: list[FaultOut]
+    versions: list[VersionOut] = Field(description="Of the newest 1000 runs, the newest version first.")
+
+
+@router.get(
+    "/v1/agents/{name}/manifest",
+    summary="Show an agent's manifest",
+    response_model=ManifestOut,
+    responses=problems(404),
+    dependencies=[scope("agents:manifest")],
+)
+async def manifest(name: str, request: Request) -> JsonObject:
+    """Returns the YAML of an agent, prompts included, its faults, and the versions that its runs had."""
+    runtime = runtime_of(request)
+    shown = agent_manifest(runtime, name)
+    versions = await runtime.runs.versions(name, viewer_of(request))
+    return {
+        "agent": name,
+        "file": shown.file,
+        "source": shown.source,
+        "faults": list(map(fault_json, shown.faults)),
+        "versions": [
+            {
+                "source": one.source,
+                "runs": one.runs,
+                "first_run_at": iso_time(one.first_run_at),
+                "last_run_at": iso_time(one.last_run_at),
+            }
+            for one in versions
+        ],
+    }
 
 
 def _summary(agent: Agent) -> JsonObject:

@@ -34,7 +34,12 @@ async def messages(channel: str, request: Request) -> JsonObject:
 
 
 def _inbox(request: Request) -> InboxWorker:
-    worker = cast("InboxWorker | None", getattr(request.app.state, "inbox_worker", None))
+    worker = inbox_worker_of(request)
     if worker is None:
         raise ChannelNotFound("channels.yaml configures no channel.")
     return worker
+
+
+def inbox_worker_of(request: Request) -> InboxWorker | None:
+    """Returns the worker of the configured channels; None: there is none."""
+    return cast("InboxWorker | None", getattr(request.app.state, "inbox_worker", None))

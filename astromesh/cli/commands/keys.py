@@ -8,14 +8,13 @@ import sys
 import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from astromesh.access.audit import AuditEntry
-from astromesh.access.keys import ApiKey, ApiKeyRequest, ApiKeyStore
+from astromesh.access.keys import ApiKey, ApiKeyRequest, ApiKeyStore, key_json
 from astromesh.access.scopes import limit_to_agents
 from astromesh.cli.commands.audit import record_shell_act
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json
@@ -25,9 +24,6 @@ from astromesh.storage.sqlite import FILE, Database
 from astromesh.telemetry.clock import SystemClock
 from astromesh.workflow.credentials import encrypt_secret
 from astromesh.workflow.credentials import new_key as generate_key
-
-#: the last second of a datetime; older files may hold keys that live longer
-_LAST = datetime.max.replace(tzinfo=UTC, microsecond=0).timestamp()
 
 app = typer.Typer()
 
@@ -58,7 +54,7 @@ def create(
     scopes = sorted(key.scopes)
     record_shell_act(data, AuditEntry("key.create", key.id, "done", " ".join(scopes)), key.tenant_id)
     if json:
-        print_json({**_line(key), "token": token})
+        print_json({**key_json(key, time.time()), "token": token})
     else:
         note(f"key {key.id} ({key.name}) for {key.user_id}: {', '.join(scopes)}")
         print(token)
@@ -75,7 +71,7 @@ def list_keys(data: Data = DATA_FOLDER, json: Json = False) -> None:
     """List the keys, without their secrets."""
     keys = asyncio.run(_list(data))
     if json:
-        print_json([_line(key) for key in keys])
+        print_json([key_json(key, time.time()) for key in keys])
     elif keys:
         print_table(
             ("ID", "NAME", "STATE", "USER", "TENANT", "CREATED", "EXPIRES", "LAST USED", "SCOPES"),
@@ -110,32 +106,13 @@ def encrypt(
     print(encrypt_secret(text, key))
 
 
-def _line(key: ApiKey) -> dict[str, Any]:
-    return {
-        "id": key.id,
-        "name": key.name,
-        "state": key.state(time.time()),
-        "user": key.user_id,
-        "tenant": key.tenant_id,
-        "scopes": sorted(key.scopes),
-        "created_at": _when(key.created_at),
-        "expires_at": _when(key.expires_at),
-        "revoked_at": _when(key.revoked_at),
-        "last_used_at": _when(key.last_used_at),
-    }
-
-
 def _row(key: ApiKey) -> tuple[str, ...]:
-    line = _line(key)
+    line = key_json(key, time.time())
     times = (
         (line[name] or "never")[:16].replace("T", " ")
         for name in ("created_at", "expires_at", "last_used_at")
     )
     return (key.id, key.name, line["state"], key.user_id, key.tenant_id, *times, ", ".join(line["scopes"]))
-
-
-def _when(seconds: float) -> str | None:
-    return datetime.fromtimestamp(min(seconds, _LAST), UTC).isoformat(timespec="seconds") if seconds else None
 
 
 @asynccontextmanager

@@ -1,12 +1,14 @@
 // @ts-check
-// One agent: what it is made of, its graph, its runs.
+// One agent: what it is made of, its graph, its YAML with faults and versions, its tools, memory, evaluations and runs.
 import { get } from "../api.js";
 import { Diagram, fromMermaid } from "../diagram.js";
 import { html, useEffect, useState } from "../lib.js";
 import { Playground } from "../playground.js";
 import { useResource } from "../poll.js";
 import { link, place, refine } from "../router.js";
-import { Card, cost, count, CopyRequest, Empty, Fact, Head, Json, Pill, plain, Refusal, Tabs, tokens } from "../ui.js";
+import { Source } from "../source.js";
+import { Ago, Card, cost, count, CopyRequest, Empty, Fact, Head, Json, Pill, plain, Refusal, Table, Tabs, tokens } from "../ui.js";
+import { Datasets, Reports } from "./evaluations.js";
 import { RunTable } from "./runs.js";
 
 /** @param {{path: string[]}} props */
@@ -31,10 +33,10 @@ export default function Agent({ path: [, name] }) {
       <${Fact} name="Iterations at most">${count(agent.max_iterations)}<//><${Fact} name="Time at most">${agent.timeout_seconds ? `${agent.timeout_seconds} s` : "–"}<//>
       ${runs.value && html`<${Fact} name="Tokens of all runs">${count(tokens(runs.value.usage))}<//><${Fact} name="Cost of all runs">${cost(runs.value.usage.cost_usd)}<//>`}
     </div>`}
-    <${Tabs} tabs=${["Parts", "Graph", "Tools", "Runs", "Playground", "Raw"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
+    <${Tabs} tabs=${["Parts", "Graph", "YAML", "Tools", "Memory", "Evaluations", "Runs", "Playground"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
     ${agent && tab === "Parts" && html`<div class="grid">
       ${agent.description && html`<${Card} title="Description" class="full"><p class="pad">${plain(agent.description)}</p><//>`}
-      ${["guardrails", "memory", "sessions", "queue", "budgets", "permissions", "labels", "workers", "errors", "warnings"].filter((key) => agent[key] !== undefined).map((key) => html`
+      ${["guardrails", "missing", "labels", "errors"].filter((key) => agent[key] !== undefined).map((key) => html`
         <${Card} key=${key} title=${key} class="wide"><div class="pad"><${Json} value=${agent[key]} /></div><//>`)}
     </div>`}
     ${tab === "Graph" && html`<${AgentGraph} name=${name} />`}
@@ -43,7 +45,35 @@ export default function Agent({ path: [, name] }) {
         <div class="pad"><p>${plain(tool.function.description)}</p><${Json} value=${tool.function.parameters} /></div><//>`) : html`<p class="muted">This agent has no tools.</p>`}</div>`}
     ${tab === "Runs" && (runs.value?.runs?.length ? html`<${RunTable} runs=${runs.value.runs} />` : html`<${Empty}>No run yet.<//>`)}
     ${agent && tab === "Playground" && html`<${Playground} name=${name} />`}
-    ${agent && tab === "Raw" && html`<div class="pane"><${Json} value=${agent} /></div>`}`;
+    ${tab === "YAML" && html`<${Source} path=${`${path}/manifest`} />`}
+    ${agent && tab === "Memory" && html`<${Memory} name=${name} memory=${agent.memory} />`}
+    ${tab === "Evaluations" && html`<${Evaluations} name=${name} />`}`;
+}
+
+/** What an agent keeps, and the sessions that it has kept. @param {{name: string, memory: any}} props */
+function Memory({ name, memory = {} }) {
+  const kinds = Object.entries(memory);
+  const found = useResource(kinds.length ? `/v1/agents/${encodeURIComponent(name)}/sessions?limit=10` : "", { live: false });
+  if (!kinds.length) return html`<${Empty} command=${"spec:\n  memory:\n    conversational: {backend: sqlite}"}>This agent remembers nothing. With this in its YAML it remembers conversations.<//>`;
+  return html`<div class="grid">
+    ${kinds.map(([kind, options]) => html`<${Card} key=${kind} title=${kind} class="wide"><div class="pad"><${Json} value=${options} /></div><//>`)}
+    <${Card} title="Sessions" class="full" more=${html`<a class="muted" href=${link(["sessions"], { agent: name })}>All sessions</a>`}>
+      <${Refusal} problem=${found.problem} />
+      ${found.value && (found.value.sessions.length
+        ? html`<${Table} label="Sessions" head=${["Session", "Principal", ["Turns", "r"], ["Last turn", "r"]]} rows=${found.value.sessions.map((/** @type {any} */ one) => html`
+            <tr key=${`${one.principal} ${one.session_id}`}><td class="mono"><a class="link" href=${link(["sessions", name, one.session_id])}>${plain(one.session_id)}</a></td><td>${plain(one.principal)}</td>
+              <td class="r num">${count(one.turns)}</td><td class="r"><${Ago} at=${one.updated_at} /></td></tr>`)} />`
+        : html`<p class="muted pad">No session is stored.</p>`)}<//>
+  </div>`;
+}
+
+/** @param {{name: string}} props */
+function Evaluations({ name }) {
+  const found = useResource(`/v1/evaluations?limit=20&name=${encodeURIComponent(name)}`, { live: false });
+  return html`<${Refusal} problem=${found.problem} />
+    ${found.value?.evaluations.length > 0 && html`<${Reports} reports=${found.value.evaluations} />
+      <p class="pad"><a class="link" href=${link(["evaluations"], { name })}>Its cases in columns</a></p>`}
+    <${Datasets} agent=${name} />`;
 }
 
 /** @param {{name: string}} props */

@@ -27,11 +27,14 @@ export default function Evaluations() {
       <div class="filters"><${Select} label="Agent or workflow" value=${name} options=${names} onChange=${(/** @type {string} */ value) => refine({ name: value })} />
         <span class="grow"></span><span class="muted">${count(shown.length)} ${shown.length === 1 ? "report" : "reports"}, newest first</span></div>
       <div class="pane"><${Matrix} key=${name} ids=${shown.slice(0, COLUMNS).map((/** @type {any} */ one) => one.evaluation_id)} />
-      <${Card} title="Reports"><${Table} label="Reports" head=${["Result", "Report", "Kind", ["Runs", "r"], ["Failed", "r"], ["Cost", "r"], "Stopped by", ["Started", "r"]]} rows=${shown.map((/** @type {any} */ one, /** @type {number} */ at) => html`
-        <tr key=${one.evaluation_id}><td><${Pill} state=${one.passed ? "ok" : "failed"} text=${one.passed ? "passed" : "failed"} /></td>
-          <td><${Id} id=${one.evaluation_id} href=${link(["evaluations", one.evaluation_id], { compare: shown[at + 1]?.evaluation_id })} /></td><td>${one.kind}</td>
-          <td class="r num">${count(one.runs)}</td><td class="r num">${count(one.failed)}</td><td class="r num">${cost(one.cost_usd)}</td><td>${one.stopped ? "cost limit" : ""}</td><td class="r"><${Ago} at=${one.started_at} /></td></tr>`)} /><//></div>`}`;
+      <${Card} title="Reports"><${Reports} reports=${shown} /><//></div>`}`;
 }
+
+/** Reports of one agent or workflow, newest first. @param {{reports: any[]}} props */
+export const Reports = ({ reports }) => html`<${Table} label="Reports" head=${["Result", "Report", "Kind", ["Runs", "r"], ["Failed", "r"], ["Cost", "r"], "Stopped by", ["Started", "r"]]} rows=${reports.map((one, at) => html`
+  <tr key=${one.evaluation_id}><td><${Pill} state=${one.passed ? "ok" : "failed"} text=${one.passed ? "passed" : "failed"} /></td>
+    <td><${Id} id=${one.evaluation_id} href=${link(["evaluations", one.evaluation_id], { compare: reports[at + 1]?.evaluation_id })} /></td><td>${one.kind}</td>
+    <td class="r num">${count(one.runs)}</td><td class="r num">${count(one.failed)}</td><td class="r num">${cost(one.cost_usd)}</td><td>${one.stopped ? "cost limit" : ""}</td><td class="r"><${Ago} at=${one.started_at} /></td></tr>`)} />`;
 
 /** Cases by reports: how often each has passed, and where it became worse. @param {{ids: string[]}} props */
 function Matrix({ ids }) {
@@ -60,9 +63,10 @@ function Matrix({ ids }) {
       </tr>`)} /><//>`;
 }
 
-function Datasets() {
+/** @param {{agent?: string}} props agent: those of one agent only */
+export function Datasets({ agent = "" }) {
   const found = useResource("/v1/datasets", { live: false });
-  const datasets = found.value?.datasets || [];
+  const datasets = (found.value?.datasets || []).filter((/** @type {any} */ one) => !agent || (one.kind === "agent" && one.owner === agent));
   return html`<${Refusal} problem=${found.problem} />
     ${found.loading && html`<p class="muted pad">Loading.</p>`}
     ${found.value && !datasets.length && html`<${Empty} command="astromesh eval add RUN">No dataset is configured. A file <code>evals/AGENT.yaml</code> makes one; this command makes a case of a recorded run.<//>`}

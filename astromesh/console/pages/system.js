@@ -1,52 +1,112 @@
 // @ts-check
-// System: models and their circuits, stores, tools, faults of the configuration, the audit log.
+// System: models and their circuits, budgets, channels, keys, stores, tools, faults, the audit log.
+import { ApiKeys } from "../credentials.js";
 import { html } from "../lib.js";
 import { useResource } from "../poll.js";
 import { link, place, refine } from "../router.js";
-import { Ago, brief, CopyRequest, count, duration, Empty, Head, Pill, plain, Refusal, Table, Tabs } from "../ui.js";
+import { Ago, brief, CopyRequest, cost, count, duration, Empty, Head, Pill, plain, Refusal, Table, Tabs } from "../ui.js";
+
+/** Each tab, and the request that fills it. @type {Record<string, {path: string, live: boolean, View: (props: {value: any}) => any}>} */
+const TABS = {
+  Models: { path: "/v1/providers", live: true, View: Models },
+  Budgets: { path: "/v1/budgets?limit=200", live: true, View: Budgets },
+  Channels: { path: "/v1/channels", live: true, View: Channels },
+  Keys: { path: "/v1/keys", live: false, View: ApiKeys },
+  Stores: { path: "/health/ready", live: true, View: Stores },
+  Tools: { path: "/v1/tools", live: false, View: Tools },
+  Configuration: { path: "/v1/faults", live: false, View: Configuration },
+  Audit: { path: "/v1/audit?limit=200", live: true, View: Audit },
+};
 
 export default function System() {
-  const tab = place.value.query.tab || "Models";
+  const tab = place.value.query.tab in TABS ? place.value.query.tab : "Models";
   const ready = useResource("/health/ready");
-  const providers = useResource(tab === "Models" ? "/v1/providers" : "");
-  const audit = useResource(tab === "Audit" ? "/v1/audit?limit=200" : "");
-  const tools = useResource(tab === "Tools" ? "/v1/tools" : "", { live: false });
-  const health = ready.value || ready.problem?.body;
-  const checks = Object.entries(health?.checks || {});
+  const { path, live, View } = TABS[tab];
+  const found = useResource(path, { live });
+  const state = (ready.value || ready.problem?.body)?.status;
+  const value = tab === "Stores" ? found.value || found.problem?.body : found.value;
   return html`
-    <${Head} title="System">${health?.status && html`<${Pill} state=${health.status} />`}<span class="grow"></span><${CopyRequest} path=${tab === "Audit" ? "/v1/audit" : tab === "Stores" ? "/health/ready" : tab === "Tools" ? "/v1/tools" : "/v1/providers"} /><//>
-    <${Tabs} tabs=${["Models", "Stores", "Tools", "Configuration", "Audit"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
-    ${tab === "Models" && html`<${Refusal} problem=${providers.problem} /><${Table} label="Models" head=${["Model", "Circuit", "Failures in a row", ["Latency", "r"], ["Calls", "r"], ["Failures", "r"], "Last error"]} rows=${(providers.value?.providers || []).map((/** @type {any} */ one) => html`
-      <tr key=${one.name}><td>${plain(one.name)} <span class="muted">${plain(one.provider)} / ${plain(one.model)}</span></td><td><${Pill} state=${one.circuit} text=${one.retry_in_seconds ? `${one.circuit}, next probe in ${Math.ceil(one.retry_in_seconds)} s` : one.circuit} /></td>
-        <td class="num">${one.failures_in_a_row}</td><td class="r num">${duration(one.latency_ms)}</td><td class="r num">${count(one.calls)}</td><td class="r num">${count(one.failures)}</td><td class="text">${brief(one.last_error, 120)}</td></tr>`)} />`}
-    ${tab === "Stores" && html`<${Table} label="Stores and providers" head=${["Part", "State"]} rows=${checks.map(([name, state]) => html`<tr key=${name}><td class="mono">${plain(name)}</td><td><${Pill} state=${String(state)} /></td></tr>`)} />`}
-    ${tab === "Tools" && html`<${Refusal} problem=${tools.problem} /><${Table} label="Tools" head=${["Tool", "Effect", "Description", "Agents"]} rows=${(tools.value?.tools || []).map((/** @type {any} */ one) => html`
-      <tr key=${one.name}><td class="mono">${plain(one.name)}</td><td>${plain(one.effect)}</td><td class="text">${brief(one.function.description, 110)}</td><td class="num">${one.agents.length}</td></tr>`)} />`}
-    ${tab === "Configuration" && html`<${Configuration} />`}
-    ${tab === "Audit" && html`<${Refusal} problem=${audit.problem} />${audit.value && (audit.value.acts.length
-      ? html`<${Table} label="Audit log" head=${["When", "Action", "Object", "Outcome", "Principal", "Detail"]} rows=${audit.value.acts.map((/** @type {any} */ one, /** @type {number} */ at) => html`
-          <tr key=${at}><td><${Ago} at=${one.at} /></td><td>${plain(one.action)}</td><td class="mono">${brief(one.object, 40)}</td><td><${Pill} state=${one.outcome} /></td><td>${plain(one.principal)}</td><td class="text">${brief(one.detail, 80)}</td></tr>`)} />`
-      : html`<${Empty}>Nothing has been recorded.<//>`)}`}`;
+    <${Head} title="System">${state && html`<${Pill} state=${state} />`}<span class="grow"></span><${CopyRequest} path=${path} /><//>
+    <${Tabs} tabs=${Object.keys(TABS)} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
+    ${found.loading && html`<p class="muted pad">Loading.</p>`}
+    ${!value?.checks && html`<${Refusal} problem=${found.problem} />`}
+    ${value && !(found.problem && !value.checks) && html`<${View} key=${tab} value=${value} />`}`;
 }
 
-/** The faults of agents and workflows, with file, line and column. */
-function Configuration() {
-  const agents = useResource("/v1/agents", { live: false });
+/** @param {{value: any}} props */
+function Models({ value: { providers } }) {
+  return html`<${Table} label="Models" head=${["Model", "Circuit", "Failures in a row", ["Latency", "r"], ["Calls", "r"], ["Failures", "r"], "Last error"]} rows=${providers.map((/** @type {any} */ one) => html`
+    <tr key=${one.name}><td>${plain(one.name)} <span class="muted">${plain(one.provider)} / ${plain(one.model)}</span></td><td><${Pill} state=${one.circuit} text=${one.retry_in_seconds ? `${one.circuit}, next probe in ${Math.ceil(one.retry_in_seconds)} s` : one.circuit} /></td>
+      <td class="num">${one.failures_in_a_row}</td><td class="r num">${duration(one.latency_ms)}</td><td class="r num">${count(one.calls)}</td><td class="r num">${count(one.failures)}</td><td class="text">${brief(one.last_error, 120)}</td></tr>`)} />`;
+}
+
+/** How much of each limit is used. @param {any} budget */
+const shares = ({ used, limits }) =>
+  Object.entries({ tokens: count, cost_usd: cost, tool_calls: count, wall_seconds: (/** @type {number} */ seconds) => duration(seconds * 1000) })
+    .filter(([key]) => limits[key] !== null)
+    .map(([key, show]) => ({ key: key.split("_")[0], text: `${show(used[key])} of ${show(limits[key])}`, share: used[key] / limits[key] }));
+
+/** @param {{value: any}} props */
+function Budgets({ value: { budgets } }) {
+  return budgets.length
+    ? html`<${Table} label="Budgets" head=${["Agent", "Of", "Session or day", "Principal", "Used"]} rows=${budgets.map((/** @type {any} */ one) => html`
+        <tr key=${`${one.agent} ${one.kind} ${one.name}`}><td><a class="link" href=${link(["agents", one.agent])}>${plain(one.agent)}</a></td><td>${one.kind}</td>
+          <td class="mono">${one.kind === "session" ? html`<a class="link" href=${link(["sessions", one.agent, one.name])}>${brief(one.name, 40)}</a>` : plain(one.name.split(" ")[0])}</td><td>${plain(one.principal)}</td>
+          <td class="num">${shares(one).map(({ key, text, share }) => html`<span class=${share >= 1 ? "bad-text" : share >= 0.8 ? "warn-text" : ""}>${key} ${text} </span>`)}</td></tr>`)} />`
+    : html`<${Empty} command=${"spec:\n  budgets:\n    per_session: {tokens: 50000}\n    per_principal_daily: {cost_usd: 2}"}>No budget has been used. With this in an agent's YAML it has some.<//>`;
+}
+
+/** @param {{value: any}} props */
+function Channels({ value: { channels } }) {
+  return channels.length
+    ? html`<${Table} label="Channels" head=${["Channel", "Agents", "Webhook", ["Wait for an answer", "r"], ["Tried again", "r"]]} rows=${channels.map((/** @type {any} */ one) => html`
+        <tr key=${one.channel}><td>${plain(one.channel)}</td><td>${one.agents.map((/** @type {string} */ name) => html`<a class="link" href=${link(["agents", name])}>${plain(name)}</a> `)}</td><td class="mono">${plain(one.webhook)}</td>
+          <td class="r num">${count(one.waiting)}</td><td class="r num">${one.retried ? html`<span class="warn-text">${count(one.retried)}</span>` : "0"}</td></tr>`)} />`
+    : html`<${Empty}>No messenger is connected. <code>channels.yaml</code> connects WhatsApp and Telegram.<//>`;
+}
+
+/** @param {{value: any}} props */
+function Stores({ value }) {
+  return html`<${Table} label="Stores and providers" head=${["Part", "State"]} rows=${Object.entries(value.checks || {}).map(([name, state]) => html`
+  <tr key=${name}><td class="mono">${plain(name)}</td><td><${Pill} state=${String(state)} /></td></tr>`)} />`;
+}
+
+/** @param {{value: any}} props */
+function Tools({ value: { tools } }) {
+  return html`<${Table} label="Tools" head=${["Tool", "Effect", "Description", "Agents"]} rows=${tools.map((/** @type {any} */ one) => html`
+  <tr key=${`${one.name} ${one.agents[0]}`}><td class="mono">${plain(one.name)}</td><td>${plain(one.effect)}</td><td class="text">${brief(one.function.description, 110)}</td>
+    <td>${one.agents.map((/** @type {string} */ name) => html`<a class="link" href=${link(["agents", name], { tab: "Tools" })}>${plain(name)}</a> `)}</td></tr>`)} />`;
+}
+
+/** The faults of all files, with file, line and column. @param {{value: any}} props */
+function Configuration({ value: { faults } }) {
   const workflows = useResource("/v1/workflows", { live: false });
-  const found = [
-    ...faultsOf("agent", agents.value?.agents, (name) => link(["agents", name])),
-    ...faultsOf("workflow", workflows.value?.workflows, (name) => link(["workflows"], { workflow: name })),
-  ];
-  return html`<${Refusal} problem=${agents.problem || workflows.problem} />
-    ${agents.value && workflows.value && (found.length
-      ? html`<${Table} label="Faults of the configuration" head=${["Part", "State", "Fault"]} rows=${found.map(({ kind, name, state, text, href }, at) => html`
-          <tr key=${at}><td><span class="muted">${kind}</span> <a class="link" href=${href}>${plain(name)}</a></td><td><${Pill} state=${state} /></td><td class="wrap mono">${plain(text)}</td></tr>`)} />`
-      : html`<${Empty} command="astromesh validate">No agent and no workflow has a fault. This command checks all files, those of providers and knowledge too.<//>`)}`;
+  const ofWorkflows = (workflows.value?.workflows || []).flatMap((/** @type {any} */ { name, errors = [], warnings = [] }) => [
+    ...errors.map((/** @type {string} */ text) => ({ name, severity: "error", text })),
+    ...warnings.map((/** @type {string} */ text) => ({ name, severity: "warning", text })),
+  ]);
+  return html`<${Refusal} problem=${workflows.problem} />
+    ${workflows.value && (faults.length + ofWorkflows.length
+      ? html`<${Table} label="Faults of the configuration" head=${["Place", "Severity", "Key", "Fault"]} rows=${[
+          ...faults.map((/** @type {any} */ one, /** @type {number} */ at) => html`
+            <tr key=${at}><td class="mono">${placeOf(one)}</td><td><${Pill} state=${one.severity} /></td><td class="mono">${plain(one.key)}</td><td class="wrap">${plain(one.message)} ${plain(one.hint)}</td></tr>`),
+          ...ofWorkflows.map((/** @type {any} */ { name, severity, text }, /** @type {number} */ at) => html`
+            <tr key=${`w${at}`}><td><span class="muted">workflow</span> <a class="link" href=${link(["workflows"], { workflow: name })}>${plain(name)}</a></td><td><${Pill} state=${severity} /></td><td></td><td class="wrap mono">${plain(text)}</td></tr>`),
+        ]} />`
+      : html`<${Empty} command="astromesh validate">No file has a fault. This command checks all files as they are now.<//>`)}`;
 }
 
-/** @param {string} kind @param {any[] | undefined} parts @param {(name: string) => string} address */
-const faultsOf = (kind, parts, address) =>
-  (parts || []).flatMap(({ name, status, errors = [], warnings = [] }) => [
-    ...errors.map((/** @type {any} */ text) => ({ kind, name, state: status, text, href: address(name) })),
-    ...warnings.map((/** @type {any} */ text) => ({ kind, name, state: "warning", text, href: address(name) })),
-  ]);
+/** Where a fault stands; of an agent's file, with a link to it. @param {any} fault */
+function placeOf({ file, line, column }) {
+  const text = plain([file, line, column].filter(Boolean).join(":")) || "–";
+  const agent = /^agents\/(.+)\.agent\.yaml$/.exec(file)?.[1];
+  return agent ? html`<a class="link" href=${link(["agents", agent], { tab: "YAML" })}>${text}</a>` : text;
+}
+
+/** @param {{value: any}} props */
+function Audit({ value: { acts } }) {
+  return acts.length
+    ? html`<${Table} label="Audit log" head=${["When", "Action", "Object", "Outcome", "Principal", "Detail"]} rows=${acts.map((/** @type {any} */ one, /** @type {number} */ at) => html`
+        <tr key=${at}><td><${Ago} at=${one.at} /></td><td>${plain(one.action)}</td><td class="mono">${brief(one.object, 40)}</td><td><${Pill} state=${one.outcome} /></td><td>${plain(one.principal)}</td><td class="text">${brief(one.detail, 80)}</td></tr>`)} />`
+    : html`<${Empty}>Nothing has been recorded.<//>`;
+}

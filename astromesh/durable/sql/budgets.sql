@@ -4,6 +4,17 @@
 SELECT tokens, cost_usd, tool_calls, wall_seconds FROM astromesh.budget_accounts
 WHERE kind = $1 AND tenant = $2 AND agent = $3 AND name = $4
 
+-- name: accounts
+-- The newest accounts of a tenant, or of one of its principals, with what is spent or reserved.
+SELECT a.kind, a.tenant, a.agent, a.name, a.owner, a.expires_at,
+    a.tokens + coalesce(sum(h.tokens), 0), a.cost_usd + coalesce(sum(h.cost_usd), 0),
+    a.tool_calls + coalesce(sum(h.tool_calls), 0), a.wall_seconds + coalesce(sum(h.wall_seconds), 0)
+FROM astromesh.budget_accounts a LEFT JOIN astromesh.budget_holds h
+    ON h.kind = a.kind AND h.tenant = a.tenant AND h.agent = a.agent AND h.name = a.name AND h.expires_at > $3
+WHERE a.tenant = $1 AND ($2::text IS NULL OR a.owner = $2)
+GROUP BY a.kind, a.tenant, a.agent, a.name, a.owner, a.expires_at, a.tokens, a.cost_usd, a.tool_calls, a.wall_seconds
+ORDER BY a.expires_at DESC LIMIT $4
+
 -- name: delete_stale_holds
 DELETE FROM astromesh.budget_holds
 WHERE kind = $1 AND tenant = $2 AND agent = $3 AND name = $4

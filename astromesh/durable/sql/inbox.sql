@@ -6,6 +6,12 @@ UPDATE astromesh.inbox_queues SET held_until = $2 WHERE holder = $1 RETURNING qu
 -- name: pending
 SELECT seq, id, content FROM astromesh.inbox_letters WHERE queue = $1 AND content IS NOT NULL ORDER BY seq LIMIT $2
 
+-- name: waiting
+SELECT channel, count(*) FROM astromesh.inbox_letters WHERE content IS NOT NULL GROUP BY channel
+
+-- name: retried
+SELECT channel, count(*) FROM astromesh.inbox_queues WHERE attempts > 0 GROUP BY channel
+
 -- name: finish
 -- After `lock`, so that a message that is stored meanwhile is seen.
 UPDATE astromesh.inbox_queues SET

@@ -227,3 +227,18 @@ def test_for_any_interleaving_no_more_is_spent_than_the_budget(budget, calls, da
                 held, spent = add_amounts(held, negate(grant)), add_amounts(spent, cost)
         assert really <= budget
         assert spent.tokens + held.tokens <= budget
+
+
+async def test_accounts_of_a_tenant_are_listed_with_what_is_spent_and_reserved(stores, clock):
+    store, _ = stores
+    bob = DAY._replace(name="2023-11-14 bob", owner="bob")
+    for account in (SESSION, bob, DAY._replace(tenant="other")):
+        await store.reserve((), [BudgetCharge(account, BudgetAmounts(tokens=10))])
+    hold = BudgetHold("h", "run_1", "process", NOW + 10)
+    await store.reserve([Reservation(SESSION, BudgetAmounts(tokens=5), TOKENS, hold=hold)])
+    found = dict(await store.accounts("acme", None, 10))
+    assert found == {SESSION: BudgetAmounts(tokens=15), bob: BudgetAmounts(tokens=10)}
+    assert await store.accounts("acme", "bob", 10) == ((bob, BudgetAmounts(tokens=10)),)
+    assert len(await store.accounts("acme", None, 1)) == 1
+    clock.advance(11)  # a process that died has released nothing
+    assert dict(await store.accounts("acme", None, 10))[SESSION] == BudgetAmounts(tokens=10)

@@ -229,3 +229,11 @@ async def test_what_is_old_and_answered_is_deleted(inbox):
 
 async def test_it_can_be_asked_whether_it_answers(inbox):
     await inbox.ping()
+
+
+async def test_the_backlog_counts_messages_without_an_answer_and_answers_that_are_tried_again(inbox):
+    await inbox.put([letter("1"), letter("2"), letter("3", "r")])
+    assert await taken(inbox) == ["q", "r"]
+    await answered(inbox)
+    await inbox.release("r", "h", NOW + 5, 2)
+    assert await inbox.backlog() == {"whatsapp": (1, 1)}

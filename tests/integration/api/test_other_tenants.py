@@ -255,6 +255,7 @@ def made_by_alice(client: TestClient) -> Store:
         "path": tuple(f"tasks/{run}" for run in (plain["run_id"], durable, waiting, told)),  # of A2A
         "pipeline": ("notes",),
         "schedule_id": (post("/v1/schedules", yearly)["id"],),
+        "key_id": ("none",),  # this server has no keys
         "id": ("1",),  # callbacks need a secret, which this server has not
         "channel": ("none",),
         "evaluation_id": ("none",),  # reports are the operator's

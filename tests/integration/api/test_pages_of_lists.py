@@ -66,6 +66,8 @@ async def test_pages_of_one_are_the_whole_list(tmp_path: Path, subtests: pytest.
             ("/v1/workflows", "workflows", 2), ("/v1/approvals", "approvals", 4), ("/v1/runs", "runs", 2),
             ("/v1/tasks", "tasks", 2), ("/v1/audit", "acts", 2), ("/v1/traces", "traces", 1),
             ("/v1/datasets", "datasets", 0), ("/v1/evaluations", "evaluations", 0),
+            ("/v1/budgets", "budgets", 0),
+            ("/v1/channels", "channels", 0), ("/v1/faults", "faults", 0),
             (f"/v1/runs/{run}/steps", "steps", 3), (f"/v1/tasks/{task}/steps", "steps", 2),
             (f"/v1/tasks/{task}/artifacts", "artifacts", 1),
         ):  # fmt: skip

@@ -151,7 +151,7 @@ def token_of(scopes: frozenset[str]) -> str:
 async def make_keys(data: Path) -> dict[frozenset[str], str]:
     wanted = [{ADMIN}, {"agents:run:helper"}, {"agents:run:other"}]
     wanted += [{scope} for scope in SCOPES if scope != ADMIN]
-    wanted += [set(SCOPES) - {ADMIN, scope} for scope in SCOPES if scope != ADMIN]
+    wanted += [set(SCOPES) - {ADMIN, scope} for scope in SCOPES]
     async with Database(data / FILE) as database:
         store = await ApiKeyStore.open(database, SystemClock())
         return {
