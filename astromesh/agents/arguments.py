@@ -303,6 +303,7 @@ def budgets(given: Mapping[str, Any] | None) -> JsonObject:
 #: keys of a manifest whose arguments are plain values
 _PLAIN_KEYS = (
     "sessions", "queue", "stream", "on_disconnect", "recording", "client_tools", "overridable", "schedules",
+    "callback",
 )  # fmt: skip
 
 

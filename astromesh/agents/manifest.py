@@ -48,6 +48,7 @@ class AgentKeys(TypedDict, total=False):
     client_tools: Literal["allow", "deny"]
     overridable: Sequence[Literal["model", "temperature", "max_tokens", "tools"]] | None
     schedules: Sequence[Mapping[str, Any]]
+    callback: Mapping[str, Any] | None
 
 
 @dataclass(frozen=True)

@@ -57,6 +57,7 @@ OPERATION_IDS: Mapping[str, str] = {
     "GET /v1/runs": "list_runs",
     "GET /v1/callbacks": "list_callbacks",
     "POST /v1/callbacks/{id}/retry": "retry_callback",
+    "GET /v1/queues": "get_queues",
     "GET /v1/schedules": "list_schedules",
     "POST /v1/schedules": "create_schedule",
     "GET /v1/schedules/{schedule_id}": "get_schedule",

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from hashlib import sha256
-from typing import Annotated, Any, Literal, Self, TypeVar, cast
+from typing import Annotated, Any, Self, TypeVar, cast
 
 import orjson
 from msgspec.structs import replace
@@ -30,9 +29,9 @@ from starlette.types import Scope
 from astromesh.access.scopes import ANY_SESSION, Viewer, principal_of
 from astromesh.api.client_tools import MAX_TOOLS, ClientToolIn
 from astromesh.api.errors import validation_detail
+from astromesh.config.callbacks import ALL_EVENTS, MAX_HEADERS, CallbackEvent, CallbackHeader, CalledUrl
 from astromesh.durable.base import Callback, IdempotencyKey
 from astromesh.errors import InvalidInput
-from astromesh.net.service_options import is_http
 from astromesh.runtime.attachments import MAX_ATTACHMENTS
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.idempotency import KEY_SECONDS
@@ -153,27 +152,7 @@ Tags = Annotated[
 ]
 
 
-_HEADER_NAME = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]{1,64}")
-#: what the signature and the transport set
-_OWN_HEADERS = ("webhook-", "host", "content-", "transfer-encoding", "connection")
-
-
-def _is_callback_header(name: str) -> str:
-    if not _HEADER_NAME.fullmatch(name):
-        raise ValueError("must be the name of an HTTP header, at most 64 characters")
-    if name.lower().startswith(_OWN_HEADERS):
-        raise ValueError("is a header that the server sets")
-    return name
-
-
-CallbackHeader = Annotated[str, AfterValidator(_is_callback_header)]
 HeaderValue = Annotated[str, Field(max_length=4096, pattern=r"^[\t\x20-\x7e]*$")]
-
-
-def _is_called(url: str) -> str:
-    if not is_http(url):
-        raise ValueError("must be an http or https URL with a host")
-    return url
 
 
 def _as_integer(value: Any) -> Any:
@@ -189,13 +168,11 @@ class CallbackIn(BaseModel):
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    url: Annotated[str, Field(max_length=2048), AfterValidator(_is_called)]
-    events: Annotated[
-        list[Literal["completed", "failed", "cancelled", "waiting"]], Field(min_length=1, max_length=4)
-    ] = Field(
-        ["completed", "failed", "cancelled", "waiting"], description="The statuses of the run that are told."
+    url: CalledUrl
+    events: Annotated[list[CallbackEvent], Field(min_length=1, max_length=len(ALL_EVENTS))] = Field(
+        list(ALL_EVENTS), description="The statuses of the run that are told."
     )
-    headers: Annotated[dict[CallbackHeader, HeaderValue], Field(max_length=16)] = Field(
+    headers: Annotated[dict[CallbackHeader, HeaderValue], Field(max_length=MAX_HEADERS)] = Field(
         default_factory=dict, description="Headers of every call; they are stored encrypted."
     )
 

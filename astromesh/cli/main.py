@@ -27,6 +27,10 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "astromesh.cli.commands.worker",
         "Execute durable runs of the servers on the same database.",
     ),
+    "drain": (
+        "astromesh.cli.commands.drain",
+        "Let the servers and workers of a data folder end their work, and take no more.",
+    ),
     "new": ("astromesh.cli.commands.new", "Write a project that runs at once."),
     "run": ("astromesh.cli.commands.agents", "Ask an agent one question, without a server."),
     "chat": ("astromesh.cli.commands.agents", "Talk to an agent in the terminal."),

@@ -3,6 +3,8 @@
 Between the signal and the end of its runs, the server accepts connections as before. It answers requests that
 start a run with 503 `shutting_down`, and `/health/ready` with 503, so that a load balancer stops sending. A
 second signal ends the wait.
+
+`astromesh drain` sends SIGUSR1: the process does the same and stays, until SIGTERM.
 """
 
 from __future__ import annotations
@@ -15,15 +17,21 @@ import sys
 import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
+from pathlib import Path
 from typing import Any
 
+import orjson
+
 from astromesh.api.app import Server
+from astromesh.durable.leases import WorkerHeartbeat, worker_name
 from astromesh.logs import get_logger
 from astromesh.runtime.engine import AgentRuntime
 
 #: seconds that a process has to end by itself once everything is closed
 EXIT_SECONDS = 5.0
 _SIGNALS = (signal.SIGTERM, signal.SIGINT)
+#: seconds between two reports of a process, and of one that drains; more seconds than any run takes
+_ALIVE_SECONDS, _REPORT_SECONDS, _ENDLESS_SECONDS = 5.0, 0.25, 1e9
 log = get_logger("astromesh.server")
 
 
@@ -67,11 +75,53 @@ def drain_before_shutdown(app: Server, grace: float) -> None:
     @asynccontextmanager
     async def lifespan(scope: Any) -> AsyncIterator[Any]:
         async with inner(scope) as state:
-            with _run_before_shutdown(drain):
+            with _run_before_shutdown(drain), drained_on_request(runtime):
                 yield state
         exit_within()
 
     app.router.lifespan_context = lifespan
+
+
+def processes_of(data: Path) -> WorkerHeartbeat:
+    """Returns the servers and workers of a data folder, for `astromesh drain`."""
+    return WorkerHeartbeat(data / "processes")
+
+
+@contextmanager
+def drained_on_request(runtime: AgentRuntime) -> Iterator[None]:
+    """Drains this process at SIGUSR1, and reports how far it is. It must run in the main thread."""
+    loop, processes, name = asyncio.get_running_loop(), processes_of(runtime.data_dir), worker_name()
+    asked = asyncio.Event()
+
+    def report(state: str) -> None:
+        about = {"pid": os.getpid(), "state": state, "active": runtime.active_work}
+        processes.report(name, orjson.dumps(about))
+
+    async def reports() -> None:
+        while not asked.is_set():  # the time of the file tells that the event loop goes on
+            report("working")
+            with suppress(TimeoutError):
+                await asyncio.wait_for(asked.wait(), _ALIVE_SECONDS)
+        log.info("draining", active=runtime.active_work)
+        work = asyncio.create_task(runtime.drain(_ENDLESS_SECONDS))
+        while not work.done():
+            report("draining")
+            await asyncio.wait([work], timeout=_REPORT_SECONDS)
+        log.info("drained")
+        while True:
+            report("drained")
+            await asyncio.sleep(_ALIVE_SECONDS)
+
+    for dead in processes.dead():
+        processes.forget(dead)
+    loop.add_signal_handler(signal.SIGUSR1, asked.set)
+    processes.enter(name)
+    reporting = asyncio.create_task(reports())
+    try:
+        yield
+    finally:
+        reporting.cancel()
+        processes.leave(name)
 
 
 @contextmanager

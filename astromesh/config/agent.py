@@ -7,6 +7,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, PrivateAttr, Tag
 
+from astromesh.config.callbacks import CallbackSpec
 from astromesh.config.providers import Embeddings, ModelBlock, ModelSpec, Strategy
 from astromesh.config.records import (
     Amount,
@@ -328,6 +329,9 @@ class AgentSpec(Record):
         None, description="JSON Schema of the answer."
     )
     schedules: tuple[AgentSchedule, ...] = Field((), description="When it runs by itself.")
+    callback: CallbackSpec | None = Field(
+        None, description="Whom to call when a run ends or waits; its runs are durable."
+    )
 
     def whole_text_reason(self) -> str:
         """Returns why text may be sent only at the end, or an empty text.

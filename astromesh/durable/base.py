@@ -539,6 +539,32 @@ class DeliveryQuery(NamedTuple):
     limit: int = 50
 
 
+class QueueDepth(NamedTuple):
+    """How many durable runs of an agent are open, those within others aside.
+
+    Args:
+        queued: wait for room, their session or a process.
+        later: wait for their `not_before`.
+        waiting: wait for a person, their client or a timer.
+        oldest_at: since when the oldest queued one could begin, in seconds since the epoch.
+    """
+
+    agent: str
+    queued: int
+    later: int
+    running: int
+    waiting: int
+    oldest_at: float | None
+
+
+class LiveWorker(NamedTuple):
+    """A process that executes durable runs. `seen_at`: its last heartbeat, in seconds since the epoch."""
+
+    worker: str
+    seen_at: float
+    running: int
+
+
 class CallbackStore(Protocol):
     """The callbacks of runs. A run that ends or waits makes their deliveries due in the same transaction.
 
@@ -819,6 +845,12 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
 
     async def cancel_answer(self, run_id: str) -> tuple[bool, JsonObject | None]:
         """Returns whether a process has acknowledged the request, and the result of the run."""
+
+    async def queues(self) -> tuple[QueueDepth, ...]:
+        """Returns the queues of agents with open runs, by their names."""
+
+    async def workers(self, since: float) -> tuple[LiveWorker, ...]:
+        """Returns the workers with a heartbeat after a time."""
 
     async def delete_cancel(self, run_id: str, before: float) -> None:
         """Deletes a request, and all requests before that time."""

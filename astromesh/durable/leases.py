@@ -187,6 +187,16 @@ class WorkerHeartbeat:
             (self._folder / worker).unlink(missing_ok=True)
             os.close(opened)
 
+    def report(self, worker: str, text: bytes) -> None:
+        """Writes what others read of a worker of this process, at most 256 bytes, in one write."""
+        os.pwrite(self._own[worker], text.ljust(256), 0)
+
+    def reports(self) -> dict[str, bytes]:
+        """Returns what live workers of other processes have reported, by their names."""
+        files = sorted(self._folder.iterdir()) if self._folder.exists() else ()
+        others = (f for f in files if f.name not in self._own and not f.name.startswith(_HIDDEN_PREFIX))
+        return {file.name: file.read_bytes() for file in others if not self._is_dead(file)}
+
     def dead(self) -> list[str]:
         """Returns the workers whose process has ended without `leave`."""
         files = self._folder.iterdir() if self._folder.exists() else ()

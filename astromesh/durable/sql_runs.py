@@ -18,6 +18,8 @@ from astromesh.durable.base import (
     ConcurrencyPolicy,
     IdempotencyKey,
     JournalStep,
+    LiveWorker,
+    QueueDepth,
     RunChange,
     RunQuery,
     RunRecording,
@@ -169,6 +171,12 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
     async def queued(self, agent: str) -> int:
         count: int = (await self._queries.read("queued", agent, self._clock.now()))[0][0]
         return count
+
+    async def queues(self) -> tuple[QueueDepth, ...]:
+        return tuple(QueueDepth(*row) for row in await self._queries.read("queues", self._clock.now()))
+
+    async def workers(self, since: float) -> tuple[LiveWorker, ...]:
+        return tuple(LiveWorker(*row) for row in await self._queries.read("live_workers", since))
 
     async def commit(
         self, claim: SegmentClaim, *, steps: Sequence[JournalStep] = (), events: Sequence[Event] = (),

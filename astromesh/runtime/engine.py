@@ -203,6 +203,12 @@ class AgentRuntime:
                 while self._workflows is not None and self._workflows.is_busy:  # noqa: ASYNC110 (at the end alone)
                     await asyncio.sleep(_POLL_SECONDS)
 
+    @property
+    def active_work(self) -> int:
+        """How many runs, and Tasks that cannot move to another process, this process works on."""
+        tasks = 0 if self._workflows is None else self._workflows.busy
+        return self.runner.active.count + tasks
+
     async def close(self, grace: float = 30.0) -> None:
         """Refuses new runs, waits at most `grace` seconds for active ones, and closes what was opened."""
         self.runner.active.draining = True

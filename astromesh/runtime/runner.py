@@ -15,6 +15,7 @@ from astromesh.access.scopes import Viewer, principal_of
 from astromesh.config.runtime import Recording as RecordingKeys
 from astromesh.durable.base import (
     BudgetAmounts,
+    Callback,
     IdempotencyKey,
     RunRow,
     RunStore,
@@ -196,7 +197,8 @@ class AgentRunner:
         self._open_callbacks(state)
         max_bytes = state.configuration.runtime.spec.limits.max_attachment_bytes
         self._attachments = AttachmentReader(state.deps, state.plugins, max_bytes)
-        self._durable_agents = agents_with_approval(configuration, state.deps.graphs)
+        told = {name for name, agent in configuration.agents.items() if agent.spec.callback is not None}
+        self._durable_agents = agents_with_approval(configuration, state.deps.graphs) | told
         if self.is_durable:
             self._durable_agents = frozenset(configuration.agents)
         self.exporter = exporter
@@ -210,6 +212,12 @@ class AgentRunner:
         """Raises: ConfigError: the secret is missing or wrong."""
         variable = state.configuration.runtime.spec.callbacks.secret_env
         if not variable:
+            for name, agent in state.configuration.agents.items():
+                if agent.spec.callback is not None:
+                    raise ConfigError(
+                        f"callback of the agent {name!r}: set `callbacks.secret_env` in runtime.yaml, whose "
+                        "secret signs it."
+                    )
             return
         if not (secret := state.env.get(variable, "")):
             raise ConfigError(f"callbacks.secret_env: the environment variable {variable} is not set.")
@@ -443,7 +451,7 @@ class AgentRunner:
         rejects = concurrency == "reject" and key is None and not request.not_before
         if rejects and SessionKey(tenant, agent.name, request.session_id, owner) in self.sessions.active:
             raise busy_error()  # by a run that is not durable; of others the store knows
-        callback = self._stored_callback(request)
+        callback = self._stored_callback(request.callback or _callback_of(agent))
         caller = caller or CallerContext()
         row = accepted_row(agent, request, caller, (tenant, owner), self.clock.now(), trace_id)
         if watch is not None:
@@ -458,14 +466,14 @@ class AgentRunner:
             self.callbacks.wake()
         return accepted
 
-    def _stored_callback(self, request: RunRequest) -> StoredCallback | None:
+    def _stored_callback(self, callback: Callback | None) -> StoredCallback | None:
         """Raises: InvalidInput: the server has no secret for callbacks."""
-        if request.callback is None:
+        if callback is None:
             return None
         if self.callbacks is None:
             detail = "callback: the operator has set no `callbacks.secret_env` in runtime.yaml."
             raise InvalidInput(detail, param="callback")
-        return self.callbacks.stored(request.callback)
+        return self.callbacks.stored(callback)
 
     def _timed(self, request: RunRequest) -> RunRequest:
         """Returns the request, without a `not_before` that has passed. Raises: InvalidInput."""
@@ -699,6 +707,15 @@ class _Program:
     def __init__(self, deps: Any, watch: Callable[[Run], None]) -> None:
         self.deps, self.watch = deps, watch
         self.failure: AstromeshError | None = None
+
+
+def _callback_of(agent: Agent) -> Callback | None:
+    """Returns the callback of an agent, for requests without one."""
+    spec = agent.manifest.spec.callback
+    if spec is None:
+        return None
+    headers = {name: value.get_secret_value() for name, value in spec.headers.items()}
+    return Callback(spec.url, spec.events, headers)
 
 
 def _merge_requests(requests: Sequence[RunRequest]) -> RunRequest:

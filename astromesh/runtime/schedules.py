@@ -205,12 +205,13 @@ class Schedules:
         await self._replace_files()
         if (store := await self._runner.durable.open_if_used()) is None:
             return
-        now = self._clock.now()
-        while taken := await store.take_schedules(now, now + _TAKEN_SECONDS, _TOGETHER):
+        self._job.seconds = _POLL_SECONDS
+        while (due_at := await store.next_schedule()) is not None:
+            if (wait := due_at - (now := self._clock.now())) > 0.0:
+                self._job.seconds = min(wait, _POLL_SECONDS)
+                return
+            taken = await store.take_schedules(now, now + _TAKEN_SECONDS, _TOGETHER)
             await asyncio.gather(*(self._fire(store, one) for one in taken))
-            now = self._clock.now()
-        due_at = await store.next_schedule()
-        self._job.seconds = min(max((due_at or now + _POLL_SECONDS) - now, 0.01), _POLL_SECONDS)
 
     async def _fire(self, store: RunStore, one: Schedule) -> None:
         now = self._clock.now()

@@ -151,7 +151,12 @@ class WorkflowTasks:
     @property
     def is_busy(self) -> bool:
         """Whether a Task has a waiting caller, which no other process can take over, or runs a stage."""
-        return any(
+        return self.busy > 0
+
+    @property
+    def busy(self) -> int:
+        """How many Tasks there are of which `is_busy` speaks."""
+        return sum(
             one.work is not None
             and not (one.row.durable and one.engine is not None and one.engine.is_resting(one.id))
             for one in self.records.live.values()

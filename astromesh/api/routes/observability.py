@@ -16,7 +16,9 @@ from astromesh.api.fast_routes import HEALTH_PATH, LIVE_PATH, READY_PATH, live, 
 from astromesh.api.requests import MAX_SEQ, caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import LiveOut, ReadyOut, TracesOut, TraceSpansOut, answers, problems
 from astromesh.durable.base import RunQuery, RunStatus
+from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.errors import TraceNotFound
+from astromesh.telemetry.clock import iso_time
 from astromesh.telemetry.prometheus import exposition
 from astromesh.types import JsonObject
 
@@ -99,6 +101,45 @@ class StatisticsOut(BaseModel):
 async def statistics(request: Request, minutes: Annotated[int, Query(ge=1, le=1_440)] = 60) -> JsonObject:
     """Counts the caller's runs, their tokens, cost and durations in the last minutes and today."""
     return await runtime_of(request).runs.statistics(viewer_of(request), minutes)
+
+
+class QueueOut(BaseModel):
+    """The durable runs of one agent, nested ones aside."""
+
+    agent: str
+    queued: int = Field(description="Wait for room, for their session or for a process.")
+    later: int = Field(description="Wait for their `not_before`.")
+    running: int
+    waiting: int = Field(description="Wait for a person, their client or a timer.")
+    oldest_at: str | None = Field(description="Since when the oldest queued run could begin.")
+
+
+class WorkerOut(BaseModel):
+    """A process that executes durable runs."""
+
+    worker: str
+    running: int
+    seen_at: str = Field(description="Its last heartbeat.")
+
+
+class QueuesOut(BaseModel):
+    queues: list[QueueOut]
+    workers: list[WorkerOut]
+
+
+@router.get("/v1/queues", summary="Queues", response_model=QueuesOut, dependencies=[scope("metrics:read")])
+async def queues(request: Request) -> JsonObject:
+    """Counts open durable runs of all tenants by agent, and lists the processes that execute them."""
+    runtime = runtime_of(request)
+    if (store := await runtime.durable.open_if_used()) is None:
+        return {"queues": [], "workers": []}
+    depths, workers = await store.queues(), await store.workers(runtime.clock.now() - LEASE_SECONDS)
+    return {
+        "queues": [
+            {**q._asdict(), "oldest_at": iso_time(q.oldest_at) if q.oldest_at else None} for q in depths
+        ],
+        "workers": [{**one._asdict(), "seen_at": iso_time(one.seen_at)} for one in workers],
+    }
 
 
 @router.get(

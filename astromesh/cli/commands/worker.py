@@ -11,7 +11,7 @@ import uvloop
 from astromesh.cli.commands.validate import load_valid
 from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
-from astromesh.cli.shutdown import exit_within
+from astromesh.cli.shutdown import drained_on_request, exit_within
 from astromesh.cli.terminal import note
 from astromesh.config.folder import Configuration
 from astromesh.durable.writer import retry_while_unavailable
@@ -42,7 +42,8 @@ async def _run_worker(folders: tuple[Path, Path], configuration: Configuration) 
             runtime.workflows.resume_left()
         runtime.schedules.start()
         note(f"astromesh executes durable runs as {runtime.durable.worker}  (Ctrl-C stops it)")
-        await ended.wait()
+        with drained_on_request(runtime):
+            await ended.wait()
         await runtime.drain(GRACE)
     finally:
         await runtime.close(GRACE)

@@ -71,6 +71,22 @@ WHERE {open} AND status = 'queued' AND agent = $1 AND (ordered OR wake_at <= $2)
 SELECT count(*) FROM astromesh.runs
 WHERE {open} AND status = 'running' AND agent = $1 AND run_id <> $2
 
+-- name: queues
+-- A run that is accepted for later waits for its time, not for room.
+SELECT agent,
+    count(CASE WHEN status = 'queued' AND (ordered OR wake_at <= $1) THEN 1 END),
+    count(CASE WHEN status = 'queued' AND NOT ordered AND wake_at > $1 THEN 1 END),
+    count(CASE WHEN status = 'running' THEN 1 END),
+    count(CASE WHEN status = 'waiting' THEN 1 END),
+    min(CASE WHEN status = 'queued' AND (ordered OR wake_at <= $1) THEN greatest(created_at, wake_at) END)
+FROM astromesh.runs WHERE {open} AND parent = '' GROUP BY agent ORDER BY agent
+
+-- name: live_workers
+SELECT w.worker, w.seen_at, (
+    SELECT count(*) FROM astromesh.runs r
+    WHERE r.status = 'running' AND r.durable = TRUE AND r.parent = '' AND r.worker = w.worker)
+FROM astromesh.workers w WHERE w.seen_at > $1 ORDER BY w.worker
+
 -- name: agent_of
 SELECT agent FROM astromesh.runs WHERE run_id = $1
 

@@ -15,6 +15,7 @@ from aiohttp import web
 from standardwebhooks.webhooks import Webhook
 
 from astromesh.durable.base import DeliveryQuery
+from astromesh.errors import ConfigError
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ManualClock, ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
@@ -135,6 +136,20 @@ async def test_a_plain_request_with_a_callback_is_durable_and_answers_as_ever(se
         assert message["data"]["result"]["response"] == "done"
 
 
+async def test_an_agent_with_a_callback_tells_of_all_its_runs_unless_a_request_has_its_own(
+    served, receiver
+) -> None:
+    callback = {"url": receiver.url, "events": ["completed"], "headers": {"x-key": "of-the-agent"}}
+    async with served(callback=callback) as (client, _):
+        body = {"query": "hello", "session_id": "s"}
+        assert (await client.post("/v1/agents/a/run", json=body)).json()["response"] == "done"
+        (message,) = await receiver.hears(1)
+        assert (message["type"], receiver.heard[0][0]["x-key"]) == ("run.completed", "of-the-agent")
+        await client.post("/v1/agents/a/run", json=body_of(receiver, headers={"x-key": "of-the-request"}))
+        await receiver.hears(2)
+        assert receiver.heard[1][0]["x-key"] == "of-the-request"
+
+
 async def test_a_receiver_that_fails_is_called_again_with_the_same_id_after_a_restart(
     served, receiver
 ) -> None:
@@ -156,6 +171,7 @@ async def test_a_receiver_that_fails_for_a_day_is_listed_as_dead_and_can_be_trie
     clock = ManualClock()
     async with served(clock=clock) as (client, runtime):
         await client.post("/v1/agents/a/runs", json=body_of(receiver, events=["completed"]))
+        await receiver.hears(1, lambda: clock.advance(0.5))  # the run has ended
         began = clock.now()
         async with asyncio.timeout(PATIENCE):
             while not (dead := (await client.get("/v1/callbacks?state=dead")).json()["callbacks"]):
@@ -245,6 +261,12 @@ async def test_a_server_without_a_secret_refuses_callbacks_and_says_what_to_set(
         answer = await client.post("/v1/agents/a/runs", json=body)
         assert (answer.status_code, "callbacks.secret_env" in answer.json()["detail"]) == (422, True)
         assert (await client.get("/v1/callbacks")).json() == {"callbacks": [], "next": None}
+
+
+async def test_a_server_without_a_secret_does_not_start_with_a_callback_of_an_agent(tmp_path: Path) -> None:
+    write(tmp_path, manifest("a", callback={"url": "https://example.com/hook"}))
+    with pytest.raises(ConfigError, match=r"callbacks\.secret_env"):
+        await runtime_of(tmp_path, ScriptedProvider("done")).bootstrap()
 
 
 async def test_a_private_address_is_not_called_unless_the_operator_allows_it(

@@ -35,7 +35,7 @@ ARGUMENTS = {
     "spec.queue": "queue", "spec.stream": "stream", "spec.on_disconnect": "on_disconnect",
     "spec.recording": "recording", "spec.client_tools": "client_tools",
     "spec.overridable": "overridable", "spec.output_schema": "output_type",
-    "spec.schedules": "schedules",
+    "spec.schedules": "schedules", "spec.callback": "callback",
 }  # fmt: skip
 #: mappings whose keys are arguments of their own
 OPEN = {"spec.identity", "spec.model", "spec.prompts", "spec.orchestration"}
@@ -94,6 +94,7 @@ EVERYTHING: dict[str, Any] = {
     "client_tools": "deny",
     "overridable": ["model", "temperature"],
     "schedules": [{"cron": "0 8 * * 1-5", "timezone": "Europe/Madrid", "query": "What is new?"}],
+    "callback": {"url": "https://example.com/hook", "events": ["failed"], "headers": {"x-key": "k"}},
 }
 
 

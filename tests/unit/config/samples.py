@@ -245,6 +245,7 @@ spec:
   stream: token
   schedules: [{cron: "0 8 * * 1-5", timezone: Europe/Madrid, query: "What is new?", session: news, jitter: 60,
                on_missed: skip}]
+  callback: {url: "https://example.com/hook", events: [failed], headers: {x-key: k}}
 """
 
 #: every other kind, as api.md section 4 has it
