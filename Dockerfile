@@ -1,5 +1,5 @@
 # syntax=docker/dockerfile:1
-FROM python:3.11-slim AS build
+FROM python:3.11.11-slim-bookworm AS build
 WORKDIR /build
 COPY requirements/bootstrap.txt requirements/node.txt requirements/server.txt requirements/
 RUN python -m venv /opt/astromesh \
@@ -13,7 +13,7 @@ RUN /opt/node/bin/python scripts/console_libraries.py \
  && /opt/astromesh/bin/pip install --no-cache-dir --no-deps --no-build-isolation . \
  && /opt/astromesh/bin/python -m compileall -q /opt/astromesh/lib
 
-FROM python:3.11-slim
+FROM python:3.11.11-slim-bookworm
 RUN useradd --system --uid 10001 --home-dir /data astromesh && install -d -o astromesh /data
 COPY --from=build /opt/astromesh /opt/astromesh
 COPY config /config

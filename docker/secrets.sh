@@ -16,6 +16,11 @@ keep valkey_password "$(random)"
 keep grafana_password "$(random)"
 keep database_url "postgresql://astromesh:$(cat postgres_password)@postgres:5432/astromesh"
 keep redis_url "redis://:$(cat valkey_password)@valkey:6379/0"
-# These two are yours to fill in: a provider's key, and a key of `astromesh keys create … --scope metrics:read`.
-keep openai_api_key ""
-keep metrics_key ""
+keep callbacks_secret "whsec_$(random)"
+# These are yours to fill in; an empty one is as if it were not there. `metrics_key` is a key of
+# `astromesh keys create … --scope metrics:read`.
+for name in jwt_secret openai_api_key anthropic_api_key gemini_api_key azure_openai_api_key \
+  whatsapp_verify_token whatsapp_access_token whatsapp_phone_number_id whatsapp_app_secret whatsapp_identity_key \
+  telegram_bot_token telegram_secret_token telegram_identity_key metrics_key; do
+  keep "$name" ""
+done

@@ -47,6 +47,11 @@ class PostgresServer:
         self._server = Server(self._serve(), self._home / "log", self._answers, signal.SIGINT)
 
     @property
+    def binaries(self) -> Path:
+        """The folder of pg_dump, pg_restore and the others."""
+        return self._binaries
+
+    @property
     def running(self) -> bool:
         return self._server.running
 

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
 import shutil
+import socket
 import stat
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import httpx
 import jsonschema_rs
@@ -26,7 +30,8 @@ from astromesh.errors import ConfigError
 from astromesh.plugins import Plugins
 from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS
 from astromesh.testing import ScriptedProvider
-from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.agents_folder import client_of, manifest, runtime_of, store_in, write
+from tests.platform.postgres import PostgresServer
 
 ROOT = Path(__file__).parents[3]
 #: the Compose Specification's own schema (github.com/compose-spec/compose-spec, Apache 2.0)
@@ -125,6 +130,111 @@ def test_ours_run_on_a_read_only_root_without_capabilities(name: str) -> None:
     waits = {other: how["condition"] for other, how in service["depends_on"].items()}
     assert waits == dict.fromkeys(("postgres", "valkey"), "service_healthy")
     assert all("healthcheck" in SERVICES[other] for other in waits)
+
+
+@pytest.mark.parametrize("name", SERVICES)
+def test_every_service_has_limits_rotated_logs_an_init_an_exact_image_and_a_network(name: str) -> None:
+    service = SERVICES[name]
+    assert {"mem_limit", "cpus", "pids_limit"} <= service.keys()
+    assert service["init"] is True
+    assert service["logging"]["options"].keys() == {"max-size", "max-file"}
+    assert set(service["networks"]) <= COMPOSE["networks"].keys()
+    if "build" not in service:
+        assert re.search(r":v?\d+\.\d+\.\d+", service["image"]), service["image"]
+    assert not service.get("healthcheck", {}).get("disable")
+
+
+def test_databases_share_a_network_that_leads_nowhere_with_ours_alone() -> None:
+    assert COMPOSE["networks"]["data"] == {"internal": True}
+    inside = {name for name, service in SERVICES.items() if "data" in service["networks"]}
+    assert inside == {*OURS, "postgres", "valkey"}
+    assert [SERVICES[name]["networks"] for name in ("postgres", "valkey")] == [["data"], ["data"]]
+
+
+@pytest.mark.parametrize("name", OURS)
+def test_the_configuration_is_mounted_and_the_runtime_of_containers_over_it(name: str) -> None:
+    mounted = [volume for volume in SERVICES[name]["volumes"] if volume.startswith("./")]
+    assert mounted == ["./config:/config:ro", "./docker/runtime.yaml:/config/runtime.yaml:ro"]
+    assert (ROOT / "config" / "runtime.yaml").is_file()  # else the second mount has no place
+
+
+def test_every_key_of_a_provider_or_channel_in_our_files_has_a_slot() -> None:
+    """Also those of the commented blocks, so that a comment's end needs no change of this file."""
+    texts = (ROOT / "config" / "providers.yaml").read_text(), (ROOT / "config" / "channels.yaml").read_text()
+    named = re.findall(r"(?:api_key_env: |\$\{)([A-Z_]+?)(?:[},\n:]|$)", "".join(texts))
+    wanted = {name.lower() for name in named if not name.endswith("_BASE_URL")}
+    assert len(wanted) > 10
+    assert wanted <= set(SERVICES["server"]["secrets"])
+
+
+def test_the_healthcheck_of_a_worker_sees_an_event_loop_that_stands_still(tmp_path: Path) -> None:
+    code = SERVICES["worker"]["healthcheck"]["test"][3].replace("/data", str(tmp_path))
+    place = tmp_path / "processes" / "workers"
+    place.mkdir(parents=True)
+
+    def is_healthy() -> bool:
+        return subprocess.run([sys.executable, "-c", code], capture_output=True, check=False).returncode == 0
+
+    (place / "another-host-1-abc").touch()
+    assert not is_healthy()
+    own = place / f"{socket.gethostname()}-1-abc"
+    own.touch()
+    assert is_healthy()
+    os.utime(own, (0, 0))
+    assert not is_healthy()
+
+
+def test_images_are_pinned_by_digest_where_a_registry_answers(tmp_path: Path) -> None:
+    for name in ("Dockerfile", "docker-compose.yml", "docker"):
+        copy = shutil.copytree if (ROOT / name).is_dir() else shutil.copy
+        copy(ROOT / name, tmp_path / name)
+    docker = tmp_path / "bin" / "docker"
+    docker.parent.mkdir()
+    docker.write_text("#!/bin/sh\nfor last; do :; done\nprintf 'sha256:%s' \"${#last}\"\n")
+    docker.chmod(0o755)
+    env = {**os.environ, "PATH": f"{docker.parent}:{os.environ['PATH']}"}
+    for _ in range(2):  # what has a digest keeps it
+        subprocess.run([tmp_path / "docker" / "digests.sh"], env=env, check=True)
+    services = yaml.safe_load((tmp_path / "docker-compose.yml").read_text())["services"]
+    images = [one["image"] for one in services.values() if "build" not in one]
+    assert all(re.fullmatch(r"\S+:\S+@sha256:\d+", image) for image in images), images
+    bases = re.findall(r"^FROM (\S+)", (tmp_path / "Dockerfile").read_text(), re.M)
+    assert all(re.fullmatch(r"python:\S+@sha256:\d+", base) for base in bases), bases
+
+
+async def test_a_backup_restores_what_was_there(
+    tmp_path: Path, postgres_server: PostgresServer, postgres_database: str
+) -> None:
+    """With pg_dump and pg_restore of the server, as the scripts call them in its container."""
+    write(tmp_path, manifest())
+    store_in(tmp_path, postgres_database)
+    parts = urlsplit(postgres_database)
+    env = {
+        **os.environ, "IN_POSTGRES": "", "PATH": f"{postgres_server.binaries}:{os.environ['PATH']}",
+        "PGHOST": parts.hostname, "PGPORT": str(parts.port), "PGPASSWORD": parts.password,
+        "POSTGRES_USER": parts.username, "POSTGRES_DB": parts.path.strip("/"),
+    }  # fmt: skip
+
+    async def run(session: str) -> set[str]:
+        """Returns the sessions of all runs, after one more."""
+        async with client_of(runtime_of(tmp_path, ScriptedProvider("ok", repeat=True))) as client:
+            body = {"query": "hello", "session_id": session}
+            async with asyncio.timeout(60):
+                made = (await client.post("/v1/agents/helper/runs", json=body)).json()["run_id"]
+                while (await client.get(f"/v1/runs/{made}")).json()["status"] != "completed":
+                    await asyncio.sleep(0.02)
+            return {one["session_id"] for one in (await client.get("/v1/runs")).json()["runs"]}
+
+    dump = tmp_path / "astromesh.dump"
+    assert await run("before") == {"before"}
+    subprocess.run([ROOT / "docker" / "backup.sh", dump], env=env, check=True)
+    assert stat.S_IMODE(dump.stat().st_mode) == 0o600
+    assert await run("lost") == {"before", "lost"}
+    subprocess.run([ROOT / "docker" / "restore.sh", dump], env=env, check=True)
+    assert await run("after") == {"before", "after"}
+    dump.write_bytes(dump.read_bytes()[:2000])  # a broken one changes nothing
+    assert subprocess.run([ROOT / "docker" / "restore.sh", dump], env=env, check=False).returncode != 0
+    assert await run("still") == {"before", "after", "still"}
 
 
 def test_what_is_mounted_exists_and_every_volume_and_secret_is_declared() -> None:
