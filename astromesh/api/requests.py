@@ -29,7 +29,14 @@ from starlette.types import Scope
 from astromesh.access.scopes import ANY_SESSION, Viewer, principal_of
 from astromesh.api.client_tools import MAX_TOOLS, ClientToolIn
 from astromesh.api.errors import validation_detail
-from astromesh.config.callbacks import ALL_EVENTS, MAX_HEADERS, CallbackEvent, CallbackHeader, CalledUrl
+from astromesh.config.callbacks import (
+    ALL_EVENTS,
+    MAX_HEADERS,
+    CallbackEvent,
+    CallbackHeader,
+    CalledUrl,
+    is_called,
+)
 from astromesh.durable.base import Callback, IdempotencyKey
 from astromesh.errors import InvalidInput
 from astromesh.runtime.attachments import MAX_ATTACHMENTS
@@ -192,7 +199,7 @@ class AttachmentIn(BaseModel):
         json_schema_extra={"oneOf": [{"required": ["url"]}, {"required": ["data"]}]},
     )
 
-    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://"), AfterValidator(_is_called)] = Field(
+    url: Annotated[str, Field(max_length=2048, pattern=r"^https?://"), AfterValidator(is_called)] = Field(
         "", description="The server fetches it; the host must be public, or in network.allow_hosts."
     )
     data: Annotated[str, Field(min_length=4, pattern=_BASE64)] = Field(

@@ -33,7 +33,7 @@ def _is_value(value: Secret) -> Secret:
     return value
 
 
-def _is_called(url: str) -> str:
+def is_called(url: str) -> str:
     try:
         parts = URL(url)
     except ValueError:
@@ -44,7 +44,7 @@ def _is_called(url: str) -> str:
 
 
 CallbackHeader = Annotated[str, AfterValidator(_is_header)]
-CalledUrl = Annotated[str, Field(max_length=2048), AfterValidator(_is_called)]
+CalledUrl = Annotated[str, Field(max_length=2048), AfterValidator(is_called)]
 
 
 class CallbackSpec(Record):
