@@ -211,8 +211,8 @@ async def test_a_backup_restores_what_was_there(
     parts = urlsplit(postgres_database)
     env = {
         **os.environ, "IN_POSTGRES": "", "PATH": f"{postgres_server.binaries}:{os.environ['PATH']}",
-        "PGHOST": parts.hostname, "PGPORT": str(parts.port), "PGPASSWORD": parts.password,
-        "POSTGRES_USER": parts.username, "POSTGRES_DB": parts.path.strip("/"),
+        "PGHOST": parts.hostname or "", "PGPORT": str(parts.port), "PGPASSWORD": parts.password or "",
+        "POSTGRES_USER": parts.username or "", "POSTGRES_DB": parts.path.strip("/"),
     }  # fmt: skip
 
     async def run(session: str) -> set[str]:
