@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import Page
+from playwright.sync_api import FilePayload, Page
 
 from tests.browser.conftest import QUESTION, Console, recorded
 from tests.conftest import ServerFactory
@@ -150,3 +150,23 @@ def test_a_thousand_tokens_a_second_leave_the_page_free(
         page.wait_for_function("(drawn) => window.drawn > drawn + 3", arg=drawn)
     assert page.locator(".cursor").count() == 1
     assert_shows_the_answer(page, streaming)
+
+
+def test_files_go_with_a_message(
+    streaming: ServerProcess, mock_llm: MockModel, console: Callable[..., Console]
+) -> None:
+    shown = console(streaming)
+    page = shown.open("chat?agent=short")
+    files = [
+        FilePayload(name=name, mimeType="text/csv", buffer=b"month,sales\nMay,12\n")
+        for name in ("table.csv", "other.csv")
+    ]
+    page.get_by_label("Attach files").set_input_files(files)
+    page.get_by_role("button", name="Remove other.csv").click()
+    assert shown.violations() == []
+    page.get_by_label("Message to short").fill("What does it say?")
+    page.keyboard.press("Enter")
+    page.locator(".turn .markdown", has_text="fox").wait_for()
+    page.locator(".asked", has_text="table.csv").wait_for()
+    request = str(mock_llm.requests()[-1]["messages"][-1])
+    assert "May,12" in request and "other.csv" not in request

@@ -40,6 +40,8 @@ function Talk({ agents, agent, session }) {
   const talk = useTalk(run);
   const bottom = useRef(/** @type {HTMLElement | null} */ (null));
   const asked = useRef("");
+  /** The files of the newest message. */
+  const sent = useRef(/** @type {Attached[]} */ ([]));
 
   const loadTurns = async () => {
     if (!session) return [];
@@ -79,11 +81,12 @@ function Talk({ agents, agent, session }) {
   }, [talk.story.endType]);
   useEffect(() => bottom.current?.scrollIntoView({ block: "end" }), [turns.length, run, talk.story.last]);
 
-  const send = (/** @type {string} */ query) =>
+  const send = (/** @type {string} */ query, /** @type {Attached[]} */ attachments) =>
     action.run(async () => {
       asked.current = query;
+      sent.current = attachments;
       sessionStorage.setItem(`astromesh-question-${agent}/${ownSession}`, query);
-      const accepted = await post(`${at}/runs`, { query, session_id: ownSession }, crypto.randomUUID?.());
+      const accepted = await post(`${at}/runs`, { query, session_id: ownSession, ...(attachments.length && { attachments }) }, crypto.randomUUID?.());
       setBefore(turns.length);
       setRun(accepted.run_id);
       if (!session) go(link(["chat"], { agent, session: ownSession }));
@@ -129,12 +132,12 @@ function Talk({ agents, agent, session }) {
             ? html`<${Question} key=${turn.seq} text=${turn.content} run=${runOf(turn, runs)} busy=${isGoingOn || action.busy} branch=${branch} />`
             : html`<${Turn} key=${turn.seq} turn=${turn} agent=${agent} />`)}
           ${run && html`
-            ${question && html`<${Question} text=${question} run=${run} busy=${isGoingOn || action.busy} branch=${branch} />`}
+            ${question && html`<${Question} text=${question} files=${sent.current} run=${run} busy=${isGoingOn || action.busy} branch=${branch} />`}
             <${Answering} agent=${agent} run=${run} talk=${talk} />`}
           <div ref=${bottom}></div>
         </div>
         <${Refusal} problem=${action.problem || talk.problem} />
-        <${Composer} agent=${agent} busy=${isGoingOn || action.busy} onSend=${send} retry=${question && !isGoingOn ? () => send(question) : null} last=${question} />
+        <${Composer} agent=${agent} busy=${isGoingOn || action.busy} onSend=${send} retry=${question && !isGoingOn ? () => send(question, sent.current) : null} last=${question} />
       </div>
       <aside class="right" aria-label="Steps of the answer">
         <h2>Graph</h2><${Graph} agent=${agent} story=${talk.story} last=${talk.story.last} short />
@@ -183,8 +186,8 @@ const questionOf = (run) =>
   get(`/v1/runs/${encodeURIComponent(run)}/steps/1`).then((step) => step.output?.query || "", () => "");
 
 /** A message of the person, which can be edited and sent again from where it stands.
- * @param {{text: string, run: string, busy: boolean, branch: (run: string, text: string, edited: boolean) => void}} props */
-function Question({ text, run, busy, branch }) {
+ * @param {{text: string, run: string, busy: boolean, branch: (run: string, text: string, edited: boolean) => void, files?: Attached[]}} props */
+function Question({ text, run, busy, branch, files = [] }) {
   const [edited, setEdited] = useState(/** @type {string | null} */ (null));
   if (edited !== null) {
     return html`<form class="turn user editing" onSubmit=${(/** @type {Event} */ event) => (event.preventDefault(), branch(run, edited, true))}>
@@ -194,6 +197,7 @@ function Question({ text, run, busy, branch }) {
     </form>`;
   }
   return html`<div class="asked"><div class="turn user">${plain(text)}</div>
+    ${files.length > 0 && html`<span class="muted">${plain(files.map((one) => one.name).join(", "))}</span>`}
     ${run && html`<span class="group"><button type="button" class="quiet small" disabled=${busy} onClick=${() => setEdited(text)}>Edit</button>
       <button type="button" class="quiet small" disabled=${busy} onClick=${() => branch(run, text, false)}>Retry</button></span>`}</div>`;
 }
@@ -223,15 +227,33 @@ function Answering({ agent, run, talk }) {
     ${story.waiting && html`<${Decision} approval=${{ run_id: run, ...story.waiting }} />`}`;
 }
 
-/** @param {{agent: string, busy: boolean, onSend: (text: string) => void, retry: (() => void) | null, last: string}} props */
+/** @typedef {{name: string, media_type: string, data: string}} Attached */
+
+/** A file as the route of runs takes it. @param {File} file @returns {Promise<Attached>} */
+function attached(file) {
+  return new Promise((done, failed) => {
+    const reader = new FileReader();
+    reader.onload = () => done({ name: file.name, media_type: file.type, data: String(reader.result).split(",")[1] || "" });
+    reader.onerror = () => failed(reader.error);
+    reader.readAsDataURL(file);
+  });
+}
+
+/** @param {{agent: string, busy: boolean, onSend: (text: string, files: Attached[]) => void, retry: (() => void) | null, last: string}} props */
 function Composer({ agent, busy, onSend, retry, last }) {
   const [text, setText] = useState("");
+  const [files, setFiles] = useState(/** @type {Attached[]} */ ([]));
   const box = useRef(/** @type {HTMLTextAreaElement | null} */ (null));
   useEffect(() => box.current?.focus(), []);
   const send = () => {
     if (busy || !text.trim()) return;
-    onSend(text);
+    onSend(text, files);
     setText("");
+    setFiles([]);
+  };
+  const attach = async (/** @type {FileList | null | undefined} */ list) => {
+    const read = await Promise.all([...(list || [])].filter((file) => file.size).map(attached));
+    setFiles((known) => [...known, ...read]);
   };
   const onKey = (/** @type {KeyboardEvent} */ event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) {
@@ -241,9 +263,13 @@ function Composer({ agent, busy, onSend, retry, last }) {
   };
   return html`<form class="compose" onSubmit=${(/** @type {Event} */ event) => (event.preventDefault(), send())}>
     <div class="box">
+      ${files.length > 0 && html`<span class="group files">${files.map((one, at) => html`<span class="pill" key=${at}>${brief(one.name, 40)}
+        <button type="button" class="quiet small" aria-label=${`Remove ${plain(one.name)}`} onClick=${() => setFiles(files.filter((other) => other !== one))}>×</button></span>`)}</span>`}
       <textarea ref=${box} rows="2" aria-label=${`Message to ${agent}`} placeholder=${`Ask ${agent}. Enter sends, Shift-Enter makes a new line.`} value=${text}
-        onInput=${(/** @type {any} */ event) => setText(event.target.value)} onKeyDown=${onKey}></textarea>
-      <span class="group">${retry && html`<button type="button" onClick=${retry}>Ask again</button>`}<button class="primary" disabled=${busy || !text.trim()}>Send</button></span>
+        onInput=${(/** @type {any} */ event) => setText(event.target.value)} onKeyDown=${onKey}
+        onPaste=${(/** @type {ClipboardEvent} */ event) => attach(event.clipboardData?.files)}></textarea>
+      <span class="group"><label class="button attach">Attach<input type="file" multiple aria-label="Attach files"
+        onChange=${(/** @type {any} */ event) => (attach(event.target.files), (event.target.value = ""))} /></label>${retry && html`<button type="button" onClick=${retry}>Ask again</button>`}<button class="primary" disabled=${busy || !text.trim()}>Send</button></span>
     </div>
   </form>`;
 }
