@@ -167,7 +167,7 @@ def _as_integer(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-WholeNumber = Annotated[int, BeforeValidator(_as_integer)]
+WholeNumber = Annotated[int, Field(ge=1, le=MAX_SEQ), BeforeValidator(_as_integer)]
 
 
 class CallbackIn(BaseModel):
@@ -200,10 +200,11 @@ class AttachmentIn(BaseModel):
     )
 
     url: Annotated[str, Field(max_length=2048, pattern=r"^https?://"), AfterValidator(is_called)] = Field(
-        "", description="The server fetches it; the host must be public, or in network.allow_hosts."
+        default_factory=str,
+        description="The server fetches it; the host must be public, or in network.allow_hosts.",
     )
     data: Annotated[str, Field(min_length=4, pattern=_BASE64)] = Field(
-        "", description="The content in base64."
+        default_factory=str, description="The content in base64."
     )
     media_type: Annotated[str, Field(max_length=128)] = Field(
         "", description="E.g. image/png. Empty: as the name or the server of the URL says."
@@ -240,9 +241,7 @@ class RunBody(BaseModel):
     )
     model: str = Field("", description="One of the agent's models, if `overridable` has `model`.")
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
-    max_tokens: Annotated[WholeNumber, Field(ge=1)] | None = Field(
-        None, description="Most tokens of the answer."
-    )
+    max_tokens: WholeNumber | None = Field(None, description="Most tokens of the answer.")
     tools: list[str] | None = Field(
         None, description="Those of the agent's tools that it may call, if `overridable` has `tools`."
     )

@@ -101,7 +101,7 @@ class EditBody(OneEdit):
 class ForkBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    at: WholeNumber = Field(ge=1, le=MAX_SEQ, description="Number of the step that the fork continues at.")
+    at: WholeNumber = Field(description="Number of the step that the fork continues at.")
     edit: EditBody | None = Field(None, description="What is different; absent: nothing.")
     session: Literal["new", "same"] | None = Field(
         None, description="Which session the turns are written to; absent: none."
