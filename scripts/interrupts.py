@@ -6,7 +6,7 @@ A round is a session of its own. Some messages come nearly at once to two server
 in one of five ways: a plain run, an event stream, chat completions, a WebSocket, a durable run. After a pause
 comes one more. It must be answered, and be the last turn of the session. Ends with 1 where a round answered
 nobody, or not its newest message. Where a server was so busy that the last one to be sent did not come last,
-the one that did is the newest.
+the one that did is the newest: by its time, or because it was accepted after the last one was sent.
 """
 
 from __future__ import annotations
@@ -51,6 +51,8 @@ spec: {{storage: {{url: "{url}"}}}}
 #: seconds for one message; seconds between messages that come nearly at once; the pause before the newest one
 PATIENCE, NEARLY, PAUSE = 60.0, 0.1, 1.0
 _ENDED = ("completed", "failed", "cancelled")
+#: when durable runs were accepted, by session and message
+ACCEPTED: dict[tuple[str, str], float] = {}
 #: sends a message to a server in a session; returns whether it was answered
 Send = Callable[[aiohttp.ClientSession, str, str, str], Awaitable[bool]]
 
@@ -92,6 +94,7 @@ async def durable(http: aiohttp.ClientSession, url: str, session: str, query: st
     async with http.post(f"{url}/v1/agents/a/runs", json=body) as answer:
         run = await answer.json()
         assert answer.status == 202, run
+        ACCEPTED[session, query] = time.monotonic()
     while run["status"] not in _ENDED:
         await asyncio.sleep(0.1)
         async with http.get(f"{url}/v1/runs/{run['run_id']}") as answer:
@@ -116,9 +119,10 @@ async def play(http: aiohttp.ClientSession, urls: list[str], session: str, chanc
         (chance.choice(KINDS), chance.choice(urls), PAUSE if n == count else chance.uniform(0, NEARLY))
         for n in range(count + 1)
     ]
-    sent = []
+    sent, last_sent = [], 0.0
     for n, (send, url, pause) in enumerate(plan):
         await asyncio.sleep(pause)
+        last_sent = time.monotonic()
         sent.append(asyncio.create_task(send(http, url, session, f"message {n}")))
     async with asyncio.timeout(PATIENCE):
         answered = await asyncio.gather(*sent)
@@ -132,7 +136,8 @@ async def play(http: aiohttp.ClientSession, urls: list[str], session: str, chanc
     asked = [turn["content"] for turn in turns if turn["role"] == "user"]
     if answered[-1] and asked and asked[-1] == f"message {count}":
         return ""
-    late = not answered[-1] and max(runs)[1] == "completed"
+    came_last = ACCEPTED.get((session, asked[-1] if asked else ""), 0.0) > last_sent
+    late = not answered[-1] and (came_last or max(runs)[1] == "completed")
     return f"{'came late' if late else 'not the newest'}: {said}; {asked}; {runs}"
 
 
