@@ -119,7 +119,12 @@ IMPORTS_WHEN_CALLED = (
 )
 # The runtime loads workflows with the first one: a sixth of our part of the start; most servers have none.
 # Type checkers read the names of the package's face, which are imported when they are used.
-NAMES_WITHOUT_LOADING = ("astromesh", "astromesh.api.routes.workflows", "astromesh.runtime.engine")
+NAMES_WITHOUT_LOADING = (
+    "astromesh",
+    "astromesh.api.routes.workflows",
+    "astromesh.runtime.engine",
+    "astromesh.runtime.schedules",
+)
 
 
 @dataclass(frozen=True)

@@ -44,6 +44,7 @@ PLACES = (
     "sessions/support-agent/first",
     "knowledge",
     "system",
+    "system?tab=Queues",
     "system?tab=Budgets",
     "system?tab=Channels",
     "system?tab=Keys",

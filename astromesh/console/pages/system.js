@@ -1,5 +1,5 @@
 // @ts-check
-// System: models and their circuits, budgets, channels, keys, stores, tools, faults, the audit log.
+// System: models and their circuits, queues and workers, budgets, channels, keys, stores, tools, faults, the audit log.
 import { ApiKeys } from "../credentials.js";
 import { html } from "../lib.js";
 import { useResource } from "../poll.js";
@@ -9,6 +9,7 @@ import { Ago, brief, CopyRequest, cost, count, duration, Empty, Head, Pill, plai
 /** Each tab, and the request that fills it. @type {Record<string, {path: string, live: boolean, View: (props: {value: any}) => any}>} */
 const TABS = {
   Models: { path: "/v1/providers", live: true, View: Models },
+  Queues: { path: "/v1/queues", live: true, View: Queues },
   Budgets: { path: "/v1/budgets?limit=200", live: true, View: Budgets },
   Channels: { path: "/v1/channels", live: true, View: Channels },
   Keys: { path: "/v1/keys", live: false, View: ApiKeys },
@@ -39,6 +40,21 @@ function Models({ value: { providers } }) {
     <tr key=${one.name}><td>${plain(one.name)} <span class="muted">${plain(one.provider)} / ${plain(one.model)}</span></td><td><${Pill} state=${one.circuit} text=${one.retry_in_seconds ? `${one.circuit}, next probe in ${Math.ceil(one.retry_in_seconds)} s` : one.circuit} /></td>
       <td class="num">${one.failures_in_a_row}</td><td class="r num">${duration(one.latency_ms)}</td><td class="r num">${count(one.calls)}</td><td class="r num">${count(one.failures)}</td><td class="text">${brief(one.last_error, 120)}</td></tr>`)} />`;
 }
+
+/** @param {{value: any}} props */
+function Queues({ value: { queues, workers } }) {
+  return html`${queues.length
+    ? html`<${Table} label="Queues" head=${["Agent", ["Queued", "r"], ["Oldest", "r"], ["Later", "r"], ["Running", "r"], ["Waiting", "r"]]} rows=${queues.map((/** @type {any} */ one) => html`
+        <tr key=${one.agent}><td><a class="link" href=${link(["agents", one.agent])}>${plain(one.agent)}</a></td>
+          <td class="r num">${runsOf(one, "queued")}</td><td class="r">${one.oldest_at && html`<${Ago} at=${one.oldest_at} />`}</td><td class="r num">${count(one.later)}</td>
+          <td class="r num">${runsOf(one, "running")}</td><td class="r num">${runsOf(one, "waiting")}</td></tr>`)} />`
+    : html`<${Empty} command=${'curl -sS -X POST $URL/v1/agents/AGENT/runs -H "content-type: application/json" -d \'{"query": "…", "session_id": "…"}\''}>No durable run is queued, running or waiting. One is accepted so:<//>`}
+    ${workers.length > 0 && html`<${Table} label="Workers" head=${["Worker", ["Executes", "r"], ["Last heartbeat", "r"]]} rows=${workers.map((/** @type {any} */ one) => html`
+      <tr key=${one.worker}><td class="mono">${plain(one.worker)}</td><td class="r num">${count(one.running)} runs</td><td class="r"><${Ago} at=${one.seen_at} /></td></tr>`)} />`}`;
+}
+
+/** The number of runs of a status, which leads to them. @param {any} queue @param {string} status */
+const runsOf = (queue, status) => (queue[status] ? html`<a class="link" href=${link(["runs"], { agent: queue.agent, status })}>${count(queue[status])}</a>` : "0");
 
 /** How much of each limit is used. @param {any} budget */
 const shares = ({ used, limits }) =>
