@@ -13,8 +13,9 @@ from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping
 from contextlib import AsyncExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from functools import cache
+from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, distributions
+from itertools import chain
 from pathlib import Path
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
 
@@ -290,24 +291,34 @@ def _contained_exit(group: str, name: str) -> Iterator[None]:
         raise ConfigError(f"The {group} plugin `{name}` ended with {described(error)}.") from error
 
 
-@cache
-def _entry_points(_path: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
-    """Returns the installed entry points by group and name; takes milliseconds, so it is cached by path.
-
-    Parses only distributions that name a group of astromesh, while `entry_points()` parses all.
-    """
+@lru_cache(maxsize=8)
+def _entry_points(path: tuple[str, ...]) -> dict[str, dict[str, EntryPoint]]:
+    """Returns the installed entry points by group and name."""
     found: dict[str, dict[str, EntryPoint]] = {PREFIX + known: {} for known in GROUPS}
     seen = set()
-    for distribution in distributions():
-        if PREFIX not in (distribution.read_text("entry_points.txt") or "") or distribution.name in seen:
+    for name, points in chain.from_iterable(map(_entry_points_in, path)):
+        if name in seen:
             continue  # the first copy on the path is the one that Python imports
-        seen.add(distribution.name)
-        for point in distribution.entry_points:
-            if point.group.startswith(PREFIX):
-                group = PREFIX + _current_group(point.group.removeprefix(PREFIX), distribution.name)
-                if group in found:
-                    found[group][point.name] = point
+        seen.add(name)
+        for point in points:
+            group = PREFIX + _current_group(point.group.removeprefix(PREFIX), name)
+            if group in found:
+                found[group][point.name] = point
     return found
+
+
+@cache
+def _entry_points_in(folder: str) -> tuple[tuple[str, tuple[EntryPoint, ...]], ...]:
+    """Returns the names of the distributions in a folder of the path, and their entry points for astromesh.
+
+    Reading takes milliseconds, and parses only distributions that name a group of astromesh. The folders of
+    projects come and go; that of the packages is read once.
+    """
+    return tuple(
+        (one.name, tuple(point for point in one.entry_points if point.group.startswith(PREFIX)))
+        for one in distributions(path=[folder])
+        if PREFIX in (one.read_text("entry_points.txt") or "")
+    )
 
 
 def _current_group(group: str, distribution: str = "") -> str:

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterable, Mapping
 from contextvars import ContextVar
 from copy import copy
 from functools import partial
+from operator import itemgetter
 from types import NoneType, UnionType
 from typing import (
     Annotated,
@@ -112,7 +113,7 @@ class StateSchema:
         self._constants = {n: one.default() for n, one in self.fields.items() if _is_constant(one.default)}
         self._made = {n: one.default for n, one in self.fields.items() if n not in self._constants}
         self._make = _maker_of(kind)
-        self._values_of, self._typed_call = _compiled_reads(self.fields, makes=self._make is not None)
+        self._values_of = _reader(self.fields)
         self._instances: Any = dict if is_typeddict(kind) else kind
 
     def initial(self, given: Any = None, *, is_record: bool = False) -> dict[str, Any]:
@@ -257,7 +258,15 @@ class StateSchema:
 
     def _caller(self, function: Callable[..., Any]) -> Callable[[GraphState], Any]:
         """Returns the call of a function with the state: `read`, without a call for each of its parts."""
-        call: Callable[[GraphState], Any] = self._typed_call(function, self._make, self.read)
+        values_of, make, read = self._values_of, self._make, self.read
+
+        def call(state: GraphState) -> Any:
+            try:
+                values = values_of(state.context)
+            except KeyError:  # somebody has removed one
+                return function(read(state.context))
+            return function(values if make is None else make(values))
+
         return call
 
     def _field_named(self, name: str) -> StateField:
@@ -293,32 +302,13 @@ class StateSchema:
         return StateField(validate, convert, reducer, default, reads_others, taken)
 
 
-#: `values_of` raises KeyError if the context lacks a field. `typed_call` returns a function of the state.
-_READS = """
-def values_of(context):
-    return {items}
-
-def typed_call(function, make, read):
-    def call(state):
-        context = state.context
-        try:
-            values = {items}
-        except KeyError:  # somebody has removed one
-            return function(read(context))
-        return function({value})
-    return call
-"""
-
-
-def _compiled_reads(names: Iterable[str], *, makes: bool) -> tuple[Callable[..., Any], Callable[..., Any]]:
-    """Returns the functions that read the fields of a context, compiled as the methods of a dataclass are.
-
-    Every node of a typed graph reads them, and a loop takes twice as long.
-    """
-    items = "{" + ", ".join(f"{name!r}: context[{name!r}]" for name in names) + "}"
-    made: dict[str, Any] = {}
-    exec(_READS.format(items=items, value="make(values)" if makes else "values"), made)  # noqa: S102
-    return made["values_of"], made["typed_call"]
+def _reader(names: Iterable[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
+    """Returns a function that reads the fields of a context. It raises KeyError if one is missing."""
+    fields = tuple(names)
+    if len(fields) < 2:
+        return lambda context: {name: context[name] for name in fields}
+    values = itemgetter(*fields)
+    return lambda context: dict(zip(fields, values(context), strict=True))
 
 
 def _joined(field: StateField, value: Any, update: Any) -> Any:

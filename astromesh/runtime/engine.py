@@ -193,10 +193,10 @@ class AgentRuntime:
         `close` waits no longer than what is left of that time.
         """
         self.runner.active.draining, self._deadline = True, self.clock.monotonic() + grace
-        await self.schedules.close()
         if self._workflows is not None:
             await self._workflows.drain()
         await self.durable.drain()
+        await self.schedules.close()
         with suppress(TimeoutError):
             async with asyncio.timeout(grace):
                 await self.runner.active.wait()

@@ -34,7 +34,7 @@ def test_a_server_ends_what_runs_and_takes_no_more(
         while client.get(f"/v1/runs/{run}").json()["status"] == "queued":
             pass
         with pytest.raises(typer.Exit):
-            drain(data=server.data, timeout=0.0, json=True)
+            drain(data=server.data, timeout=0.5, json=True)
         assert told()["active"] == 1
         drain(data=server.data, timeout=60.0, json=True)
         process = told()

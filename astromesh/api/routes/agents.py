@@ -96,7 +96,7 @@ class VersionOut(BaseModel):
     last_run_at: str
 
 
-class ManifestOut(BaseModel):
+class AgentManifestOut(BaseModel):
     """The manifest of an agent with its faults."""
 
     agent: str
@@ -109,7 +109,7 @@ class ManifestOut(BaseModel):
 @router.get(
     "/v1/agents/{name}/manifest",
     summary="Show an agent's manifest",
-    response_model=ManifestOut,
+    response_model=AgentManifestOut,
     responses=problems(404),
     dependencies=[scope("agents:manifest")],
 )
