@@ -37,6 +37,7 @@ async def test_what_holds_the_loop_is_counted_and_named() -> None:
 
 
 async def test_a_loop_that_gets_no_processor_is_late_and_holds_nothing() -> None:
+    await asyncio.to_thread(time.sleep, 0)  # a new thread is waited for
     watchdog = Watchdog()
     watchdog.start()
     with capture_logs() as lines:
