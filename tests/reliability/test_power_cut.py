@@ -251,11 +251,11 @@ async def test_a_revoked_key_stays_revoked(tmp_path, disk):
 async def test_turns_of_plain_runs_are_not_synced(tmp_path, disk):
     """They are not promised: a sync for each answer would cost more than the answer."""
     folder = write(tmp_path, manifest(memory={"conversational": {"backend": "sqlite"}}))
-    async with client_of(runtime_of(folder, ScriptedProvider("a", "b"))) as client:
-        for query in ("one", "two"):
+    async with client_of(runtime_of(folder, ScriptedProvider("a", repeat=True))) as client:
+        for query in ("one", "two", "three", "four"):
             body = {"query": query, "session_id": "s-1"}
             assert (await client.post("/v1/agents/helper/run", json=body)).status_code == 200
-        assert disk.syncs == 0
+        assert disk.syncs <= 1  # who looks for schedules opens the store of runs meanwhile
 
 
 async def test_normal_syncs_nothing(tmp_path, disk):
