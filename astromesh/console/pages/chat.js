@@ -59,7 +59,7 @@ function Talk({ agents, agent, session }) {
     loadRuns().then(async ([last]) => {
       const stored = await loadTurns();
       if (last && GOING_ON.includes(last.status)) {
-        setBefore(stored.filter((/** @type {any} */ turn) => turn.created_at < last.created_at).length);
+        setBefore(stored.filter((/** @type {any} */ turn) => turn.created_at <= last.created_at).length);
         if (!question) questionOf(last.run_id).then((query) => ((asked.current = query), setRun(last.run_id)));
         else setRun(last.run_id);
       }
