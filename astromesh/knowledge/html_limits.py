@@ -20,6 +20,8 @@ _FORMATTING = frozenset(
     ("a", "b", "big", "code", "em", "font", "i", "nobr", "s", "small", "strike", "strong", "tt", "u")
 )
 _OPTIONS = frozenset(("option", "optgroup"))
+#: elements in which every tag without a slash opens an element
+_FOREIGN = frozenset(("svg", "math"))
 #: elements that have no end tag, or that end where the next one begins
 _NOT_OPEN = _OPTIONS | frozenset((
     "area", "base", "br", "col", "colgroup", "dd", "dt", "embed", "hr", "img", "input", "li", "link", "meta",
@@ -45,49 +47,42 @@ def bounded_page(page: str) -> str:
 def _replacements(page: str) -> Iterator[tuple[int, int, str]]:
     """Yields the tags beyond the limits: start, end, and what stands there instead."""
     stack: list[str] = []
-    formatting = options = 0
+    formatting = options = foreign = 0
     for start, end, closes, name in _tags(page):
         is_long = end - start > MAX_WORDS and len(page[start:end].split(None, MAX_WORDS)) > MAX_WORDS
         replacement = f"<{name}>" if is_long else None
         if closes:
-            formatting -= _close(stack, name)
+            for closed in _close(stack, name):
+                formatting -= closed in _FORMATTING
+                foreign -= closed in _FOREIGN
         elif name in _OPTIONS:
             options += 1
             if options > MAX_OPTIONS:
                 replacement = " "
-        elif _stays_open(name, stack, page[end - 2] == "/"):
+        elif page[end - 2] != "/" if foreign else name not in _NOT_OPEN:
             is_formatting = name in _FORMATTING
             if len(stack) >= MAX_DEPTH or (is_formatting and formatting >= MAX_FORMATTING):
                 replacement = " "
             else:
                 stack.append(name)
                 formatting += is_formatting
+                foreign += name in _FOREIGN
         if replacement is not None:
             yield start, end, replacement
 
 
-def _stays_open(name: str, stack: list[str], ends_itself: bool) -> bool:
-    """Whether an element is open after its start tag."""
-    by_name, by_slash = name not in _NOT_OPEN, not ends_itself
-    if by_name == by_slash:  # a search of the stack for each tag would take most of the time
-        return by_name
-    return by_slash if "svg" in stack or "math" in stack else by_name
-
-
-def _close(stack: list[str], name: str) -> int:
-    """Closes the innermost element of a name, and what is open in it. Returns how many formatting ones.
+def _close(stack: list[str], name: str) -> list[str]:
+    """Closes the innermost element of a name, and what is open in it. Returns their names.
 
     A formatting element closes alone, as in the standard.
     """
     place = next((n for n in reversed(range(len(stack))) if stack[n] == name), None)
     if place is None:
-        return 0
-    if name in _FORMATTING:
-        del stack[place]
-        return 1
-    closed = stack[place:]
-    del stack[place:]
-    return sum(one in _FORMATTING for one in closed)
+        return []
+    end = place + 1 if name in _FORMATTING else len(stack)
+    closed = stack[place:end]
+    del stack[place:end]
+    return closed
 
 
 def _tags(page: str) -> Iterator[tuple[int, int, bool, str]]:

@@ -102,7 +102,8 @@ def _pieces(root: LexborNode) -> Iterator[tuple[str, bool]]:
         if isinstance(node, str):
             yield node, False
         elif node.is_text_node:
-            yield _SPACES.sub(" ", _LIKE_HEADING.sub(r"\\\1", node.text_content or "")), False
+            text = node.text_content or ""
+            yield _SPACES.sub(" ", _LIKE_HEADING.sub(r"\\\1", text) if "#" in text else text), False
         elif node.tag == "pre":
             yield node.text(), True
         else:
