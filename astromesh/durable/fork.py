@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from astromesh.durable.base import JournalStep
 from astromesh.durable.recording import Redactor, message_json, requests_of
-from astromesh.durable.steps import EditKind, editable, kind_of
+from astromesh.durable.steps import NESTED, EditKind, editable, kind_of, run_place
 from astromesh.errors import InvalidInput, NotRecorded
 from astromesh.graph import call_record
 from astromesh.tools.results import to_text
@@ -34,7 +34,6 @@ from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
 
 #: in the path of a step: an edit, and what calls with an effect have returned in the run that was forked
 _EDIT, _EFFECT = "edit:", "effect:"
-_NESTED = "/run:"
 
 
 class Edit(NamedTuple):
@@ -134,7 +133,7 @@ def _hides(around: JournalStep, step: JournalStep) -> bool:
     if around.kind not in ("tool", "node") or around.ordinal < step.ordinal:
         return False
     place = around.path.removeprefix("node:").rpartition("/tool:")[0] or around.path.removeprefix("node:")
-    return step.path.removeprefix("node:").startswith(f"{place}{_NESTED}")
+    return step.path.removeprefix("node:").startswith(f"{place}{NESTED}")
 
 
 def _effects(steps: Iterable[JournalStep], at: JournalStep) -> Iterable[JournalStep]:
@@ -165,22 +164,6 @@ def is_effect(step: JournalStep) -> bool:
 
 def _effect_key(name: str, arguments: str) -> str:
     return call_record.hash_of([name, call_record.arguments_of(ToolCall("", name, arguments))])
-
-
-def run_place(path: str) -> str:
-    """Returns the place of the run that has made a step: empty for the run at the top."""
-    path = path.removeprefix("node:")
-    start = path.rfind(_NESTED)
-    if start < 0:
-        return ""
-    end = path.find("/", start + len(_NESTED))
-    return path if end < 0 else path[:end]
-
-
-def agent_at(path: str) -> str:
-    """Returns the name of the agent of a nested run that has made a step; empty for the run at the top."""
-    place = run_place(path)
-    return place[place.rfind(_NESTED) + len(_NESTED) :].partition(":")[0] if place else ""
 
 
 def _edit_step(steps: Sequence[JournalStep], at: JournalStep, edit: Edit) -> JournalStep:

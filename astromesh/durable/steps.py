@@ -6,9 +6,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from astromesh.durable.base import JournalStep
-from astromesh.durable.recording import requests_of
+from astromesh.durable.recording import CALL_KINDS, Redactor, redacted, requests_of
 from astromesh.telemetry.ids import derived_run_id
 from astromesh.types import JsonObject
+
+#: in the path of a step, before the name of the agent of a nested run
+NESTED = "/run:"
 
 RecordedKind = Literal["rule", "memory", "prompt", "model", "tool", "node", "stage"]
 EditKind = Literal["query", "system", "message", "tool_result", "output", "state", "model", "manifest"]
@@ -45,6 +48,36 @@ def listed(steps: Iterable[JournalStep]) -> list[JournalStep]:
 def steps_json(steps: Iterable[JournalStep]) -> list[JsonObject]:
     """Returns the steps as `GET /v1/runs/{id}/steps` shows them."""
     return [step_json(step) for step in listed(steps)]
+
+
+def run_place(path: str) -> str:
+    """Returns the place of the run that has made a step: empty for the run at the top."""
+    path = path.removeprefix("node:")
+    start = path.rfind(NESTED)
+    if start < 0:
+        return ""
+    end = path.find("/", start + len(NESTED))
+    return path if end < 0 else path[:end]
+
+
+def agent_at(path: str) -> str:
+    """Returns the name of the agent of a nested run that has made a step; empty for the run at the top."""
+    place = run_place(path)
+    return place[place.rfind(NESTED) + len(NESTED) :].partition(":")[0] if place else ""
+
+
+def as_shown(steps: Iterable[JournalStep], redactors: Mapping[str, Redactor | None]) -> list[JournalStep]:
+    """Returns steps as the output rules of their agents leave them. The record of an ended run has no others.
+
+    Args:
+        redactors: by the agent of a nested run; empty for the run at the top.
+    """
+
+    def shown(step: JournalStep) -> JournalStep:
+        rules = redactors[agent_at(step.path)] if step.kind in CALL_KINDS else None
+        return step if rules is None else redacted(step, rules)
+
+    return [shown(step) for step in steps]
 
 
 def step_json(step: JournalStep) -> JsonObject:

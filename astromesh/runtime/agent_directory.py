@@ -5,14 +5,19 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
+from typing import Any
 
-from astromesh.durable.journal import RunJournal
-from astromesh.errors import AgentNotFoundError, InvalidInput, InvalidManifest, ShuttingDown
+from astromesh.durable.base import JournalStep
+from astromesh.durable.recording import CALL_KINDS, Redactor
+from astromesh.durable.steps import agent_at
+from astromesh.errors import AgentNotFoundError, AstromeshError, InvalidInput, InvalidManifest, ShuttingDown
 from astromesh.graph.call_record import hash_of
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import Scope
+from astromesh.guardrails.base import Place
 from astromesh.runtime.agent import Agent, unavailable_error
 from astromesh.runtime.bootstrap import RuntimeState
+from astromesh.runtime.content_capture import redactor_of
 from astromesh.runtime.forks import with_model
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
@@ -88,19 +93,41 @@ class AgentDirectory:
                     self._snapshots.popitem(last=False)
         return agent
 
-    async def nested(self, name: str, record: RunJournal | None) -> Agent:
-        """Returns an agent that another run starts.
+    async def nested(self, name: str, above: str, snapshot: JsonObject) -> Agent:
+        """Returns an agent that a run of another one starts.
 
         Args:
-            record: The record of the durable run above: its agents stay as they were when it was accepted.
+            above: The agent of the recorded run above.
+            snapshot: Its manifest when the run was accepted: the agents that it starts stay as they were.
+                Empty if they do not.
+
+        Raises:
+            AgentNotFoundError, InvalidManifest: The agent cannot be opened any more.
         """
-        snapshot = record.step_log.manifest if record is not None else {}
-        if name not in snapshot.get("agents", {}) or record is None:
+        if name not in snapshot.get("agents", {}):
             return self.get(name)
-        above = self.state.agents.get(record.step_log.agent)
-        if above is not None and snapshot == above.snapshot:
+        present = self.state.agents.get(above)
+        if present is not None and snapshot == present.snapshot:
             return self.get(name)
         return await self.of_snapshot(name, {**snapshot, "source": snapshot["agents"][name]})
+
+    async def redactors(
+        self, steps: Iterable[JournalStep], above: str = "", snapshot: JsonObject | None = None
+    ) -> Mapping[str, Redactor | None]:
+        """Returns what recorded steps pass before others see them, by their agents; see `as_shown`.
+
+        Args:
+            above, snapshot: As of `nested`.
+        """
+        found: dict[str, Redactor | None] = {}
+        snapshot = snapshot or {}
+        for name in {agent_at(step.path) for step in steps if step.kind in CALL_KINDS}:
+            try:
+                of_run = self.nested(name, above, snapshot) if name else self.of_snapshot(above, snapshot)
+                found[name] = redactor_of(await of_run)
+            except AstromeshError:
+                found[name] = _hidden  # its rules are not known any more
+        return found
 
     async def with_model(self, agent: Agent, model: str) -> Agent:
         """Returns an agent with another primary model: a name of the same provider, or `provider:name`.
@@ -130,6 +157,11 @@ class AgentDirectory:
         missing = sorted({sentence for agent in agents for sentence in agent.tools.missing_tools()})
         hint = did_you_mean(tool, known) or "`astromesh tools list` shows all tools."
         raise InvalidInput(" ".join([f"No agent has a tool {tool!r}. {hint}", *missing]))
+
+
+def _hidden(value: Any, place: Place) -> Any:
+    """A redactor that leaves nothing."""
+    return "[REDACTED]"
 
 
 def describe_tools(agents: Iterable[Agent]) -> list[JsonObject]:

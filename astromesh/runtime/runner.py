@@ -392,7 +392,8 @@ class AgentRunner:
             persist=terms.history is None and (record is None or record.step_log.writes_sessions),
             terms=terms,
         )
-        nested = await self.directory.nested(agent, record)
+        above = ("", {}) if record is None else (record.step_log.agent, record.step_log.manifest)
+        nested = await self.directory.nested(agent, *above)
         if terms.model:
             nested = await self.directory.with_model(nested, terms.model)
         if record is not None and record.step_log.is_replay:

@@ -16,9 +16,10 @@ import orjson
 
 from astromesh.durable.base import JournalStep, StepKind
 from astromesh.durable.fork import Edit, check_edit, effect_step, forked_steps, is_effect, with_output
+from astromesh.durable.recording import Redactor
 from astromesh.durable.step_log import NESTED_MARK as _RUN
 from astromesh.durable.step_log import NODE_PREFIX
-from astromesh.durable.steps import EditKind, editable, listed, step_content, step_json
+from astromesh.durable.steps import EditKind, as_shown, editable, listed, step_content, step_json
 from astromesh.errors import InvalidInput, TaskNotFound
 from astromesh.tools.results import to_text
 from astromesh.types import JsonObject
@@ -94,16 +95,18 @@ class TaskStep(NamedTuple):
 
 
 def task_steps(
-    records: Iterable[Mapping[str, Any]], journal: Iterable[Mapping[str, Any]] = ()
+    records: Iterable[Mapping[str, Any]],
+    runs: Mapping[str, Sequence[JournalStep]],
+    redactors: Mapping[str, Redactor | None],
 ) -> list[TaskStep]:
     """Returns the steps of a Task. Questions to people have numbers, too.
 
     Args:
         records: of the stages that counted, in order.
-        journal: all records of a durable Task.
+        runs: the steps of the runs of agents, see `steps_of_runs`.
+        redactors: what these steps pass before others see them, by the names of the agents.
     """
     found: list[TaskStep] = []
-    nested = _steps_of_runs(journal)
     for record in records:
         place = stage_path(record["entry"]["task"], record["entry"]["stage_id"])
         shown, places = Counter[str](), Counter[str]()
@@ -112,7 +115,7 @@ def task_steps(
         of_agent = next((call for call in reversed(calls) if call["kind"] == "agent"), None)
         for call in calls:
             if call is of_agent:
-                found += _run_steps(nested.get(_run_path(record), ()), len(found), record)
+                found += _run_steps(runs.get(_run_path(record), ()), len(found), record, redactors)
             path, kept = f"{place}/{call['kind']}:{call['name']}", call_place(place, call)
             shown[path] += 1
             places[kept] += 1
@@ -129,7 +132,7 @@ def _run_path(record: Mapping[str, Any]) -> str:
     return f"{record['entry']['task']}@{record['entry']['stage_id']}".lstrip("/")
 
 
-def _steps_of_runs(journal: Iterable[Mapping[str, Any]]) -> dict[str, list[JournalStep]]:
+def steps_of_runs(journal: Iterable[Mapping[str, Any]]) -> dict[str, list[JournalStep]]:
     """Returns the steps of the runs of agents in the order of their numbers, by the path of the stage."""
     latest: dict[tuple[str, int], JournalStep] = {}
     for record in journal:
@@ -142,7 +145,12 @@ def _steps_of_runs(journal: Iterable[Mapping[str, Any]]) -> dict[str, list[Journ
     return found
 
 
-def _run_steps(recorded: Sequence[JournalStep], before: int, record: Mapping[str, Any]) -> Iterator[TaskStep]:
+def _run_steps(
+    recorded: Sequence[JournalStep],
+    before: int,
+    record: Mapping[str, Any],
+    redactors: Mapping[str, Redactor | None],
+) -> Iterator[TaskStep]:
     """Yields the steps of the run of an agent. Args: before: the number of the last step of the Task."""
     shown = listed(recorded)
     numbers = {step.ordinal: before + n for n, step in enumerate(shown, 1)}
@@ -153,9 +161,10 @@ def _run_steps(recorded: Sequence[JournalStep], before: int, record: Mapping[str
             about["after"] = max((new for old, new in numbers.items() if old <= about["after"]), default=0)
         return step._replace(ordinal=numbers[step.ordinal], about=about)
 
-    run = sorted(map(numbered, shown), key=lambda step: (step.path, step.n))
-    for step in shown:
-        yield TaskStep(numbered(step), record, recorded=step, run=run)
+    seen = as_shown(map(numbered, shown), redactors)
+    run = sorted(seen, key=lambda step: (step.path, step.n))
+    for step, own in zip(seen, shown, strict=True):
+        yield TaskStep(step, record, recorded=own, run=run)
 
 
 def visible(steps: Iterable[TaskStep]) -> list[TaskStep]:
@@ -289,7 +298,7 @@ def _forked_run(records: Iterable[Mapping[str, Any]], at: TaskStep, edit: Edit |
         NotRecorded: a text of a step before is no longer stored.
     """
     assert at.recorded is not None
-    steps = _steps_of_runs(records).get(_run_path(at.record), ())
+    steps = steps_of_runs(records).get(_run_path(at.record), ())
     if edit is not None and edit.kind in _OF_THE_WORKFLOW:
         edit = None
     if edit is not None:

@@ -15,7 +15,7 @@ from astromesh.errors import Conflict, InvalidInput, NotWaiting, StoreError, Tas
 from astromesh.plugins import Resources
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.runs import Decision
-from astromesh.runtime.task_forks import TaskStep, step_at, task_steps, visible
+from astromesh.runtime.task_forks import TaskStep, step_at, steps_of_runs, task_steps, visible
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import PAUSE, TaskWaits, paused_json, question_json
 from astromesh.runtime.workflows import WorkflowRegistry, open_workflow
@@ -257,7 +257,9 @@ class TaskView:
         history = await self.history(row)
         records = await self.records(row)
         history.apply(records)
-        return task_steps(history.records, records)
+        runs = steps_of_runs(records)
+        redactors = await self._workflows.redactors(step for steps in runs.values() for step in steps)
+        return task_steps(history.records, runs, redactors)
 
     async def listed_steps(self, task_id: str, viewer: Viewer) -> Sequence[JsonObject]:
         """Returns the calls of the stages of a Task, and the stages, in order."""

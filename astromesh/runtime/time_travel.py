@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from astromesh.access.scopes import RUN, Viewer, permits
 from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, JournalStep, RunRow
 from astromesh.durable.comparison import ComparedRun, compare
-from astromesh.durable.fork import Edit, agent_at, check_edit, forked_steps, require_outputs
+from astromesh.durable.fork import Edit, check_edit, forked_steps, require_outputs
 from astromesh.durable.run_worker import RunWorker
-from astromesh.durable.steps import listed, step_content, steps_json, steps_of_nested
+from astromesh.durable.steps import agent_at, as_shown, listed, step_content, steps_json, steps_of_nested
 from astromesh.errors import ConfigError, Conflict, Forbidden, InvalidInput, NotRecorded, RunNotFound
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
@@ -67,9 +67,15 @@ class TimeTravel:
         row = await self._runs.row(run_id, viewer)
         above = row.worker if row.nested else row.parent.partition(".")[0]
         if not above or await self._durable.store.steps(run_id):
-            return (await self.recorded(run_id, viewer)).steps
-        found = await self.recorded(above, viewer)
+            return (await self._shown(await self.recorded(run_id, viewer))).steps
+        found = await self._shown(await self.recorded(above, viewer))
         return steps_of_nested(found.steps, found.row.run_id, run_id)
+
+    async def _shown(self, found: ComparedRun) -> ComparedRun:
+        """Returns a run with its steps as the output rules leave them, also before it has ended."""
+        row, steps = found
+        redactors = await self._directory.redactors(steps, row.agent, row.manifest)
+        return ComparedRun(row, as_shown(steps, redactors))
 
     async def fork(
         self,
@@ -148,7 +154,7 @@ class TimeTravel:
         Raises:
             NotRecorded: one of them has no record.
         """
-        runs = [await self.recorded(run_id, viewer) for run_id in run_ids]
+        runs = [await self._shown(await self.recorded(run_id, viewer)) for run_id in run_ids]
         return await asyncio.to_thread(compare, dict(zip("abc", runs, strict=False)))
 
     async def replay(self, run_id: str, viewer: Viewer) -> JsonObject:

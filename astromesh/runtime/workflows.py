@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from astromesh.config.schedules import WorkflowSchedule
 from astromesh.config.workflow.folder import WORKFLOW
-from astromesh.durable.base import TaskRow
+from astromesh.durable.base import JournalStep, TaskRow
+from astromesh.durable.recording import Redactor
 from astromesh.errors import (
     InvalidConfiguration,
     InvalidInput,
@@ -178,6 +179,10 @@ class WorkflowRegistry:
 
     def __bool__(self) -> bool:
         return bool(self._loaded)
+
+    async def redactors(self, steps: Iterable[JournalStep]) -> Mapping[str, Redactor | None]:
+        """Returns what the recorded steps of runs of agents pass before others see them."""
+        return await self._directory.redactors(steps)
 
     # -- life ----------------------------------------------------------------------------------------------
 

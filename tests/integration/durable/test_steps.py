@@ -204,6 +204,34 @@ async def test_what_the_output_rules_hide_is_in_no_step(tmp_path: Path) -> None:
     assert "ann@" not in shown + kept
 
 
+async def test_what_the_output_rules_hide_is_in_no_step_of_a_run_that_waits(tmp_path: Path) -> None:
+    """The record needs the texts to continue. Others do not see them, also of a nested run."""
+    rules = {"output": [{"type": "pii_detection", "action": "redact"}]}
+    below = {"name": "below", "type": "agent", "agent": "below"}
+    asking = {**LOOKUP, "name": "ask", "effect": "write", "approval": "required"}
+    outer = manifest(tools=[below], guardrails=rules)
+    folder = write(tmp_path, outer, manifest("below", tools=[LOOKUP, asking], guardrails=rules))
+    script: list[ToolCall | str] = [
+        ToolCall("c0", "below", '{"query": "ann@example.com"}'),
+        ToolCall("c1", "lookup", '{"query": "ann@example.com"}'),
+        ToolCall("c2", "ask", '{"query": "ann@example.com"}'),
+        "Asked ann@example.com",
+        "Told ann@example.com",
+    ]
+    provider, used = ScriptedProvider(*script), RecordingTool("lookup", lambda query: query, parameters=QUERY)
+    runtime = runtime_of(folder, provider, plugins={"tools": {"lookup": plugin_of(used)}})
+    async with client_of(runtime) as client:
+        body = {"query": "Hello", "session_id": "s"}
+        run_id = (await client.post("/v1/agents/helper/run", json=body)).json()["run_id"]
+        waiting = (await client.get(f"/v1/runs/{run_id}")).json()
+        shown = json.dumps(await contents(client, run_id))
+        compared = (await client.get("/v1/runs/compare", params={"a": run_id, "b": run_id})).text
+        await client.post(f"/v1/runs/{run_id}/resume", json={"decision": "approve"})
+    assert waiting["status"] == "waiting" and "[EMAIL]" in shown
+    assert "ann@" not in shown + compared
+    assert provider.requests[2].messages[-1].content == "ann@example.com"
+
+
 async def test_others_do_not_see_the_steps_of_a_run(tmp_path: Path) -> None:
     folder = write(tmp_path, manifest())
     async with serving(folder, ScriptedProvider("done")) as (client, runtime):

@@ -466,6 +466,25 @@ async def test_what_a_runtime_agent_is_asked_is_edited(helped: Shop) -> None:
     assert (wrong.status_code, "output, message, system" in wrong.json()["detail"]) == (422, True)
 
 
+async def test_what_the_rules_of_a_runtime_agent_hide_is_in_no_step_of_its_task(helped: Shop) -> None:
+    agent = helped.config / "agents" / "helper.agent.yaml"
+    rules = "  guardrails: {output: [{type: pii_detection, action: redact}]}\n"
+    agent.write_text(HELPER + rules)
+
+    def model(request: CompletionRequest) -> Any:
+        if request.messages[-1].role == "tool":
+            return "Ask ann@example.com"
+        return ToolCall("c1", "look", '{"item": "ann@example.com"}')
+
+    async with client_of(runtime_with(helped.config, model)) as client:
+        task_id = await started(client, RUNS)
+        numbers = [step["step"] for step in await steps_of(client, task_id)]
+        steps = [(await client.get(f"/v1/tasks/{task_id}/steps/{n}")).text for n in numbers]
+        compared = (await client.get("/v1/tasks/compare", params={"a": task_id, "b": task_id})).text
+    assert any("price of [EMAIL]" in step for step in steps)
+    assert "ann@" not in "".join([*steps, compared])
+
+
 @pytest.mark.parametrize("isolation", ["", ", isolation: process"])
 async def test_a_replay_finds_the_ids_the_time_and_the_random_numbers_of_its_task(
     tmp_path: Path, isolation: str
