@@ -49,6 +49,11 @@ def _needs_server(item: pytest.Item) -> bool:
     return named or not SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
+def pytest_xdist_auto_num_workers() -> int:
+    """Half as many workers again as processors: tests of servers wait half of their time."""
+    return max(1, (os.cpu_count() or 1) * 3 // 2)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     skips.pytest_configure(config)
     NETWORK.install()
