@@ -12,6 +12,7 @@ from __future__ import annotations
 import json
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
@@ -1120,6 +1121,7 @@ class TaskChange(NamedTuple):
     Args:
         first: number of the first record, from 1.
         end: status, result and time of the end of the Task.
+        replaced: stored records that have other contents from here on, by their numbers.
     """
 
     task_id: str
@@ -1128,6 +1130,7 @@ class TaskChange(NamedTuple):
     records: Sequence[JsonObject] = ()
     artifacts: Sequence[Artifact] = ()
     end: tuple[TaskStatus, JsonObject, float] | None = None
+    replaced: Mapping[int, JsonObject] = MappingProxyType({})
 
 
 class TaskStore(Protocol):

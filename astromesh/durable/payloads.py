@@ -39,13 +39,14 @@ class Splitter:
 
     Args:
         known: hashes that are stored already.
+        max_inline: bytes of JSON that stay in place.
 
     Attributes:
         found: the others: hash → compressed content.
     """
 
-    def __init__(self, known: Iterable[str] = ()) -> None:
-        self._known = frozenset(known)
+    def __init__(self, known: Iterable[str] = (), max_inline: int = MAX_INLINE) -> None:
+        self._known, self._max_inline = frozenset(known), max_inline
         self.found: dict[str, bytes] = {}
         #: by identity: one output is in a record and in an artifact
         self._split: dict[int, tuple[Any, Any]] = {}
@@ -75,7 +76,7 @@ class Splitter:
         elif isinstance(value, (list, tuple)):
             value = [self.split(one) for one in value]
             text = to_json(value)
-        if len(text) <= MAX_INLINE:
+        if len(text) <= self._max_inline:
             return value
         name = sha256(text).hexdigest()
         if name not in self._known and name not in self.found:

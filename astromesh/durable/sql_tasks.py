@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sys
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple
 
@@ -19,6 +20,7 @@ from astromesh.durable.base import (
 )
 from astromesh.durable.payloads import Joiner, Splitter, needs_split, references, to_json, unpack
 from astromesh.durable.rows import Column, columns_of
+from astromesh.durable.steps import NESTED
 from astromesh.errors import LeaseLost
 from astromesh.storage.queries import Dialect, Queries, Row, SqlStore, Transaction
 from astromesh.telemetry.clock import Clock
@@ -97,10 +99,13 @@ class SqlTasks(SqlStore):
     async def commit(self, change: TaskChange) -> TaskControl:
         result = change.end[1] if change.end is not None else None
         encoded = await self._encode(change.task_id, change.records, change.artifacts, result)
+        again = await self._encode(change.task_id, [*change.replaced.values()], (), None)
+        replaced = [(change.task_id, *pair) for pair in zip(change.replaced, again.records, strict=True)]
 
         async def commit(tx: Transaction) -> TaskControl:
             control = await _hold(tx, change.task_id, change.worker)
             await _add(change.task_id, change.first, change.artifacts, encoded, tx)
+            await tx.execute_many("add_record", replaced)
             if change.end is not None:
                 status, _, at = change.end
                 await tx.execute("end", change.task_id, change.worker, status, encoded.result, at)
@@ -288,8 +293,17 @@ class SqlTasks(SqlStore):
 
 def _split(splitter: Splitter, objects: Sequence[JsonObject | None], contents: Sequence[Any]) -> list[bytes]:
     """Splits the fields of records and of the result, which comes last, and whole contents of artifacts."""
-    *records, result = [None if one is None else splitter.split_fields(one) for one in objects]
+    whole = Splitter(max_inline=sys.maxsize)
+    *records, result = [
+        one if one is None else (whole if _is_replaced(one) else splitter).split_fields(one)
+        for one in objects
+    ]
     return [to_json(one) for one in (*records, *map(splitter.split, contents), result)]
+
+
+def _is_replaced(record: JsonObject) -> bool:
+    """Whether the end of its Task may replace a record, so that no part of it may stay elsewhere."""
+    return record.get("type") == "step" and NESTED in record.get("path", "")
 
 
 async def _add(

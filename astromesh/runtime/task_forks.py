@@ -1,7 +1,7 @@
 """Recorded Tasks: their steps, forks and comparisons.
 
-The steps of a Task are the calls of its stages, then the stage, in the order in which stages ended. If the
-Task is durable, the steps of the run of a runtime agent stand before that run. A fork is a durable Task whose
+The steps of a Task are the calls of its stages, then the stage, in the order in which stages ended. The steps
+of the run of a runtime agent stand before that run. A fork is a durable Task whose
 records begin with those before a step. Of a stage that was active there it has the calls, and of the run of a
 runtime agent the steps, as a fork of that run would.
 """
@@ -111,10 +111,8 @@ def task_steps(
         place = stage_path(record["entry"]["task"], record["entry"]["stage_id"])
         shown, places = Counter[str](), Counter[str]()
         request: JsonObject = {}
-        calls = record.get("calls", ())
-        of_agent = next((call for call in reversed(calls) if call["kind"] == "agent"), None)
-        for call in calls:
-            if call is of_agent:
+        for call in record.get("calls", ()):
+            if call["kind"] == "agent":  # a stage has one such run at most
                 found += _run_steps(runs.get(_run_path(record), ()), len(found), record, redactors)
             path, kept = f"{place}/{call['kind']}:{call['name']}", call_place(place, call)
             shown[path] += 1
@@ -134,15 +132,30 @@ def _run_path(record: Mapping[str, Any]) -> str:
 
 def steps_of_runs(journal: Iterable[Mapping[str, Any]]) -> dict[str, list[JournalStep]]:
     """Returns the steps of the runs of agents in the order of their numbers, by the path of the stage."""
-    latest: dict[tuple[str, int], JournalStep] = {}
-    for record in journal:
-        if record["type"] == STEP and _RUN in record["path"]:
-            fields = {key: record[key] for key in JournalStep._fields if key in record}
-            latest[record["path"], record["n"]] = JournalStep(**fields)
+    latest = {(step.path, step.n): step for _, step in _in_runs(journal)}
     found: dict[str, list[JournalStep]] = {}
     for step in sorted(latest.values(), key=lambda one: one.ordinal):
         found.setdefault(step.path.removeprefix(NODE_PREFIX).partition(_RUN)[0], []).append(step)
     return found
+
+
+def _in_runs(journal: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, JournalStep]]:
+    """Yields the steps of the runs of agents, with the numbers of their records."""
+    for n, record in enumerate(journal, 1):
+        if record["type"] == STEP and _RUN in record["path"]:
+            yield n, JournalStep(**{key: record[key] for key in JournalStep._fields if key in record})
+
+
+def redacted_steps(
+    journal: Iterable[Mapping[str, Any]], redactors: Mapping[str, Redactor | None]
+) -> dict[int, JsonObject]:
+    """Returns the records that an ended Task has in place of others, by their numbers.
+
+    Args:
+        redactors: as of `task_steps`.
+    """
+    pairs = ((n, step, as_shown([step], redactors)[0]) for n, step in _in_runs(journal))
+    return {n: _record(shown) for n, step, shown in pairs if shown is not step}
 
 
 def _run_steps(

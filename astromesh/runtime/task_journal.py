@@ -20,16 +20,31 @@ from astromesh.workflow.journal import current_calls
 
 
 def open_task_journal(
-    task_id: str, records: Sequence[Mapping[str, Any]], writer: RecordWriter, *, is_fork: bool = False
+    task_id: str,
+    records: Sequence[Mapping[str, Any]],
+    writer: RecordWriter,
+    *,
+    is_fork: bool = False,
+    is_durable: bool = True,
 ) -> RunJournal:
     """Returns the journal of a Task.
 
     Args:
         records: the steps in its records.
+        is_durable: False for a Task that a caller waits for: it records the runs of agents, and no process
+            continues it.
     """
     fields = JournalStep._fields  # a record of an earlier version has fewer
     steps = (JournalStep(**{key: record[key] for key in fields if key in record}) for record in records)
-    log = StepLog(task_id, "", _TaskWriter(writer), _StageWaits(), steps, inherited=0 if is_fork else None)
+    log = StepLog(
+        task_id,
+        "",
+        _TaskWriter(writer),
+        _StageWaits(),
+        steps,
+        inherited=0 if is_fork else None,
+        is_durable=is_durable,
+    )
     return RunJournal(log, "", task_id, _NoReplays())
 
 

@@ -12,7 +12,9 @@ from typing import Any, NamedTuple
 from astromesh.config.workflow.operations import METRICS
 from astromesh.durable.base import Artifact, TaskChange, TaskControl, TaskRow, TaskStore
 from astromesh.durable.failpoints import parse_failpoint
+from astromesh.durable.recording import Redactor
 from astromesh.durable.writer import retry_while_unavailable
+from astromesh.runtime.task_forks import redacted_steps
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.ids import TraceParent, read_traceparent
 from astromesh.telemetry.metrics import Labels, MetricValues
@@ -136,9 +138,15 @@ class TaskRecords:
             live.stored += len(fresh)
         self._notify(live, fresh)
 
-    async def end(self, live: LiveTask, result: TaskResult) -> None:
-        """Stores the end of a Task; of one that is not durable it stores all."""
+    async def end(self, live: LiveTask, result: TaskResult, redactors: Mapping[str, Redactor | None]) -> None:
+        """Stores the end of a Task; of one that is not durable it stores all.
+
+        Args:
+            redactors: What the steps of runs of agents pass before they are stored for good.
+        """
         assert self.store is not None
+        redacted = redacted_steps(live.records, redactors)
+        records = [redacted.get(n, record) for n, record in enumerate(live.records, 1)]
         record = {"type": "end", "status": result.status, "error": result.error, "at": self._clock.now()}
         row, now = live.row, self._clock.now()
         outcome = {"output": result.output, "error": result.error, "metadata": result.metadata}
@@ -146,16 +154,18 @@ class TaskRecords:
         reach(BEFORE_END)
         if row.durable:
             ended = (result.status, outcome, now)
-            last = [*live.records[live.stored :], record]
+            last = [*records[live.stored :], record]
             first = live.stored + 1
-            await self.store.commit(TaskChange(row.task_id, self._worker, first, last, [telemetry], ended))
+            replaced = {n: record for n, record in redacted.items() if n < first}
+            change = TaskChange(row.task_id, self._worker, first, last, [telemetry], ended, replaced)
+            await self.store.commit(change)
         else:
-            made = [one for n, r in enumerate(live.records, 1) for one in artifacts_of(row, n, r)]
+            made = [one for n, r in enumerate(records, 1) for one in artifacts_of(row, n, r)]
             ended_row = replace(
                 row, status=result.status, finished_at=now, result=outcome, worker="", lease_until=0.0
             )
             manifests = live.engine.project.snapshot if live.engine is not None else None
-            await self.store.accept(ended_row, [*live.records, record], [*made, telemetry], manifests)
+            await self.store.accept(ended_row, [*records, record], [*made, telemetry], manifests)
         self._notify(live, [record])
 
     def _notify(self, live: LiveTask, records: Sequence[JsonObject]) -> None:

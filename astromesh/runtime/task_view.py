@@ -257,9 +257,8 @@ class TaskView:
         history = await self.history(row)
         records = await self.records(row)
         history.apply(records)
-        runs = steps_of_runs(records)
-        redactors = await self._workflows.redactors(step for steps in runs.values() for step in steps)
-        return task_steps(history.records, runs, redactors)
+        redactors = await self._workflows.redactors(records)
+        return task_steps(history.records, steps_of_runs(records), redactors)
 
     async def listed_steps(self, task_id: str, viewer: Viewer) -> Sequence[JsonObject]:
         """Returns the calls of the stages of a Task, and the stages, in order."""

@@ -233,7 +233,7 @@ class WorkflowTasks:
     async def _try_store_end(self, live: LiveTask, result: TaskResult) -> None:
         """Stores the end of a Task. An unavailable store loses the records, never the answer."""
         try:
-            await self.records.end(live, result)
+            await self.records.end(live, result, await self.loaded.redactors(live.records))
         except StoreError as error:
             log.warning("task_not_kept", task_id=live.id, error=str(error))
 
@@ -526,7 +526,8 @@ class WorkflowTasks:
         return result
 
     async def _store_end(self, live: LiveTask, result: TaskResult) -> None:
-        await retry_while_unavailable(partial(self.records.end, live, result))
+        redactors = await self.loaded.redactors(live.records)
+        await retry_while_unavailable(partial(self.records.end, live, result, redactors))
 
     def _cancelled(self, live: LiveTask) -> TaskResult:
         """Returns the result of a Task that was cancelled before its turn, or with its caller."""

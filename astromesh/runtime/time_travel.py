@@ -66,7 +66,7 @@ class TimeTravel:
         """Returns the steps of a run; those of a nested run have the numbers of the run above."""
         row = await self._runs.row(run_id, viewer)
         above = row.worker if row.nested else row.parent.partition(".")[0]
-        if not above or await self._durable.store.steps(run_id):
+        if not above or _is_task(above) or await self._durable.store.steps(run_id):
             return (await self._shown(await self.recorded(run_id, viewer))).steps
         found = await self._shown(await self.recorded(above, viewer))
         return steps_of_nested(found.steps, found.row.run_id, run_id)
@@ -184,7 +184,16 @@ class TimeTravel:
         await (await self._durable.open()).delete_recording(run_id)
 
 
+def _is_task(id: str) -> bool:
+    return id.startswith("task_")
+
+
 def _not_recorded(row: RunRow) -> NotRecorded:
+    above = row.parent.partition(".")[0]
+    if _is_task(above):
+        return NotRecorded(
+            f"The run {row.run_id!r} is part of a Task, which has its steps: GET /v1/tasks/{above}/steps."
+        )
     if row.nested:
         return NotRecorded(f"The run {row.run_id!r} is part of {row.worker!r}, which has its steps.")
     if row.durable:

@@ -10,7 +10,7 @@ from typing import Any
 
 from astromesh.config.schedules import WorkflowSchedule
 from astromesh.config.workflow.folder import WORKFLOW
-from astromesh.durable.base import JournalStep, TaskRow
+from astromesh.durable.base import TaskRow
 from astromesh.durable.recording import Redactor
 from astromesh.errors import (
     InvalidConfiguration,
@@ -25,6 +25,7 @@ from astromesh.plugins import Deps, Resources
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState
 from astromesh.runtime.config_loader import workflow_folder, workflow_names, workflow_not_found
+from astromesh.runtime.task_forks import steps_of_runs
 from astromesh.runtime.task_journal import open_task_journal
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import TaskGate, TaskWaits
@@ -180,9 +181,10 @@ class WorkflowRegistry:
     def __bool__(self) -> bool:
         return bool(self._loaded)
 
-    async def redactors(self, steps: Iterable[JournalStep]) -> Mapping[str, Redactor | None]:
-        """Returns what the recorded steps of runs of agents pass before others see them."""
-        return await self._directory.redactors(steps)
+    async def redactors(self, records: Iterable[JsonObject]) -> Mapping[str, Redactor | None]:
+        """Returns what the steps of runs of agents in the records of a Task pass before others see them."""
+        runs = steps_of_runs(records).values()
+        return await self._directory.redactors([step for steps in runs for step in steps])
 
     # -- life ----------------------------------------------------------------------------------------------
 

@@ -36,7 +36,8 @@ class AgentRequest(NamedTuple):
     Args:
         schema: of the answer, or None.
         stage: id of the stage, for names of nested runs.
-        journal: of a Task that can be resumed: a run of the stage continues behind its last finished call.
+        journal: records the runs of agents. In a Task that can be resumed, a run continues behind its last
+            finished call.
     """
 
     input: Any

@@ -207,7 +207,13 @@ class OpenJournal(Protocol):
     """Opens the journal of a Task from the steps in its records."""
 
     def __call__(
-        self, task_id: str, records: Sequence[Mapping[str, Any]], writer: RecordWriter, *, is_fork: bool
+        self,
+        task_id: str,
+        records: Sequence[Mapping[str, Any]],
+        writer: RecordWriter,
+        *,
+        is_fork: bool,
+        is_durable: bool,
     ) -> Journal: ...
 
 

@@ -56,7 +56,7 @@ class ExecutionSetup:
         log: commits each stage before it counts; None for runs that are not durable.
         timeout: seconds that a run may take; 0: no limit.
         records_calls: whether the record of a stage contains its calls.
-        journals: opens the journal of a Task that can be resumed; None: interrupted stages repeat calls.
+        journals: opens the journal of a Task; None: its interrupted stages repeat calls.
         observe: receives each record of a Task, by its id, once it counts; entries then have their `seq`.
     """
 
@@ -207,8 +207,10 @@ class Execution:
         return await self._run_commands(commands)
 
     def _open_journal(self, steps: Sequence[Mapping[str, Any]], *, is_fork: bool = False) -> None:
-        if self._setup.journals is not None and self._setup.log is not None and self._records_starts:
-            self._journal = self._setup.journals(self.machine.run_id, steps, self, is_fork=is_fork)
+        if self._setup.journals is not None and self._setup.log is not None:
+            self._journal = self._setup.journals(
+                self.machine.run_id, steps, self, is_fork=is_fork, is_durable=self._records_starts
+            )
 
     def commit(self, record: JsonObject) -> None:
         """See `RecordWriter`."""
@@ -438,6 +440,7 @@ class Execution:
         job = StageExecution(task, entry, self.machine, self._memory or self._empty, self._scope)
         job.attempts, job.is_suspect = self._attempts, (task.path, stage.id) in self._suspects
         job.suspended, job.tell = partial(self._suspend, me), self._tell
+        job.run_journal = self._journal
         if self._setup.log is not None and self._records_starts:
             job.write = self._write
             job.journal = self._journal

@@ -51,7 +51,8 @@ async def run_agent(
     task = Task(scope.run_id + path, path, "root", None, ())
     entry = Entry(path, stage.id, request["input"], scope.clock.now())
     job = StageExecution(task, entry, StateMachine(plan, scope.run_id), RunMemory({}, (), {}), scope)
-    job.journal, people = journal, resources.people
+    job.journal = job.run_journal = journal
+    people = resources.people
     assert resources.journal is not None
     calls = StageCalls(path, stage.id, context, journal)
     if people is not None and people.can_wait(task.id):

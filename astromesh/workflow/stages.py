@@ -94,7 +94,7 @@ class StageExecution:
 
     __slots__ = (
         "attempts", "calls", "entry", "is_suspect", "journal", "machine", "memory", "port",
-        "scope", "suspended", "task", "tell", "write",
+        "run_journal", "scope", "suspended", "task", "tell", "write",
     )  # fmt: skip
 
     def __init__(
@@ -107,8 +107,9 @@ class StageExecution:
         self.attempts = StageAttempts()
         #: of a Task that can be resumed: returns when a record of its attempts is on disk
         self.write: Callable[[JsonObject], Awaitable[None]] | None = None
-        #: of a Task that can be resumed
+        #: of a Task that can be resumed; and what records the runs of agents, of any Task
         self.journal: Journal | None = None
+        self.run_journal: Journal | None = None
         #: whether the process died while this stage ran
         self.is_suspect = False
 
@@ -622,7 +623,7 @@ def _agent_body(stage: Stage, resources: StageResources) -> _StageBody:
                 port,
                 scope,
                 stage.id,
-                job.journal,
+                job.run_journal,
             )
         )
         job.entry.usage = {**answer.usage, "repaired": True} if answer.repaired else answer.usage

@@ -81,6 +81,16 @@ async def test_records_and_artifacts_are_kept_in_order_and_the_end_once(store):
     assert len(await store.records("t1")) == 4
 
 
+async def test_the_end_of_a_task_replaces_stored_steps_of_runs(store):
+    raw = {"type": "step", "path": "@a/run:helper:a#1/react", "output": {"content": "raw " * 2000}}
+    await store.accept(task(), [BEGIN, raw])
+    assert await store.records("t1", 1) == (raw,)
+    end: Any = ("success", {"output": 1, "error": None}, NOW + 2)
+    clean = {**raw, "output": {"content": {"$payload": "clean"}}}
+    await store.commit(TaskChange("t1", "w1", 3, [{"type": "end"}], end=end, replaced={2: clean}))
+    assert await store.records("t1") == (BEGIN, clean, {"type": "end"})
+
+
 async def test_only_the_holder_of_a_task_is_heard(store):
     """Of two processes that work on one Task, what the older one commits is refused."""
     await store.accept(task(), [BEGIN])

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import sqlite3
+import zlib
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -406,9 +409,10 @@ edges: [{from: s, to: plan}, {from: plan, to: e}]
     return shop
 
 
-async def test_the_run_of_a_runtime_agent_is_forked_at_each_of_its_steps(helped: Shop) -> None:
+@pytest.mark.parametrize("route", [RUN, RUNS])
+async def test_the_run_of_a_runtime_agent_is_forked_at_each_of_its_steps(helped: Shop, route: str) -> None:
     async with client_of(helped.runtime()) as client:
-        task_id = await started(client, RUNS)
+        task_id = await started(client, route)
         steps = await steps_of(client, task_id)
         assert [step["kind"] for step in steps] == RUN_STEPS
         output = (await client.get(f"/v1/tasks/{task_id}")).json()["output"]
@@ -466,7 +470,11 @@ async def test_what_a_runtime_agent_is_asked_is_edited(helped: Shop) -> None:
     assert (wrong.status_code, "output, message, system" in wrong.json()["detail"]) == (422, True)
 
 
-async def test_what_the_rules_of_a_runtime_agent_hide_is_in_no_step_of_its_task(helped: Shop) -> None:
+@pytest.mark.parametrize("route", [RUN, RUNS])
+async def test_what_the_rules_of_a_runtime_agent_hide_is_in_no_step_of_its_task(
+    helped: Shop, route: str
+) -> None:
+    """Neither shown nor stored."""
     agent = helped.config / "agents" / "helper.agent.yaml"
     rules = "  guardrails: {output: [{type: pii_detection, action: redact}]}\n"
     agent.write_text(HELPER + rules)
@@ -474,15 +482,24 @@ async def test_what_the_rules_of_a_runtime_agent_hide_is_in_no_step_of_its_task(
     def model(request: CompletionRequest) -> Any:
         if request.messages[-1].role == "tool":
             return "Ask ann@example.com"
-        return ToolCall("c1", "look", '{"item": "ann@example.com"}')
+        return ToolCall("c1", "look", json.dumps({"item": "ann@example.com " * 400}))
 
-    async with client_of(runtime_with(helped.config, model)) as client:
-        task_id = await started(client, RUNS)
+    runtime = runtime_with(helped.config, model)
+    async with client_of(runtime) as client:
+        task_id = await started(client, route)
         numbers = [step["step"] for step in await steps_of(client, task_id)]
         steps = [(await client.get(f"/v1/tasks/{task_id}/steps/{n}")).text for n in numbers]
         compared = (await client.get("/v1/tasks/compare", params={"a": task_id, "b": task_id})).text
+        stored = str(await (await runtime.workflows.store()).records(task_id))
+        with closing(sqlite3.connect(helped.config.parent / "data" / "astromesh.db")) as database:
+            rows = database.execute("SELECT content FROM task_payloads").fetchall()
+        stored += "".join(zlib.decompress(content).decode() for (content,) in rows)
+        [run] = (await client.get("/v1/runs?agent=helper")).json()["runs"]
+        nested = await client.get(f"/v1/runs/{run['run_id']}/steps")
     assert any("price of [EMAIL]" in step for step in steps)
-    assert "ann@" not in "".join([*steps, compared])
+    assert "ann@" not in "".join([*steps, compared, stored])
+    assert (nested.status_code, nested.json()["code"]) == (409, "not_recorded")
+    assert task_id in nested.json()["detail"]
 
 
 @pytest.mark.parametrize("isolation", ["", ", isolation: process"])
