@@ -143,11 +143,17 @@ class Schedules:
     ) -> Schedule:
         """Stores a schedule of a caller, who its runs act as, without a token.
 
+        The input rules of the agent check the query first, so that what they remove never reaches the disk.
+
         Raises:
             AgentNotFoundError, WorkflowNotFound: there is no such target.
+            GuardrailBlocked: an input rule of the agent refuses the query.
             Conflict: the caller has too many.
         """
         self._require_target(kind, target)
+        if isinstance(times, AgentSchedule):
+            rules = self._runner.directory.get(target).guardrails
+            times = times.model_copy(update={"query": rules.check_input(times.query).text})
         made = self._new(kind, target, times, caller)
         store = await self._runner.durable.open()
         if not await store.add_schedule(made, MAX_SCHEDULES):

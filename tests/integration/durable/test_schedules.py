@@ -17,6 +17,7 @@ from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.types import CallerContext
 from tests.integration.agents_folder import client_of, manifest, runtime_of, store_in, write
 from tests.integration.workflow.folders import small
+from tests.platform.at_rest import places_of
 
 PATIENCE = 30.0
 HOUR = 3600.0
@@ -165,6 +166,18 @@ async def test_a_schedule_is_created_paused_run_and_deleted_over_http(made) -> N
         assert (await client.post(f"{path}/run")).status_code == 404
         clock.advance(2 * HOUR)
         await until(client, clock, ["00:13", "01:00"], 0)
+
+
+@pytest.mark.parametrize("made", ["sqlite"], indirect=True)
+async def test_the_input_rules_check_a_query_before_its_schedule_is_stored(made, tmp_path: Path) -> None:
+    rules = [{"type": "pii_detection"}, {"type": "topic_filter", "forbidden_topics": ["violence"]}]
+    async with client_of(made(ManualClock(), guardrails={"input": rules})) as client:
+        one = await client.post("/v1/schedules", json={**BODY, "query": "Write to ann@example.com"})
+        assert (one.status_code, one.json()["query"]) == (201, "Write to [EMAIL]")
+        assert places_of("ann@example.com", tmp_path / "data") == []
+        refused = await client.post("/v1/schedules", json={**BODY, "query": "More violence"})
+        assert (refused.status_code, refused.json()["code"]) == (422, "guardrail_blocked")
+        assert (await client.get("/v1/schedules")).json()["schedules"] == [one.json()]
 
 
 @pytest.mark.parametrize("made", ["sqlite"], indirect=True)
