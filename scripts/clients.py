@@ -42,7 +42,7 @@ def build(to: Path) -> None:
 def build_python(description: dict[str, Any], to: Path) -> None:
     """Generates `api` and `models`, adds what is written by hand, and builds the wheel."""
     project = to / "python"
-    (to / "python.json").write_text(json.dumps(without_streams(description)))
+    (to / "python.json").write_text(json.dumps(without_rules(without_streams(description))))
     (to / "generator.json").write_text(
         json.dumps({"post_hooks": [], "content_type_overrides": {"application/x-ndjson": "text/plain"}})
     )
@@ -68,6 +68,15 @@ def without_streams(description: Mapping[str, Any]) -> dict[str, Any]:
         if not methods:
             del found["paths"][path]
     return found
+
+
+def without_rules(description: dict[str, Any]) -> dict[str, Any]:
+    """Returns the description without rules between the fields of an object, of which the generator makes `Any`."""
+    for schema in description["components"]["schemas"].values():
+        if "properties" in schema:
+            schema.pop("oneOf", None)
+            schema.pop("anyOf", None)
+    return description
 
 
 def _events_module(schemas: Mapping[str, Any]) -> Iterator[str]:

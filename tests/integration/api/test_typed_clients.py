@@ -157,6 +157,8 @@ def test_nothing_of_the_description_is_left_out(built: Built) -> None:
     package = (built.python / "astromesh_client" / "models" / "__init__.py").read_text()
     events = [ref.rpartition("/")[2] for ref in schemas["RunEvent"]["discriminator"]["mapping"].values()]
     assert not [name for name in events if f'"{name}"' not in package]
+    objects = [name for name, schema in schemas.items() if "properties" in schema]
+    assert not [name for name in objects if f'"{name}"' not in package]
 
 
 def test_what_takes_a_key_is_what_the_clients_repeat(built: Built) -> None:
