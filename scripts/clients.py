@@ -71,7 +71,7 @@ def without_streams(description: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def without_rules(description: dict[str, Any]) -> dict[str, Any]:
-    """Returns the description without rules between the fields of an object, of which the generator makes `Any`."""
+    """Returns the description without rules between fields: the generator makes `Any` of such objects."""
     for schema in description["components"]["schemas"].values():
         if "properties" in schema:
             schema.pop("oneOf", None)
