@@ -13,7 +13,7 @@ from starlette.requests import Request
 from astromesh.access.keys import ApiKeyAuthenticator, ApiKeyStore, open_authenticator
 from astromesh.access.scopes import permits, permits_any
 from astromesh.api.middleware.response import RATE_LIMIT
-from astromesh.api.requests import headers_of
+from astromesh.api.requests import caller_of, headers_of
 from astromesh.errors import Forbidden, RateLimited, Unauthorized
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
@@ -141,6 +141,11 @@ class Auth:
                 "other names."
             )
         return ANONYMOUS
+
+
+def caller_or_local(request: Request | None) -> CallerContext:
+    """Returns the caller of a request; without one, which is over stdio, the user of this machine."""
+    return ANONYMOUS if request is None else caller_of(request)
 
 
 def is_local_page(origin: str) -> bool:

@@ -73,7 +73,11 @@ def caller_of(connection: HTTPConnection) -> CallerContext:
 
 def viewer_of(connection: HTTPConnection) -> Viewer:
     """Returns whose sessions and runs the caller may see and end: its own, or all of its tenant."""
-    caller = caller_of(connection)
+    return viewer_of_caller(caller_of(connection))
+
+
+def viewer_of_caller(caller: CallerContext) -> Viewer:
+    """Returns whose sessions and runs a caller may see, as `viewer_of`."""
     return Viewer(caller.tenant_id, None if caller.scopes & ANY_SESSION else caller.user_id)
 
 

@@ -91,6 +91,11 @@ class PromptTemplate:
         #: the text if nothing but the date varies, and its date
         self._plain = ("", "")
 
+    @property
+    def free_names(self) -> tuple[str, ...]:
+        """The names whose values only the context of a request, or its metadata, can have."""
+        return self._free
+
     def render(
         self,
         memory: MemoryContext,

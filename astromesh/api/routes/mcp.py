@@ -1,4 +1,4 @@
-"""Each agent as an MCP tool: at `/mcp`, with the authorisation of the HTTP routes, and over stdio.
+"""The runtime over MCP: agents as tools, and what `mcp_content` has beside them. At `/mcp`, and over stdio.
 
 The first request loads the SDK, in a thread. Without a request, the server does not load it.
 """
@@ -15,17 +15,18 @@ from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
 from astromesh.access.scopes import RUN, permits
-from astromesh.api.auth import ANONYMOUS
+from astromesh.api.auth import caller_or_local
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import MCP_METADATA, issuer_of
-from astromesh.api.requests import RunBody, caller_of, cancel_on_disconnect, runtime_of
+from astromesh.api.mcp_content import AgentContent
+from astromesh.api.requests import RunBody, cancel_on_disconnect, runtime_of
 from astromesh.api.responses import DelegatedResponse
 from astromesh.errors import AgentNotFoundError, Forbidden, Interrupted, InvalidInput, MissingExtra, NotFound
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry.ids import read_traceparent
-from astromesh.types import CallerContext, Event, JsonObject, ToolSpec
+from astromesh.types import Event, JsonObject, ToolSpec
 
 router = APIRouter(tags=["mcp"])
 
@@ -50,7 +51,7 @@ _PARAMETERS: JsonObject = {
 
 @router.post(
     "/mcp",
-    summary="The agents as MCP tools",
+    summary="The agents over MCP",
     include_in_schema=False,
     dependencies=[scope(RUN, any_resource=True)],
 )
@@ -98,7 +99,8 @@ class _McpServer:
         except MissingExtra as error:
             raise NotFound(f"This server publishes no MCP tools: {error}") from error
         tools = AgentTools(self._runtime)
-        options = plugin.Options(tools=tools.offered, call=tools.call)
+        content = AgentContent(self._runtime).answers()
+        options = plugin.Options(tools=tools.offered, call=tools.call, content=content)
         return await plugin.open(options, Deps(resources=self._runtime.state.resources))
 
     async def __aexit__(self, *_: object) -> None:
@@ -113,7 +115,7 @@ class AgentTools:
 
     def offered(self, request: Request | None) -> Iterator[ToolSpec]:
         """Returns the agents that this caller may run."""
-        caller = _caller(request)
+        caller = caller_or_local(request)
         for name, agent in self._runtime.agents.items():
             if permits(caller.scopes, RUN, name):
                 description = agent.manifest.spec.identity.description or f"Asks the agent {name}."
@@ -135,7 +137,7 @@ class AgentTools:
         Raises:
             Forbidden, AgentNotFoundError, InvalidInput, and what a run raises.
         """
-        caller, runtime = _caller(request), self._runtime
+        caller, runtime = caller_or_local(request), self._runtime
         if not permits(caller.scopes, RUN, name):
             raise Forbidden(f"This call needs the scope '{RUN}:{name}'.")
         if name not in runtime.agents and name not in runtime.broken:
@@ -168,10 +170,6 @@ class _ProgressSink:
             self._report(f"Calls {event.data['name']}.")
         elif event.type == "model.started" and event.data["step"] > 1:
             self._report(f"Asks the model, step {event.data['step']}.")
-
-
-def _caller(request: Request | None) -> CallerContext:
-    return ANONYMOUS if request is None else caller_of(request)
 
 
 def _run_request(arguments: JsonObject, request: Request | None) -> RunRequest:

@@ -14,8 +14,9 @@ from astromesh.api.requests import caller_of, runtime_of
 from astromesh.errors import InvalidInput
 from astromesh.knowledge.base import Document, DocumentsOf, IngestReport, Passage
 from astromesh.runtime.bootstrap import pipeline_of
+from astromesh.runtime.engine import AgentRuntime
 from astromesh.text import SINGLE_LINE
-from astromesh.types import JsonObject
+from astromesh.types import CallerContext, JsonObject
 
 router = APIRouter(tags=["knowledge"])
 
@@ -183,16 +184,7 @@ async def list_documents(
     after: Annotated[str, Query(max_length=512, description="`next` of the page before.")] = "",
 ) -> JsonObject:
     """Returns documents that the caller's tenant may read, by id."""
-    knowledge = pipeline_of(runtime_of(request).state, pipeline)
-    tenant, _ = principal_of(caller_of(request))
-    found = await knowledge.documents(tenant=tenant, of=of, after=after, limit=limit + 1)
-    listed = [
-        {"id": one.id, "title": one.metadata.get("title", ""), "metadata": _without_title(one.metadata)}
-        for one in found[:limit]
-    ]
-    return {
-        "pipeline": pipeline, "documents": listed, "next": listed[-1]["id"] if len(found) > limit else None,
-    }  # fmt: skip
+    return await documents_of(runtime_of(request), caller_of(request), pipeline, of, limit, after)
 
 
 @router.post(
@@ -203,9 +195,38 @@ async def list_documents(
 )
 async def query(pipeline: str, body: QueryIn, request: Request) -> JsonObject:
     """Returns the best passages with their sources, best first; an empty list where nothing matches."""
-    knowledge = pipeline_of(runtime_of(request).state, pipeline)
-    tenant, _ = principal_of(caller_of(request))
-    found = await knowledge.query(body.query, tenant=tenant, top_k=body.top_k, filters=body.filters or None)
+    return await passages_of(runtime_of(request), caller_of(request), pipeline, body)
+
+
+async def documents_of(
+    runtime: AgentRuntime,
+    caller: CallerContext,
+    pipeline: str,
+    of: DocumentsOf = "tenant",
+    limit: int = 100,
+    after: str = "",
+) -> JsonObject:
+    """Returns a page of documents that a caller may read, as `DocumentsOut`."""
+    knowledge = pipeline_of(runtime.state, pipeline)
+    tenant, _ = principal_of(caller)
+    found = await knowledge.documents(tenant=tenant, of=of, after=after, limit=limit + 1)
+    listed = [
+        {"id": one.id, "title": one.metadata.get("title", ""), "metadata": _without_title(one.metadata)}
+        for one in found[:limit]
+    ]
+    return {
+        "pipeline": pipeline, "documents": listed, "next": listed[-1]["id"] if len(found) > limit else None,
+    }  # fmt: skip
+
+
+async def passages_of(
+    runtime: AgentRuntime, caller: CallerContext, pipeline: str, asked: QueryIn
+) -> JsonObject:
+    """Returns the passages for a query of a caller, as `PassagesOut`."""
+    knowledge = pipeline_of(runtime.state, pipeline)
+    tenant, _ = principal_of(caller)
+    filters = asked.filters or None
+    found = await knowledge.query(asked.query, tenant=tenant, top_k=asked.top_k, filters=filters)
     return {"pipeline": pipeline, "passages": list(map(Passage.to_json, found))}
 
 

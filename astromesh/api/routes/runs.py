@@ -187,7 +187,7 @@ async def runs(  # noqa: PLR0913 (a parameter for each filter)
     said = tuple(filter(None, tag)), _metadata_filter(request)
     query = RunQuery(*viewer_of(request), agent, session, status, limit, *said, after)
     page = await runtime_of(request).runs.list(query)
-    runs = [_public_run(run) for run in page.runs]
+    runs = [public_run(run) for run in page.runs]
     return {"runs": runs, "next": page.next, "usage": page.usage.to_json()}
 
 
@@ -196,7 +196,7 @@ async def runs(  # noqa: PLR0913 (a parameter for each filter)
 )
 async def run(run_id: str, request: Request) -> JsonObject:
     """Returns the state and outcome of a run."""
-    return _public_run(await runtime_of(request).runs.get(run_id, viewer_of(request)))
+    return public_run(await runtime_of(request).runs.get(run_id, viewer_of(request)))
 
 
 @router.get(
@@ -232,7 +232,7 @@ async def events(run_id: str, request: Request, last_event_id: LastEventId = 0) 
 )
 async def cancel(run_id: str, request: Request) -> JsonObject:
     """Ends a run and all its nested runs, and answers when it has ended. An ended run stays as it is."""
-    return _public_run(await runtime_of(request).runs.cancel(run_id, viewer_of(request)))
+    return public_run(await runtime_of(request).runs.cancel(run_id, viewer_of(request)))
 
 
 @router.get(
@@ -326,5 +326,6 @@ def _metadata_filter(request: Request) -> tuple[tuple[str, str], ...]:
     return tuple(found)
 
 
-def _public_run(run: JsonObject) -> JsonObject:
+def public_run(run: JsonObject) -> JsonObject:
+    """Returns a run with its error as callers may read it."""
     return {**run, "error": public_failure(run["error"])} if run["error"] else run

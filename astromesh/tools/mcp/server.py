@@ -52,10 +52,15 @@ class MCPPublisher:
 
         tools: Callable[..., Any] = Field(description="The tools that a request may see.")
         call: Callable[..., Any] = Field(description="Makes one call: request, tool, arguments, progress.")
+        content: dict[str, Callable[..., Any]] = Field(
+            default_factory=dict, description="What answers the methods of resources and prompts, by name."
+        )
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> MCPService:
-        serving = MCPService("astromesh", __version__, options.tools, options.call, streams=True)
+        serving = MCPService(
+            "astromesh", __version__, options.tools, options.call, streams=True, content=options.content
+        )
         await serving.open()
         deps.resources.on_close(serving.close)
         return serving

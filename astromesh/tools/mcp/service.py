@@ -1,12 +1,13 @@
-"""Serves tools over MCP: streamable HTTP without sessions, and the standard streams of a process."""
+"""Serves tools, resources and prompts: over HTTP without sessions, and over the standard streams."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from types import MappingProxyType
 from typing import Any, Self, cast, get_args
 
 import anyio
@@ -16,21 +17,31 @@ from mcp.server.lowlevel.server import Server
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
+from mcp.shared.exceptions import MCPError
 from mcp.shared.message import SessionMessage
 from mcp_types import (
+    INTERNAL_ERROR,
+    INVALID_PARAMS,
     PARSE_ERROR,
     CallToolRequestParams,
     CallToolResult,
     ContentBlock,
     ErrorData,
+    GetPromptRequestParams,
+    GetPromptResult,
     JSONRPCError,
+    ListPromptsResult,
+    ListResourcesResult,
+    ListResourceTemplatesResult,
     ListToolsResult,
     PaginatedRequestParams,
+    ReadResourceRequestParams,
+    ReadResourceResult,
     TextContent,
     ToolAnnotations,
 )
 from mcp_types import Tool as WireTool
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
@@ -47,6 +58,8 @@ ReportProgress = Callable[[str], None]
 ListTools = Callable[[Request | None], Iterable[ToolSpec]]
 #: makes one call of a request: tool, arguments, progress; the caller receives the text of an AstromeshError
 CallTool = Callable[[Request | None, str, JsonObject, ReportProgress], Awaitable[Any]]
+#: answers a method of resources or prompts: its parameters and result are as MCP has them
+AnswerContent = Callable[[Request | None, JsonObject], Awaitable[JsonObject]]
 
 
 class MCPService:
@@ -57,9 +70,10 @@ class MCPService:
         hosts: `Host` headers that are answered; None for all.
         streams: answers calls that ask for progress with an event stream, which has it; otherwise every
             answer is JSON.
+        content: what answers the methods of resources and prompts; the others do not exist.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a server consists of)
         self,
         name: str,
         version: str,
@@ -68,11 +82,15 @@ class MCPService:
         hosts: Iterable[str] | None = None,
         *,
         streams: bool = False,
+        content: Mapping[str, AnswerContent] = MappingProxyType({}),
     ) -> None:
         self._tools, self._call, self._streams = tools, call, streams
         self._server: Server[Any] = Server(
             name, version=version, on_list_tools=self._on_list, on_call_tool=self._on_call
         )
+        for method, answer in content.items():
+            params, result = _CONTENT[method]
+            self._server.add_request_handler(method, params, _handler(answer, result))
         security = TransportSecuritySettings(
             enable_dns_rebinding_protection=hosts is not None, allowed_hosts=list(hosts or ()),
             allowed_origins=[f"{scheme}://{host}" for host in hosts or () for scheme in ("http", "https")],
@@ -144,6 +162,30 @@ class MCPService:
             log.exception("mcp_tool_crashed", tool=params.name)
             return _wire_result(f"The tool {params.name!r} failed for an internal reason.", failed=True)
         return _wire_result(value)
+
+
+#: methods of resources and prompts, with what they take and return
+_CONTENT: Mapping[str, tuple[type[BaseModel], type[BaseModel]]] = {
+    "resources/list": (PaginatedRequestParams, ListResourcesResult),
+    "resources/templates/list": (PaginatedRequestParams, ListResourceTemplatesResult),
+    "resources/read": (ReadResourceRequestParams, ReadResourceResult),
+    "prompts/list": (PaginatedRequestParams, ListPromptsResult),
+    "prompts/get": (GetPromptRequestParams, GetPromptResult),
+}
+
+
+def _handler(answer: AnswerContent, result: type[BaseModel]) -> Callable[..., Awaitable[Any]]:
+    async def handle(context: ServerRequestContext[Any, Request], params: BaseModel) -> BaseModel:
+        asked = params.model_dump(mode="json", by_alias=True, exclude_none=True)
+        try:
+            return result.model_validate(await answer(context.request, asked))
+        except AstromeshError as error:
+            if not error.public:  # the SDK logs it and does not reveal it
+                raise
+            code = INVALID_PARAMS if error.status < 500 else INTERNAL_ERROR
+            raise MCPError(code, str(error), {"code": error.public_code or error.code}) from error
+
+    return handle
 
 
 class _AnsweringReader:
