@@ -15,7 +15,7 @@ from tests.platform.astromesh import ServerProcess
 from tests.platform.blocking import BlockingDetector
 from tests.platform.model import MockModel
 from tests.platform.network import NetworkGuard
-from tests.platform.postgres import ExternalPostgres, PostgresServer, database_url
+from tests.platform.postgres import EMPTY, ExternalPostgres, PostgresServer, database_url, execute
 from tests.platform.reaper import reaper
 from tests.platform.valkey import ExternalRedis, RedisServer
 
@@ -126,15 +126,32 @@ def postgres_server(
         _postgres.start()
 
 
+@pytest.fixture(scope="session")
+def _emptied(_postgres: PostgresServer | ExternalPostgres) -> Iterator[list[str]]:
+    """Databases that earlier tests have used, emptied: to make a new one takes longer."""
+    names: list[str] = []
+    yield names
+    if isinstance(_postgres, ExternalPostgres):
+        for name in names:
+            _postgres.execute(f"drop database {name} with (force)")
+
+
 @pytest.fixture
-def postgres_database(_postgres: PostgresServer | ExternalPostgres) -> Iterator[str]:
+def postgres_database(
+    _postgres: PostgresServer | ExternalPostgres, _emptied: list[str]
+) -> Iterator[str]:
     """URL of an empty database of the test's own; `create extension vector` works there."""
-    name = f"test_{uuid4().hex}"
-    _postgres.execute(f"create database {name}")
-    yield database_url(_postgres.url, name)
+    if not _emptied:
+        name = f"test_{uuid4().hex}"
+        _postgres.execute(f"create database {name}")
+        _emptied.append(name)
+    name = _emptied.pop()
+    url = database_url(_postgres.url, name)
+    yield url
     if isinstance(_postgres, PostgresServer) and not _postgres.running:
         _postgres.start()
-    _postgres.execute(f"drop database {name} with (force)")
+    execute(url, EMPTY)
+    _emptied.append(name)
 
 
 # -- Redis ---------------------------------------------------------------------------------------------------

@@ -27,6 +27,18 @@ SETTINGS = {
     "full_page_writes": "off",
     "log_min_messages": "warning",
 }
+#: cuts all others off from a database, and leaves nothing in it
+EMPTY = """
+    do $$ declare name text; begin
+      perform pg_terminate_backend(pid, 10000) from pg_stat_activity
+        where datname = current_database() and pid <> pg_backend_pid();
+      for name in select nspname from pg_namespace where nspname !~ '^pg_|^information_schema$' loop
+        execute format('drop schema %I cascade', name);
+      end loop;
+      create schema public;
+      grant usage on schema public to public;
+    end $$
+"""
 
 
 class PostgresServer:
