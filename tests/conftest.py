@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import pytest
 
-from tests.platform import blocking, logs, skips
+from tests.platform import blocking, forked, logs, skips
 from tests.platform.astromesh import ServerProcess
 from tests.platform.blocking import BlockingDetector
 from tests.platform.model import MockModel
@@ -62,6 +62,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_unconfigure() -> None:
+    if forked.shared.cache_info().currsize:
+        forked.shared().close()
     if reaper.cache_info().currsize:
         reaper().close()
 
@@ -137,9 +139,7 @@ def _emptied(_postgres: PostgresServer | ExternalPostgres) -> Iterator[list[str]
 
 
 @pytest.fixture
-def postgres_database(
-    _postgres: PostgresServer | ExternalPostgres, _emptied: list[str]
-) -> Iterator[str]:
+def postgres_database(_postgres: PostgresServer | ExternalPostgres, _emptied: list[str]) -> Iterator[str]:
     """URL of an empty database of the test's own; `create extension vector` works there."""
     if not _emptied:
         name = f"test_{uuid4().hex}"

@@ -13,8 +13,8 @@ import jsonschema_rs
 import pytest
 
 from astromesh import __version__
-from tests.acceptance.terminal import Terminal, astromesh
-from tests.platform.astromesh import ROOT
+from tests.acceptance.terminal import Terminal, astromesh, environment
+from tests.platform.astromesh import PROGRAM, ROOT
 from tests.platform.model import MockModel
 
 QUESTION = "How do I give the agent new knowledge?"
@@ -192,7 +192,10 @@ def test_a_chat_line_of_broken_bytes_is_refused_and_no_model_is_blamed(
     """Python hands what is no UTF-8 over as halves of surrogate pairs."""
     folder = agent_with(tmp_path, "mock+say=yes", mock_llm.url)
     spoken = {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii:surrogateescape"}
-    done = astromesh(folder, "chat", "talker", env=spoken, given="caf\u00e9\ntwo\n")
+    done = subprocess.run(
+        [PROGRAM, "chat", "talker"], cwd=folder, env=environment(folder, spoken), input="caf\u00e9\ntwo\n",
+        capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
     assert (done.returncode, done.stdout.split()) == (2, ["yes"])
     assert "error: The query is not UTF-8" in done.stderr
 

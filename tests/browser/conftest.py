@@ -10,10 +10,10 @@ import os
 import platform
 import re
 import shutil
-import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,10 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
+from tests.conftest import ServerFactory
 from tests.platform.astromesh import PROGRAM, ServerProcess
+from tests.platform.forked import shared
+from tests.platform.processes import Command, plain_environment
 
 ROOT = Path(__file__).parents[2]
 UNPACKED = ROOT / ".venv" / "browser" / "unpacked"
@@ -134,7 +137,7 @@ class Console:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerProcess]:
     """The sample agents, and one question that has been answered. The tests of a module share it."""
-    server = ServerProcess(tmp_path_factory.mktemp("server"), ROOT / "config")
+    server = ServerProcess(tmp_path_factory.mktemp("server"), ROOT / "config", spawn=shared().spawn)
     server.start()
     ask(server, QUESTION, "first")
     yield server
@@ -186,23 +189,21 @@ def with_evaluations(folder: Path, *, serve: Callable[[Path], ServerProcess]) ->
     server = serve(config)
     for expected in ("Invite", "Invoice"):
         (config / "evals" / "support-agent.yaml").write_text(CASES % expected)
-        command = [
-            PROGRAM,
-            "eval",
-            "run",
-            "support-agent",
-            "--config",
-            str(config),
-            "--data",
-            str(server.data),
-        ]
-        subprocess.run(command, capture_output=True, check=expected == "Invite")
+        words = ["eval", "run", "support-agent", "--config", str(config), "--data", str(server.data)]
+        done = shared().run(Command([PROGRAM, *words], plain_environment(folder), folder))
+        assert (done.returncode == 0) == (expected == "Invite"), done.stderr
     return server
 
 
 def newest_run(server: ServerProcess) -> str:
     run: str = httpx.get(f"{server.url}/v1/runs?limit=1", timeout=30).json()["runs"][0]["run_id"]
     return run
+
+
+@pytest.fixture
+def server_process(server_process: ServerFactory) -> ServerFactory:
+    """Servers that are forked from a process which has imported them."""
+    return partial(server_process, spawn=shared().spawn)
 
 
 @pytest.fixture

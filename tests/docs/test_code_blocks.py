@@ -24,7 +24,7 @@ from tests.docs.blocks import (
 )
 from tests.docs.hooks import astromesh_command, manifest_faults
 from tests.platform.astromesh import CHILD, ROOT
-from tests.platform.forked import ForkServer
+from tests.platform.forked import shared
 from tests.platform.processes import Command, plain_environment
 
 DEFAULT_FILES = {
@@ -70,25 +70,18 @@ def programs() -> list[tuple[Block, list[Block]]]:
     ]
 
 
-@pytest.fixture(scope="session")
-def fork_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ForkServer]:
-    server = ForkServer(tmp_path_factory.mktemp("forks"), {})
-    yield server
-    server.close()
-
-
 @pytest.mark.parametrize(("block", "before"), [pytest.param(*p, id=p[0].place) for p in programs()])
-def test_programs_run(block: Block, before: list[Block], fork_server: ForkServer, tmp_path: Path) -> None:
-    run_program(block, before, tmp_path, fork_server)
+def test_programs_run(block: Block, before: list[Block], tmp_path: Path) -> None:
+    run_program(block, before, tmp_path)
 
 
-def run_program(block: Block, before: list[Block], folder: Path, fork_server: ForkServer) -> None:
+def run_program(block: Block, before: list[Block], folder: Path) -> None:
     write_files(before, folder)
     parts = [earlier for earlier in before if is_program(earlier)] if "continues" in block.options else []
     program = "\n".join(part.content for part in [*parts, block])
     environment = plain_environment(folder, {"PYTHONPATH": f"{folder}:{CHILD}:{ROOT}"})
     log = folder / "program.log"
-    code = fork_server.spawn(Command(["-c", program], environment, folder), log).wait(60)
+    code = shared().spawn(Command(["-c", program], environment, folder), log).wait(60)
     assert code == 0, log.read_text()
 
 
@@ -165,18 +158,18 @@ def test_blocks_are_found_with_their_options() -> None:
     assert not block.runs
 
 
-def test_a_program_that_fails_is_found(tmp_path: Path, fork_server: ForkServer) -> None:
+def test_a_program_that_fails_is_found(tmp_path: Path) -> None:
     (block,) = blocks_of("x.md", "```python\nraise SystemExit('broken')\n```\n")
     with pytest.raises(AssertionError, match="broken"):
-        run_program(block, [], tmp_path, fork_server)
+        run_program(block, [], tmp_path)
 
 
-def test_a_program_continues_and_reads_files(tmp_path: Path, fork_server: ForkServer) -> None:
+def test_a_program_continues_and_reads_files(tmp_path: Path) -> None:
     text = "```python\nx = 1\n```\n```text file=a.txt\nhello\n```\n```python continues\n{}\n```\n"
     *before, block = blocks_of(
         "x.md", text.format("assert x == 1; assert open('a.txt').read() == 'hello\\n'")
     )
-    run_program(block, before, tmp_path, fork_server)
+    run_program(block, before, tmp_path)
 
 
 @pytest.mark.parametrize(

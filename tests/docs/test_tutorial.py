@@ -11,8 +11,9 @@ import pytest
 
 from tests.conftest import ServerFactory
 from tests.docs.blocks import Block, blocks_of
-from tests.platform.astromesh import CHILD, PROGRAM, ROOT
-from tests.platform.processes import plain_environment
+from tests.platform.astromesh import CHILD, ROOT
+from tests.platform.forked import shared
+from tests.platform.processes import Command, plain_environment
 
 PAGE = "docs/tutorial.md"
 #: what the reader does by hand, or has done
@@ -50,18 +51,14 @@ def test_the_tutorial_does_what_it_shows(
             with subtests.test(command):
                 line = command.replace("http://127.0.0.1:8000", url)
                 words = shlex.split(line)
-                if words[0] == "astromesh":
-                    words[0] = PROGRAM
                 folder = project if project.exists() else tmp_path
-                done = subprocess.run(
-                    words,
-                    cwd=folder,
-                    env=environment,
-                    text=True,
-                    timeout=60,
-                    check=False,
-                    capture_output=True,
-                )
+                if words[0] == "astromesh":
+                    done = shared().run(Command(words, environment, folder))
+                else:
+                    done = subprocess.run(
+                        words, cwd=folder, env=environment, text=True, timeout=60, check=False,
+                        capture_output=True,
+                    )  # fmt: skip
                 printed = done.stderr if done.returncode else done.stdout
                 assert matches(expected, printed), done.stderr + done.stdout
 

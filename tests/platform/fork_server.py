@@ -2,9 +2,10 @@
 
 A child is a command, `["astromesh", …]`, or a program, `["-c", TEXT]`.
 
-Reads a line of JSON for each start, `{"argv", "env", "cwd", "log", "exit"}`, and answers the process id; the
-exit code stands in the file `exit` when the process has ended. What modules read of the environment while
-they are imported is that of this process, but for the places to die at.
+Reads a line of JSON for each start, with `argv`, `env` and `cwd`, the files `stdin`, `stdout` and `stderr`,
+and a file `exit`, and answers the process id. The exit code stands in that file when the process has ended.
+What modules read of the environment while they are imported is that of this process, but for the places to
+die at.
 """
 
 from __future__ import annotations
@@ -62,10 +63,9 @@ def become(order: dict[str, Any]) -> None:
         os.setpgid(0, 0)
         signal.set_wakeup_fd(-1)
         signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-        log = os.open(order["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-        for target in (1, 2):
-            os.dup2(log, target)
-        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(os.open(order["stdin"], os.O_RDONLY), 0)
+        for target, name in ((1, "stdout"), (2, "stderr")):
+            os.dup2(os.open(order[name], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), target)
         os.chdir(order["cwd"])
         os.environ.clear()
         os.environ.update(order["env"])

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import time
 from collections.abc import Mapping
+from functools import cache
 from itertools import count
 from pathlib import Path
 
 from tests.platform.processes import Command, plain_environment
+from tests.platform.reaper import reaper
 
 ROOT = Path(__file__).parents[2]
 
@@ -62,10 +65,27 @@ class ForkServer:
 
     def spawn(self, command: Command, log: Path) -> ForkedProcess:
         """Starts `astromesh …`, or the program behind a first word `-c`."""
+        return self._start(command, Path(os.devnull), log, log)
+
+    def run(self, command: Command, given: str = "") -> subprocess.CompletedProcess[str]:
+        """Runs a command, with `given` on stdin, until it ends."""
+        folder = self._home / f"run-{next(self._numbers)}"
+        folder.mkdir()
+        stdin, stdout, stderr = (folder / name for name in ("stdin", "stdout", "stderr"))
+        stdin.write_text(given)
+        process = self._start(command, stdin, stdout, stderr)
+        try:
+            code = process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGKILL)
+            raise
+        return subprocess.CompletedProcess(list(command.argv), code, stdout.read_text(), stderr.read_text())
+
+    def _start(self, command: Command, stdin: Path, stdout: Path, stderr: Path) -> ForkedProcess:
         ended = self._home / f"exit-{next(self._numbers)}"
         order = {
             "argv": list(command.argv), "env": dict(command.env), "cwd": str(command.cwd),
-            "log": str(log), "exit": str(ended),
+            "stdin": str(stdin), "stdout": str(stdout), "stderr": str(stderr), "exit": str(ended),
         }  # fmt: skip
         assert self._process.stdin
         print(json.dumps(order), file=self._process.stdin, flush=True)
@@ -84,3 +104,9 @@ class ForkServer:
         line = self._process.stdout.readline()
         assert line, f"the process that forks has ended:\n{(self._home / 'log').read_text()[-4000:]}"
         return line.strip()
+
+
+@cache
+def shared() -> ForkServer:
+    """The one of this process of tests, for commands that find nothing in the environment at their import."""
+    return ForkServer(reaper().temporary_directory("forks"), {})

@@ -12,9 +12,10 @@ import time
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from http.client import HTTPException
+from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import Protocol
+from urllib.parse import urlsplit
 
 from tests.platform.reaper import reaper, signal_group
 
@@ -196,11 +197,13 @@ def fetch(url: str, method: str = "GET", body: bytes | None = None) -> bytes:
 
 
 def answers_http(url: str) -> bool:
+    address = urlsplit(url)
     try:
-        fetch(url)
+        with contextlib.closing(HTTPConnection(address.netloc, timeout=2)) as connection:
+            connection.request("GET", address.path)
+            return connection.getresponse().status < 400
     except (OSError, HTTPException):
         return False
-    return True
 
 
 def plain_environment(home: Path, extra: Mapping[str, str] | None = None) -> dict[str, str]:
