@@ -87,7 +87,7 @@ class BoundedHttp(HttpToolsProtocol):
             self._parse(data)
         except HttpParserError as broken:
             known = broken.__context__  # an exception of a method below
-            self.refuse(known if isinstance(known, MalformedRequest) else MalformedRequest(_MALFORMED))
+            self.refuse(known if isinstance(known, AstromeshError) else MalformedRequest(_MALFORMED))
             return
         if not self._is_complete:
             if self._timed_cycle is not self.cycle:
@@ -182,10 +182,13 @@ class BoundedHttp(HttpToolsProtocol):
 
         Raises:
             MalformedRequest: another version, or not one Host header; only HTTP/1.0 may omit it.
+            UriTooLong: a target that came at once; httptools splits none of more than 64 KiB.
         """
         version = self.parser.get_http_version()
         if version not in _VERSIONS:
             raise MalformedRequest(f"HTTP/{version} is not supported. Use HTTP/1.1.")
+        if len(self.url) > _MAX_HEAD:
+            raise self._oversized_head()
         hosts = [name for name, _ in self.headers].count(b"host")
         if hosts != 1 and (hosts or version == "1.1"):
             raise MalformedRequest(f"A request needs one Host header (RFC 9112, 3.2); this one has {hosts}.")

@@ -179,6 +179,13 @@ async def test_openai_clients_are_told_in_their_format(tmp_path: Path, path: byt
     assert (status, error["code"]) == (400, "malformed_request")
 
 
+async def test_a_target_that_the_parser_cannot_split_is_too_long(tmp_path: Path) -> None:
+    async with serving(tmp_path, Patient, ConcurrencyLimits()) as clients:
+        sent = b"GET /v1/models?%b HTTP/1.1\r\nhost: x\r\n\r\n" % (b"x" * 2**16)
+        status, body = await told(await clients.sent(sent))
+    assert (status, body["code"]) == (414, "uri_too_long")
+
+
 async def test_http_1_0_needs_no_host(tmp_path: Path) -> None:
     """RFC 9112, 3.2 demands it of HTTP/1.1."""
     async with serving(tmp_path, Patient, ConcurrencyLimits()) as clients:
