@@ -873,9 +873,13 @@ def is_failure(error: BaseException) -> bool:
 
 
 def text_of(error: BaseException) -> str:
-    """Returns the text of an exception, or an empty string if its `__str__` fails."""
+    """Returns the text of an exception, or an empty string if its `__str__` fails.
+
+    What UTF-8 cannot represent is escaped: names of files, among others, may contain lone surrogates.
+    """
     try:
-        return str(error)
+        text = str(error)
+        return text if text.isascii() else text.encode(errors="backslashreplace").decode()
     except BaseException as broken:
         if not is_failure(broken):
             raise

@@ -275,6 +275,19 @@ async def test_what_json_cannot_carry_is_an_error_of_its_node(tmp_path: Path) ->
     assert "not JSON" in error["message"]
 
 
+async def test_an_exception_whose_text_is_not_unicode_ends_its_run(tmp_path: Path) -> None:
+    """As the name of a file may be, and then the exception of `open`."""
+    counted = Counted()
+
+    def refuse(state: GraphState) -> Any:
+        raise FileNotFoundError("caf\udce9.txt")
+
+    async with process(tmp_path, chain(counted.node("look", refuse))) as client:
+        answer = await client.post("/v1/agents/helper/runs", json={"query": "Do it", "session_id": "s"})
+        run = await rests(client, f"/v1/runs/{answer.json()['run_id']}")
+    assert run["error"] == {"code": "node_failed", "detail": "look: caf\\udce9.txt"}
+
+
 async def test_usage_calls_and_errors_of_finished_nodes_are_counted_once(tmp_path: Path) -> None:
     """The numbers of a run that was resumed are those of one that was not."""
     tool = RecordingTool("lookup", lambda **_: "found", parameters={"type": "object", "properties": {}})

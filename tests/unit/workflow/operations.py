@@ -131,6 +131,10 @@ async def not_json(input: Any, context: Any, tools: Any) -> Any:
     return {1, 2, 3}
 
 
+async def half_an_emoji(input: Any, context: Any, tools: Any) -> Any:
+    return "\ud83d"
+
+
 async def nan(input: Any, context: Any, tools: Any) -> Any:
     return {"rates": [1.0, None, float(input)]}
 

@@ -274,8 +274,9 @@ async def test_e47_an_output_that_does_not_fit_fails_the_stage() -> None:
     assert result.trace[-1].schema_out == "inline"
 
 
-async def test_an_output_that_is_no_json_fails_the_stage() -> None:
-    result = await run("s>x x>e", {"x": {"op": "not_json"}})
+@pytest.mark.parametrize("op", ["not_json", "half_an_emoji"])
+async def test_an_output_that_is_no_json_fails_the_stage(op: str) -> None:
+    result = await run("s>x x>e", {"x": {"op": op}})
     assert result.error and result.error["code"] == "invalid_output"
 
 
