@@ -7,6 +7,7 @@ silent until the program configures logging. structlog itself would print to std
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 import sys
@@ -179,7 +180,10 @@ def _renderer(form: str) -> Callable[[Any, str, _Line], str]:
 
 
 def _json(_logger: Any, _method: str, event: _Line) -> str:
-    return orjson.dumps(event, default=str).decode()
+    try:
+        return orjson.dumps(event, default=str).decode()
+    except TypeError:  # a text that is not Unicode, as the name of a file may be
+        return json.dumps(event, default=str)
 
 
 def _plain(_logger: Any, _method: str, event: _Line) -> str:

@@ -25,7 +25,7 @@ logging.getLogger("some.library").info("chatter")
 
 async def main():
     async def fails():
-        raise ValueError("with Bearer abcdefghijklmnop")
+        raise ValueError("with Bearer abcdefghijklmnop in caf\\udce9.txt")
     task = asyncio.create_task(fails())
     await asyncio.sleep(0)
     await asyncio.sleep(0)
@@ -46,7 +46,7 @@ def test_what_libraries_log_is_a_json_line_too_with_its_trace_and_without_secret
     assert (library["logger"], library["level"]) == ("some.library", "warning")
     assert library["event"] == "no luck for postgresql://me:***@host/db"
     assert lost["logger"] == "asyncio"
-    assert "ValueError: with ***" in lost["exception"]
+    assert "ValueError: with *** in caf\udce9.txt" in lost["exception"], "no Unicode, but a line"
 
 
 VERBOSE = """
