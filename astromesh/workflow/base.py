@@ -28,7 +28,7 @@ def canonical(value: Any) -> Any:
     Raises:
         NotJson: the value has no JSON form; the message says why.
     """
-    if type(value) in (bool, type(None)) or type(value) is str and value.isascii():
+    if type(value) in (bool, type(None)) or (type(value) is str and value.isascii()):
         return value
     try:
         encoded = orjson.dumps(value)

@@ -29,7 +29,14 @@ from astromesh.workflow.memory import ContextPackage, RunMemory, package_from_js
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.slots import StageSlots, Stopwatch, TaskSlot
 from astromesh.workflow.snapshot import CODE_CHANGED
-from astromesh.workflow.stages import StageCall, StageExecution, complete_entry, failing_call, route
+from astromesh.workflow.stages import (
+    StageCall,
+    StageExecution,
+    complete_entry,
+    failing_call,
+    route,
+    stage_error,
+)
 from astromesh.workflow.state_machine import (
     CancelStage,
     Command,
@@ -171,6 +178,8 @@ class Execution:
         self._ended = asyncio.Event()
         self._events: Emitter = scope.events
         self._group: asyncio.TaskGroup | None = None
+        #: the task that runs the group, until it leaves it
+        self._owner: asyncio.Task[Any] | None = None
         #: whether it ended; whether no further stage begins, because this process ends
         self._done, self._stopping = False, False
         self._slot, self._stopwatch = slot, Stopwatch(setup.clock)
@@ -265,11 +274,14 @@ class Execution:
         self._events.emit("task.started", task=self.machine.run_id, start=self._setup.plan.start)
         try:
             async with asyncio.TaskGroup() as group:
-                self._group = group
+                self._group, self._owner = group, asyncio.current_task()
                 self._begin_commit()  # a run may be cancelled while its first record is committed
                 timer = group.create_task(self._enforce_timeout()) if self._setup.timeout else None
                 self._dispatch(commands)
-                await self._ended.wait()
+                try:
+                    await self._ended.wait()
+                finally:
+                    self._owner = None
                 if timer is not None:
                     timer.cancel()
         finally:
@@ -449,9 +461,19 @@ class Execution:
             outcome = Outcome(error=command.error)
         else:
             self._workers[task.path] = me
-            outcome = await self._call(stage)(job, None)
+            outcome = await self._outcome(stage, job, me)
             self._workers.pop(task.path, None)
         return self._complete_stage(job, stage, outcome)
+
+    async def _outcome(self, stage: Stage, job: StageExecution, me: asyncio.Task[None]) -> Outcome:
+        try:
+            return await self._call(stage)(job, None)
+        except asyncio.CancelledError as error:
+            if me in self._cancelled_workers or self._owner is None or self._owner.cancelling():
+                raise
+            while me.uncancel():  # the code of the stage has cancelled its own task
+                pass
+            return Outcome(error=stage_error(error))
 
     def _call(self, stage: Stage) -> StageCall:
         """Returns the call of a stage. A Task that can be resumed is left until its code can be imported."""

@@ -131,6 +131,13 @@ async def not_json(input: Any, context: Any, tools: Any) -> Any:
     return {1, 2, 3}
 
 
+async def cancel_itself(input: Any, context: Any, tools: Any) -> Any:
+    task = asyncio.current_task()
+    assert task is not None
+    task.cancel()
+    await asyncio.sleep(0)
+
+
 async def half_an_emoji(input: Any, context: Any, tools: Any) -> Any:
     return "\ud83d"
 

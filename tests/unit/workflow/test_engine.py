@@ -280,6 +280,14 @@ async def test_an_output_that_is_no_json_fails_the_stage(op: str) -> None:
     assert result.error and result.error["code"] == "invalid_output"
 
 
+async def test_an_operation_that_cancels_its_own_task_fails_its_stage() -> None:
+    result = await asyncio.wait_for(run("s>x x>e", {"x": {"op": "cancel_itself"}}), 20)
+    error = {"code": "operation_error", "message": "CancelledError", "stage": "x"}
+    assert (result.status, result.error) == ("failure", error)
+    going_on = {"x": {"op": "cancel_itself", "continue_on_failure": True}}
+    assert (await asyncio.wait_for(run("s>x x>e", going_on), 20)).status == "partial"
+
+
 @pytest.mark.parametrize("number", ["nan", "inf", "-inf"])
 async def test_a_number_that_json_does_not_have_fails_the_stage(number: str) -> None:
     """And is not null to the next one; a null is a value."""
