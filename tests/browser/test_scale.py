@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from unicodedata import category
 
@@ -18,6 +18,8 @@ from tests.platform.astromesh import ServerProcess
 from tests.platform.model import MockModel
 
 MANY = 10_000
+#: of a tool in one step
+CALLS = 10
 
 
 def test_a_run_with_ten_thousand_events_is_drawn_in_part_and_scrolls(
@@ -131,7 +133,7 @@ FOUND = """(elements) => {
 INERT: dict[str, object] = {"ran": None, "elements": [], "unseen": 0, "width": 0}
 
 
-@pytest.mark.timeout(300)  # fifty runs, each on several pages
+@pytest.mark.timeout(300)  # fifty runs, each on a page of its own
 def test_hostile_text_is_inert_in_every_field_that_agents_tools_and_users_fill(
     server_process: ServerFactory, mock_llm: MockModel, tmp_path: Path, console: Callable[..., Console]
 ) -> None:
@@ -140,26 +142,25 @@ def test_hostile_text_is_inert_in_every_field_that_agents_tools_and_users_fill(
     shown = console(server)
     shown.page.on("dialog", lambda dialog: pytest.fail(f"a script ran: {dialog.message}"))
     page, bad = shown.open("runs"), {}
-    for n, text in enumerate(HOSTILE):
-        run = told(server, mock_llm, text, f"session-{n}")
-        for place, part in (
-            (f"runs/{run}?step=5", ".msg"),
-            (f"runs/{run}?step=7", ".msg"),
-            (f"runs/{run}?tab=Answer", ".markdown"),
-            (f"runs/{run}?tab=Events", "button.line"),
-            (f"chat?agent=helper&session=session-{n}", ".turn .markdown"),
-        ):
-            if (found := seen(page, place, part)) != INERT:
-                bad[f"{text[:60]!r} at {place}"] = found
-    other = told(server, mock_llm, "x", "x")
-    for place, part in (
-        ("home", "tbody tr"),
-        ("runs", "tbody tr"),
-        ("sessions?agent=helper", "tbody tr"),
-        (f"compare?a={run}&b={other}", ".diff"),
-    ):
+    answers = [told(server, mock_llm, text, "answers") for text in HOSTILE]
+    places = [
+        (f"runs/{run}?tab=Answer", ".markdown", repr(text[:60]))
+        for run, text in zip(answers, HOSTILE, strict=True)
+    ]
+    for n in range(0, len(HOSTILE), CALLS):
+        run = told(server, mock_llm, "x", f"calls-{n}", HOSTILE[n : n + CALLS])
+        for place, part in (("step=5", ".msg"), (f"step={6 + CALLS}", ".msg"), ("tab=Events", "button.line")):
+            places.append((f"runs/{run}?{place}", part, f"calls from {n}"))
+    places += [
+        ("home", "tbody tr", ""),
+        ("runs", "tbody tr", ""),
+        ("sessions?agent=helper", "tbody tr", ""),
+        ("chat?agent=helper&session=answers", ".turn .markdown", ""),
+        (f"compare?a={answers[0]}&b={answers[1]}", ".diff", ""),
+    ]
+    for place, part, text in places:
         if (found := seen(page, place, part)) != INERT:
-            bad[place] = found
+            bad[f"{text} at {place}"] = found
     assert bad == {}
 
 
@@ -170,9 +171,10 @@ def agent(model: MockModel) -> dict[str, object]:
     return manifest("helper", model={"primary": primary}, tools=[tool], memory=memory)
 
 
-def told(server: ServerProcess, model: MockModel, text: str, session: str) -> str:
-    """A run whose message, tag, tool call, tool result and answer are this text."""
-    model.script({"tool_calls": [{"name": "now", "arguments": {"query": text}}]}, {"text": text})
+def told(server: ServerProcess, model: MockModel, text: str, session: str, called: Sequence[str] = ()) -> str:
+    """A run whose message, tag and answer are this text; its tool is given the others, and returns them."""
+    calls = [{"name": "now", "arguments": {"query": one}} for one in called]
+    model.script(*([{"tool_calls": calls}] if calls else []), {"text": text})
     label = "".join(one for one in text[:40] if category(one) != "Cc")  # the server refuses those in tags
     body = {"query": text, "session_id": session, "tags": [label], "metadata": {"note": text[:200]}}
     return ended(server, httpx.post(f"{server.url}/v1/agents/helper/runs", json=body, timeout=30).json())
