@@ -8,6 +8,7 @@ from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from uuid import uuid4
 
+import certifi
 import pytest
 
 from tests.platform import blocking, forked, logs, skips
@@ -21,6 +22,7 @@ from tests.platform.valkey import ExternalRedis, RedisServer
 
 LOGS = pytest.StashKey[dict[str, Callable[[], str]]]()
 NETWORK = NetworkGuard()
+_BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----\n"
 # the fixtures that start a database server
 SERVERS = frozenset({"postgres_server", "postgres_database", "redis_server", "redis_url"})
 
@@ -59,6 +61,19 @@ def pytest_configure(config: pytest.Config) -> None:
     NETWORK.install()
     blocking.install()
     logs.install()
+    trust_one_authority()
+
+
+def trust_one_authority() -> None:
+    """Names a file of one certificate as the trusted ones: a client of httpx reads all of them at its start.
+
+    No test speaks TLS.
+    """
+    every = Path(certifi.where()).read_text()
+    first = every[every.index(_BEGIN) : every.index(_END) + len(_END)]
+    path = reaper().temporary_directory("trusted") / "one.pem"
+    path.write_text(first)
+    os.environ["SSL_CERT_FILE"] = str(path)
 
 
 def pytest_unconfigure() -> None:
