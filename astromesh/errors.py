@@ -412,6 +412,35 @@ class RunFailed(AstromeshError):
         super().__init__(message)
 
 
+def details_of(error: AstromeshError) -> dict[str, object]:
+    """Returns the fields of an error's problem document beside those that all errors have."""
+    match error:
+        case GuardrailBlocked():
+            return {"guardrail": error.guardrail}
+        case Refused():
+            return {"finish_reason": error.finish_reason}
+        case InvalidInput() if error.param:
+            return {"param": error.param}
+        case NodeFailed():
+            return {"node": error.path}
+        case RunFailed():
+            return error.details
+        case AllProvidersFailed():
+            failed = error.failures
+            return {
+                "failures": [
+                    {"provider": f.provider, "code": f.code, "status": f.upstream_status} for f in failed
+                ]
+            }
+    return {}
+
+
+def stored_details(error: AstromeshError) -> dict[str, object]:
+    """Returns the `details` from which `RunFailed` makes the same answer."""
+    seconds = getattr(error, "retry_after", 0.0)
+    return details_of(error) | ({"retry_after": seconds} if seconds else {})
+
+
 class LeaseLost(Conflict, code="lease_lost", status=503):
     """Another worker has taken over the work; writes of this worker are rejected."""
 

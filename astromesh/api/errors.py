@@ -13,16 +13,7 @@ from starlette.responses import Response
 from starlette.types import Scope
 
 from astromesh.api.middleware.response import request_id_of
-from astromesh.errors import (
-    AllProvidersFailed,
-    AstromeshError,
-    GuardrailBlocked,
-    InvalidInput,
-    NodeFailed,
-    Refused,
-    RunFailed,
-    error_class,
-)
+from astromesh.errors import AstromeshError, InvalidInput, details_of, error_class
 from astromesh.logs import get_logger
 from astromesh.net.service_options import is_http
 from astromesh.telemetry.ids import trace_id as new_trace_id
@@ -55,21 +46,7 @@ def problem(error: AstromeshError) -> tuple[int, JsonObject]:
     body = problem_body(error.status, code, detail, error.trace_id)
     if error.run_id:
         body["run_id"] = error.run_id
-    if isinstance(error, InvalidInput) and error.param:
-        body["param"] = error.param
-    if isinstance(error, GuardrailBlocked):
-        body["guardrail"] = error.guardrail
-    if isinstance(error, Refused):
-        body["finish_reason"] = error.finish_reason
-    if isinstance(error, NodeFailed):
-        body["node"] = error.path
-    if isinstance(error, RunFailed):
-        body |= error.details
-    if isinstance(error, AllProvidersFailed):
-        body["failures"] = [
-            {"provider": f.provider, "code": f.code, "status": f.upstream_status} for f in error.failures
-        ]
-    return error.status, body
+    return error.status, body | details_of(error)
 
 
 def public_failure(data: JsonObject) -> JsonObject:

@@ -57,6 +57,7 @@ from astromesh.errors import (
     ShuttingDown,
     StoreError,
     is_failure,
+    stored_details,
 )
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
@@ -561,7 +562,10 @@ class RunWorker:
         seq, now = (past[-1].seq if past else 0) + 1, self._host.clock.now()
         last = Event(row.run_id, seq, now, "run.failed", {**failure, "response": "", "agent": row.agent})
         change = RunChange(
-            status="failed", error=failure, finished_at=now, request=ended_request(row.request, "")
+            status="failed",
+            error={**failure, "more": stored_details(error)},
+            finished_at=now,
+            request=ended_request(row.request, ""),
         )
         claim = SegmentClaim(row.run_id, row.segment, row.worker)
         with suppress(LeaseLost):

@@ -19,16 +19,7 @@ from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, RunChange, Ru
 from astromesh.durable.run_registry import row_of
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.writer import retry_while_unavailable
-from astromesh.errors import (
-    AllProvidersFailed,
-    AstromeshError,
-    EventsGone,
-    GuardrailBlocked,
-    LeaseLost,
-    NodeFailed,
-    Refused,
-    RunNotFound,
-)
+from astromesh.errors import AstromeshError, EventsGone, LeaseLost, RunNotFound, stored_details
 from astromesh.logs import get_logger
 from astromesh.runtime.records import RunAnswer
 from astromesh.runtime.runs import Runs, answer_of
@@ -110,7 +101,7 @@ class IdempotentRuns:
         try:
             answer = await work()
         except AstromeshError as error:
-            await self._settle(row, run, error_details(error))
+            await self._settle(row, run, stored_details(error))
             raise
         except asyncio.CancelledError:  # the last caller has left
             await asyncio.shield(self._settle(row, run, {}))
@@ -191,23 +182,6 @@ def _retrieve_error(task: asyncio.Task[RunAnswer]) -> None:
     """Retrieves the error of a run without callers; it is stored in the row."""
     if not task.cancelled():
         task.exception()
-
-
-def error_details(error: AstromeshError) -> JsonObject:
-    """Returns the fields of an error beside code and detail, for a repeated answer."""
-    if isinstance(error, GuardrailBlocked):
-        return {"guardrail": error.guardrail}
-    if isinstance(error, Refused):
-        return {"finish_reason": error.finish_reason}
-    if isinstance(error, NodeFailed):
-        return {"node": error.path}
-    seconds = getattr(error, "retry_after", 0.0)
-    details: JsonObject = {"retry_after": seconds} if seconds else {}
-    if isinstance(error, AllProvidersFailed):
-        details["failures"] = [
-            {"provider": f.provider, "code": f.code, "status": f.upstream_status} for f in error.failures
-        ]
-    return details
 
 
 def last_event(row: RunRow) -> Event:

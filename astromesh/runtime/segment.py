@@ -25,7 +25,7 @@ from astromesh.durable.run_worker import Admission
 from astromesh.durable.serialization import SCHEMA, caller_to_json, ended_request
 from astromesh.durable.step_log import SegmentRecord, StepLog
 from astromesh.durable.writer import SegmentWriter, retry_while_unavailable
-from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable
+from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable, stored_details
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.content_capture import redactor_of
 from astromesh.runtime.input_rules import screen
@@ -222,7 +222,8 @@ class Segment:
         result = answer.to_json() if answer else partial_result(last.data)
         failure = None
         if "code" in last.data:
-            failure = {"code": last.data["code"], "detail": last.data["detail"]}
+            more = stored_details(error) if error is not None else {}
+            failure = {"code": last.data["code"], "detail": last.data["detail"], "more": more}
         if run.journal is not None:
             run.journal.step_log.redact()
         if self.request.screening is None and not run.admitted_query and self.agent.guardrails.input_rules:

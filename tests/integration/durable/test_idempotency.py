@@ -14,9 +14,9 @@ import httpx
 import pytest
 import yaml
 
-from astromesh.errors import ProviderUnavailable
+from astromesh.errors import ProviderRateLimited, ProviderUnavailable
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.testing import ScriptedProvider
+from astromesh.testing import Reply, ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.platform.at_rest import places_of
 
@@ -168,6 +168,32 @@ async def test_a_failure_is_answered_again_as_it_was(tmp_path, spec, code):
     assert all(a.json() == first for a in answers)
     assert set(shown["error"]) == {"code", "detail"}
     assert ("guardrail" in first, "failures" in first) == (code == 422, code == 502)
+
+
+LIMITED = ProviderRateLimited("Slow down.", provider="scripted", status=429, retry_after=30.0)
+WITHHELD = Reply("", finish_reason="content_filter")
+
+
+@pytest.mark.parametrize(
+    ("reply", "spec", "code"),
+    [
+        ("", {"guardrails": BLOCKS}, "guardrail_blocked"),
+        (LIMITED, {}, "providers_rate_limited"),
+        (WITHHELD, {"output_schema": {"type": "object"}}, "refused"),
+    ],
+)
+async def test_a_durable_run_fails_for_its_caller_as_a_plain_one_does(tmp_path, reply, spec, code):
+    """With all fields of the problem document, and the same Retry-After."""
+    durable = {"client_tools": [{"name": "t", "parameters": {"type": "object"}}]}
+    told = []
+    for number, more in enumerate(({}, durable)):
+        provider = ScriptedProvider(reply, repeat=True)
+        async with server(folder_of(tmp_path / str(number), **spec), provider) as client:
+            answer = await client.post(RUN, json={**BODY, **more})
+        problem = {key: v for key, v in answer.json().items() if key not in ("run_id", "trace_id")}
+        told.append((problem, int(answer.headers.get("retry-after", 0)) // 10))
+    assert told[0] == told[1]
+    assert (told[0][0]["code"], told[0][1] >= 3) == (code, reply is LIMITED)
 
 
 async def test_a_caller_that_goes_away_finds_the_answer_later(tmp_path):
