@@ -596,13 +596,13 @@ class AgentRunner:
         }
         return await self.durable.decide(row, decisions, caller or CallerContext()), last
 
-    async def wait(self, row: RunRow, after: int = 0) -> RunAnswer:
+    async def wait(self, row: RunRow, after: int = 0, sinks: Sequence[EventSink] = ()) -> RunAnswer:
         """Waits for an accepted run, from an event on. A client that leaves cancels it.
 
         Raises:
             As `start`.
         """
-        return await self._wait(row, (), after, leaves=True)
+        return await self._wait(row, sinks, after, leaves=True)
 
     async def _wait(
         self, row: RunRow, sinks: Sequence[EventSink], after: int = 0, *, leaves: bool = False

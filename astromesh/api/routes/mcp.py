@@ -6,23 +6,37 @@ The first request loads the SDK, in a thread. Without a request, the server does
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator, Mapping
 from typing import Any
 from uuid import uuid4
 
+import orjson
 from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from astromesh.access.scopes import RUN, permits
+from astromesh.access.audit import AuditEntry
+from astromesh.access.scopes import RUN, Viewer, permits, principal_of
 from astromesh.api.auth import caller_or_local
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import MCP_METADATA, issuer_of
 from astromesh.api.mcp_content import AgentContent
+from astromesh.api.middleware.audit import record_act
 from astromesh.api.requests import RunBody, cancel_on_disconnect, runtime_of
 from astromesh.api.responses import DelegatedResponse
-from astromesh.errors import AgentNotFoundError, Forbidden, Interrupted, InvalidInput, MissingExtra, NotFound
+from astromesh.durable.base import RunRow
+from astromesh.errors import (
+    AgentNotFoundError,
+    ApprovalRequired,
+    Conflict,
+    Forbidden,
+    Interrupted,
+    InvalidInput,
+    MissingExtra,
+    NotFound,
+)
 from astromesh.plugins import Deps
+from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry.ids import read_traceparent
@@ -100,8 +114,12 @@ class _McpServer:
             raise NotFound(f"This server publishes no MCP tools: {error}") from error
         tools = AgentTools(self._runtime)
         content = AgentContent(self._runtime).answers()
-        options = plugin.Options(tools=tools.offered, call=tools.call, content=content)
-        return await plugin.open(options, Deps(resources=self._runtime.state.resources))
+        options = plugin.Options(
+            tools=tools.offered, call=tools.call, content=content, questions=tools.questions,
+            proceed=tools.proceed,
+        )  # fmt: skip
+        deps = Deps(resources=self._runtime.state.resources, data_dir=self._runtime.data_dir)
+        return await plugin.open(options, deps)
 
     async def __aexit__(self, *_: object) -> None:
         """Does nothing: the server is one of the runtime's resources and closes with them."""
@@ -137,20 +155,137 @@ class AgentTools:
         Raises:
             Forbidden, AgentNotFoundError, InvalidInput, and what a run raises.
         """
-        caller, runtime = caller_or_local(request), self._runtime
-        if not permits(caller.scopes, RUN, name):
+        caller, agent = caller_or_local(request), self._agent(request, name)
+        run_request, sinks = _run_request(arguments, request), (_ProgressSink(report),)
+        run = self._runtime.runner.start(agent, run_request, caller=caller, sinks=sinks)
+        return await _answer(request, agent, run)
+
+    def questions(
+        self, request: Request | None, waiting: ApprovalRequired
+    ) -> dict[str, tuple[str, JsonObject]]:
+        """Returns what a run asks, as text and form by the id of the question.
+
+        Empty for a caller without `runs:decide`, and where the run waits for anything but a person.
+        """
+        asked = _questions_of(waiting.waiting_for)
+        if not permits(caller_or_local(request).scopes, DECIDE) or not all(map(_is_askable, asked)):
+            return {}
+        return {one["id"]: (_question_text(one), _form(one)) for one in asked}
+
+    async def proceed(
+        self,
+        request: Request | None,
+        name: str,
+        run_id: str,
+        answers: Mapping[str, JsonObject],
+        report: Callable[[str], None],
+    ) -> str | JsonObject:
+        """Continues the caller's own run with the answers of the client's user, and returns as `call`.
+
+        Raises:
+            Forbidden, NotFound, NotWaiting, ApprovalNotFound, InvalidInput, and what a run raises.
+        """
+        caller, agent, runtime = caller_or_local(request), self._agent(request, name), self._runtime
+        row = await runtime.runs.row(run_id, Viewer(*principal_of(caller)))
+        if row.agent != name:
+            raise NotFound(f"The run {run_id!r} is not one of {name!r}.")
+        if not permits(caller.scopes, DECIDE):
+            raise Forbidden(f"A decision needs the scope {DECIDE!r}, which your key or token does not have.")
+        if any(one.get("action") == "cancel" for one in answers.values()):
+            raise Conflict(
+                f"The run {run_id} still waits for a decision: POST /v1/runs/{run_id}/resume makes it."
+            )
+        asked = {one["id"]: one for one in _questions_of(row.waiting_for)}
+        decisions = {which: _decision(asked.get(which, {}), answer) for which, answer in answers.items()}
+        if not decisions:
+            raise ApprovalRequired("The run waits for a person's decision.", run_id, row.waiting_for)
+        last = await runtime.runs.last_event(run_id)
+        decided = await self._decide(request, row, decisions)
+        return await _answer(request, agent, runtime.runner.wait(decided, last, (_ProgressSink(report),)))
+
+    async def _decide(
+        self, request: Request | None, row: RunRow, decisions: Mapping[str, JsonObject]
+    ) -> RunRow:
+        """Stores decisions, with an entry in the audit log of the server."""
+        caller, outcome = caller_or_local(request), "refused"
+        try:
+            decided = await self._runtime.runner.durable.decide(row, decisions, caller)
+            outcome = "done"
+            return decided
+        finally:
+            if request is not None:
+                detail = ", ".join(sorted({one["decision"] for one in decisions.values()}))
+                entry = AuditEntry("run.decide", row.run_id, outcome, detail)
+                await record_act(request.app.state.audit, caller, entry)
+
+    def _agent(self, request: Request | None, name: str) -> Agent:
+        """Raises: Forbidden, AgentNotFoundError: the caller may not run it, or it does not exist."""
+        runtime = self._runtime
+        if not permits(caller_or_local(request).scopes, RUN, name):
             raise Forbidden(f"This call needs the scope '{RUN}:{name}'.")
         if name not in runtime.agents and name not in runtime.broken:
             raise AgentNotFoundError(name, "tools/list names those that you may run.")
-        agent = runtime.agent(name)
-        run_request = _run_request(arguments, request)
-        run = runtime.runner.start(agent, run_request, caller=caller, sinks=(_ProgressSink(report),))
-        if request is None or agent.continues_on_disconnect:
-            return _result(await run)
-        try:
-            return _result(await cancel_on_disconnect(request, run))
-        except ClientDisconnect as error:  # nobody reads the result
-            raise Interrupted("The client has disconnected.") from error
+        return runtime.agent(name)
+
+
+async def _answer(request: Request | None, agent: Agent, run: Awaitable[RunAnswer]) -> str | JsonObject:
+    if request is None or agent.continues_on_disconnect:
+        return _result(await run)
+    try:
+        return _result(await cancel_on_disconnect(request, run))
+    except ClientDisconnect as error:  # nobody reads the result
+        raise Interrupted("The client has disconnected.") from error
+
+
+# -- questions for the user of a client ----------------------------------------------------------------------
+
+DECIDE = "runs:decide"
+_APPROVALS, _ANSWERS = frozenset({"approval", "unknown_outcome"}), frozenset({"human", "interrupt"})
+
+
+def _questions_of(waiting_for: Mapping[str, Any] | None) -> list[JsonObject]:
+    """Returns what a run asks, the oldest question first."""
+    if waiting_for is None:
+        return []
+    first = {key: value for key, value in waiting_for.items() if key != "others"}
+    return [first, *waiting_for.get("others", ())]
+
+
+def _is_askable(question: Mapping[str, Any]) -> bool:
+    return question["kind"] in _APPROVALS | _ANSWERS
+
+
+def _question_text(question: Mapping[str, Any]) -> str:
+    """Returns a question with all arguments of the call: nobody is to approve what they do not see."""
+    about = orjson.dumps(question["arguments"], default=str).decode()
+    if question["kind"] == "unknown_outcome":
+        return f"It is unknown whether {question['name']} has run with {about}. Run it again?"
+    if question["kind"] == "approval":
+        return f"May {question['name']} run with {about}?"
+    return str(question.get("question") or f"{question['name']} asks: {about}")
+
+
+def _form(question: Mapping[str, Any]) -> JsonObject:
+    """Returns a JSON Schema in the form that MCP allows."""
+    if question["kind"] in _APPROVALS:
+        key, value = "approved", {"type": "boolean", "title": "Approve"}
+    else:
+        key, value = "answer", {"type": "string", "title": "Answer"}
+    return {"type": "object", "properties": {key: value}, "required": [key]}
+
+
+def _decision(question: Mapping[str, Any], answer: JsonObject) -> JsonObject:
+    """Returns a user's answer as a decision. Raises: InvalidInput: it does not fit the form."""
+    if answer.get("action") != "accept":
+        return {"decision": "deny"}
+    content = answer.get("content") or {}
+    if question.get("kind") in _ANSWERS:
+        if isinstance(text := content.get("answer"), str):
+            return {"decision": "answer", "answer": text}
+        raise InvalidInput("answer: it must be a text.")
+    if not isinstance(content.get("approved"), bool):
+        raise InvalidInput("approved: it must be true or false.")
+    return {"decision": "approve" if content["approved"] else "deny"}
 
 
 def _result(answer: RunAnswer) -> str | JsonObject:

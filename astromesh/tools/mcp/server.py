@@ -12,6 +12,7 @@ app = server.app()  # ASGI, at /mcp; or server.run(port=8001)
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
@@ -35,7 +36,7 @@ from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import ToolContext
 from astromesh.tools.functions import FunctionTool
-from astromesh.tools.mcp.service import MCPService, ReportProgress
+from astromesh.tools.mcp.service import Approvals, MCPService, ReportProgress, state_key
 from astromesh.types import CallerContext, JsonObject, ToolSpec
 
 log = get_logger("astromesh.tools.mcp.server")
@@ -55,12 +56,16 @@ class MCPPublisher:
         content: dict[str, Callable[..., Any]] = Field(
             default_factory=dict, description="What answers the methods of resources and prompts, by name."
         )
+        questions: Callable[..., Any] = Field(description="What a waiting run asks of a client's user.")
+        proceed: Callable[..., Any] = Field(description="Continues the run of a call with the answers.")
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> MCPService:
+        key = await asyncio.to_thread(state_key, deps.data_dir / "mcp" / "state.key")
         serving = MCPService(
-            "astromesh", __version__, options.tools, options.call, streams=True, content=options.content
-        )
+            "astromesh", __version__, options.tools, options.call, streams=True, content=options.content,
+            approvals=Approvals(options.questions, options.proceed, key),
+        )  # fmt: skip
         await serving.open()
         deps.resources.on_close(serving.close)
         return serving

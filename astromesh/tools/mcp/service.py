@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from tempfile import mkstemp
 from types import MappingProxyType
 from typing import Any, Self, cast, get_args
 
@@ -14,6 +18,7 @@ import anyio
 import orjson
 from mcp.server.context import ServerRequestContext
 from mcp.server.lowlevel.server import Server
+from mcp.server.request_state import RequestStateBoundary, RequestStateSecurity
 from mcp.server.stdio import stdio_server
 from mcp.server.streamable_http_manager import StreamableHTTPSessionManager
 from mcp.server.transport_security import TransportSecuritySettings
@@ -26,9 +31,12 @@ from mcp_types import (
     CallToolRequestParams,
     CallToolResult,
     ContentBlock,
+    ElicitRequest,
+    ElicitRequestFormParams,
     ErrorData,
     GetPromptRequestParams,
     GetPromptResult,
+    InputRequiredResult,
     JSONRPCError,
     ListPromptsResult,
     ListResourcesResult,
@@ -41,11 +49,12 @@ from mcp_types import (
     ToolAnnotations,
 )
 from mcp_types import Tool as WireTool
+from mcp_types.version import is_version_at_least
 from pydantic import BaseModel, ValidationError
 from starlette.requests import Request
 from starlette.types import Message, Receive, Scope, Send
 
-from astromesh.errors import AstromeshError, is_failure
+from astromesh.errors import ApprovalRequired, AstromeshError, is_failure
 from astromesh.logs import get_logger
 from astromesh.tools.results import to_text
 from astromesh.types import JsonObject, ToolSpec
@@ -58,8 +67,25 @@ ReportProgress = Callable[[str], None]
 ListTools = Callable[[Request | None], Iterable[ToolSpec]]
 #: makes one call of a request: tool, arguments, progress; the caller receives the text of an AstromeshError
 CallTool = Callable[[Request | None, str, JsonObject, ReportProgress], Awaitable[Any]]
+#: returns what a run asks, by the question's id, as text and JSON Schema; empty for who may not decide
+Questions = Callable[[Request | None, ApprovalRequired], Mapping[str, tuple[str, JsonObject]]]
+#: continues the run of a call: request, tool, run, answers as MCP has them by the question's id, progress
+ContinueCall = Callable[[Request | None, str, str, Mapping[str, JsonObject], ReportProgress], Awaitable[Any]]
 #: answers a method of resources or prompts: its parameters and result are as MCP has them
 AnswerContent = Callable[[Request | None, JsonObject], Awaitable[JsonObject]]
+
+
+@dataclass(frozen=True, slots=True)
+class Approvals:
+    """How the user of a client decides for a run that waits.
+
+    Args:
+        key: encrypts the state that a client brings back with the answers.
+    """
+
+    questions: Questions
+    proceed: ContinueCall
+    key: bytes = field(repr=False)
 
 
 class MCPService:
@@ -71,6 +97,7 @@ class MCPService:
         streams: answers calls that ask for progress with an event stream, which has it; otherwise every
             answer is JSON.
         content: what answers the methods of resources and prompts; the others do not exist.
+        approvals: how the user of a client decides for a run that waits; None: such a call fails.
     """
 
     def __init__(  # noqa: PLR0913 (what a server consists of)
@@ -83,21 +110,26 @@ class MCPService:
         *,
         streams: bool = False,
         content: Mapping[str, AnswerContent] = MappingProxyType({}),
+        approvals: Approvals | None = None,
     ) -> None:
         self._tools, self._call, self._streams = tools, call, streams
+        self._approvals = approvals
         self._server: Server[Any] = Server(
             name, version=version, on_list_tools=self._on_list, on_call_tool=self._on_call
         )
+        if approvals is not None:  # the owner of the run is compared where it continues
+            security = RequestStateSecurity(keys=[approvals.key], bind_principal=None)
+            self._server.middleware.append(RequestStateBoundary(security, default_audience=name))
         for method, answer in content.items():
             params, result = _CONTENT[method]
             self._server.add_request_handler(method, params, _handler(answer, result))
-        security = TransportSecuritySettings(
+        transport = TransportSecuritySettings(
             enable_dns_rebinding_protection=hosts is not None, allowed_hosts=list(hosts or ()),
             allowed_origins=[f"{scheme}://{host}" for host in hosts or () for scheme in ("http", "https")],
         )  # fmt: skip
         self._json, self._stream = (
             StreamableHTTPSessionManager(
-                self._server, stateless=True, json_response=json, security_settings=security
+                self._server, stateless=True, json_response=json, security_settings=transport
             )
             for json in (True, False)
         )
@@ -150,10 +182,10 @@ class MCPService:
 
     async def _on_call(
         self, context: ServerRequestContext[Any, Request], params: CallToolRequestParams
-    ) -> CallToolResult:
+    ) -> CallToolResult | InputRequiredResult:
         try:
             async with _progress_of(context) as report:
-                value = await self._call(context.request, params.name, dict(params.arguments or {}), report)
+                value = await self._outcome(context, params, report)
         except AstromeshError as error:
             return _wire_result(str(error), failed=True)
         except BaseException as error:  # a handler's error ends the call and is not revealed
@@ -161,7 +193,73 @@ class MCPService:
                 raise
             log.exception("mcp_tool_crashed", tool=params.name)
             return _wire_result(f"The tool {params.name!r} failed for an internal reason.", failed=True)
-        return _wire_result(value)
+        return value if isinstance(value, InputRequiredResult) else _wire_result(value)
+
+    async def _outcome(
+        self,
+        context: ServerRequestContext[Any, Request],
+        params: CallToolRequestParams,
+        report: ReportProgress,
+    ) -> Any:
+        """Makes or continues a call. What a run waits for, the user of the client is asked, if it can ask."""
+        request, tool, approvals = context.request, params.name, self._approvals
+        if params.request_state is not None and approvals is not None:
+            answers = _answers(params.input_responses or {})
+            work = approvals.proceed(request, tool, params.request_state, answers, report)
+        else:
+            work = self._call(request, tool, dict(params.arguments or {}), report)
+        while True:
+            try:
+                return await work
+            except ApprovalRequired as waiting:
+                if approvals is None or not _can_ask(context):
+                    raise
+                asked = {
+                    which: ElicitRequestFormParams(message=message, requested_schema=schema)
+                    for which, (message, schema) in approvals.questions(request, waiting).items()
+                }
+                if not asked:
+                    raise
+                if is_version_at_least(context.protocol_version, _INPUT_REQUIRED):
+                    requests = {which: ElicitRequest(params=form) for which, form in asked.items()}
+                    return InputRequiredResult(input_requests=requests, request_state=waiting.run_id)
+                heard = {
+                    which: await context.session.elicit_form(
+                        form.message, form.requested_schema, context.request_id
+                    )
+                    for which, form in asked.items()
+                }
+                work = approvals.proceed(request, tool, waiting.run_id, _answers(heard), report)
+
+
+#: since when a result asks the client's user; before, the server sends requests
+_INPUT_REQUIRED = "2026-07-28"
+
+
+def _can_ask(context: ServerRequestContext[Any, Request]) -> bool:
+    """Whether the client has forms, and its transport reaches it. A client that names no mode has forms."""
+    session = context.session
+    asks = session.client_capabilities.elicitation if session.client_capabilities is not None else None
+    if asks is None or (asks.form is None and asks.url is not None):
+        return False
+    return is_version_at_least(context.protocol_version, _INPUT_REQUIRED) or session.can_send_request
+
+
+def _answers(responses: Mapping[str, Any]) -> dict[str, JsonObject]:
+    return {which: response.model_dump(mode="json", by_alias=True) for which, response in responses.items()}
+
+
+def state_key(file: Path) -> bytes:
+    """Returns the key of request states. Processes with one data folder share it; the first one makes it."""
+    if not file.exists():
+        file.parent.mkdir(parents=True, exist_ok=True)
+        descriptor, made = mkstemp(dir=file.parent)  # of mode 600
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(os.urandom(32))
+        with suppress(FileExistsError):
+            os.link(made, file)  # whole, or not at all
+        Path(made).unlink()
+    return file.read_bytes()
 
 
 #: methods of resources and prompts, with what they take and return

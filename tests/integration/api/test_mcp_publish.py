@@ -18,11 +18,13 @@ import yaml
 from mcp.client.client import Client
 from mcp.client.stdio import StdioServerParameters, stdio_client
 from mcp.client.streamable_http import streamable_http_client
+from mcp_types import ElicitRequestFormParams, ElicitResult
 
 from astromesh.api.app import create_app
-from astromesh.testing import ScriptedProvider
+from astromesh.testing import ScriptedProvider, plugin_of
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
+from tests.integration.durable.test_durable_runs import asks, lookup, tool
 from tests.integration.mcp_servers import mcp_yaml, serving
 from tests.platform.model import MockModel
 from tests.unit.access.tokens import AUDIENCE, ISSUER, SECRET, claims, signed
@@ -302,3 +304,144 @@ async def test_a_client_without_a_token_is_told_who_issues_them(tmp_path: Path) 
         told = (await http.get(where)).json()
         assert (told["resource"], told["authorization_servers"]) == (f"{url}/mcp", [ISSUER])
         assert (await http.get("/v1/agents")).headers["www-authenticate"] == "Bearer"
+
+
+# -- what a run waits for ------------------------------------------------------------------------------------
+
+CAREFUL = tool(effect="write", approval="required")
+DECIDER = "agents:run runs:decide"
+
+
+class Person:
+    """The user of a client, who gives these answers."""
+
+    def __init__(self, *answers: ElicitResult) -> None:
+        self.answers = list(answers)
+        self.asked: list[str] = []
+
+    async def __call__(self, context: Any, params: ElicitRequestFormParams) -> ElicitResult:
+        self.asked.append(params.message)
+        return self.answers.pop(0)
+
+
+def says(action: Any, **content: Any) -> ElicitResult:
+    return ElicitResult(action=action, content=content or None)
+
+
+@asynccontextmanager
+async def careful(folder: Path, *script: Any) -> AsyncIterator[tuple[str, Any]]:
+    """A server whose agent needs approvals, and its tool."""
+    server(folder, ScriptedProvider())  # writes runtime.yaml
+    write(folder, manifest("helper", tools=[CAREFUL]))
+    used = lookup()
+    plugins = {"tools": {"lookup": plugin_of(used)}}
+    runtime = runtime_of(folder, ScriptedProvider(*script), env={"S": SECRET}, plugins=plugins)
+    async with serving(create_app(runtime)) as url:
+        yield url, used
+        await runtime.close(grace=0.0)
+
+
+@asynccontextmanager
+async def asking(url: str, bearer: str, person: Any) -> AsyncIterator[Any]:
+    headers = {"authorization": f"Bearer {bearer}"}
+    async with (
+        httpx2.AsyncClient(headers=headers, timeout=60) as http,
+        Client(
+            streamable_http_client(f"{url}/mcp", http_client=http), mode=MODERN, elicitation_callback=person
+        ) as client,
+    ):
+        yield client
+
+
+async def test_the_user_of_a_client_approves_what_a_run_waits_for(tmp_path: Path) -> None:
+    """Twice in one run. Who declines denies, and who closes the question leaves the run waiting."""
+    script = asks("a"), asks("b"), "Done.", asks("c"), asks("d"), asks("e")
+    async with careful(tmp_path, *script) as (url, used):
+        person = Person(says("accept", approved=True), says("decline"), says("cancel"))
+        async with asking(url, token(DECIDER), person) as client:
+            done = await client.call_tool("helper", {"query": "hi"})
+            assert (done.is_error, done.content[0].text) == (False, "Done.")
+            assert used.calls == [{"query": "a"}]
+            assert person.asked == [f'May lookup run with {{"query":"{one}"}}?' for one in "ab"]
+            left = await client.call_tool("helper", {"query": "hi"})
+            assert left.is_error
+            assert "still waits" in left.content[0].text
+        for scope, user in ((DECIDER, None), ("agents:run", Person())):  # no forms, no right to decide
+            async with asking(url, token(scope), user) as client:
+                failed = await client.call_tool("helper", {"query": "hi"})
+                assert failed.is_error
+                assert "decision" in failed.content[0].text
+        admin = {"authorization": f"Bearer {token('admin')}"}
+        async with httpx.AsyncClient(base_url=url, headers=admin) as http:
+            acts = (await http.get("/v1/audit")).json()["acts"]
+        assert [(act["action"], act["detail"]) for act in acts if act["action"] == "run.decide"] == [
+            ("run.decide", "deny"), ("run.decide", "approve"),
+        ]  # fmt: skip
+
+
+async def test_the_state_of_a_question_is_of_its_call_and_its_caller_alone(tmp_path: Path) -> None:
+    async with careful(tmp_path, asks("a"), "Done.") as (url, used), httpx.AsyncClient() as http:
+
+        async def call(bearer: str, arguments: Any, **more: Any) -> Any:
+            headers, body = call_of(MODERN)
+            headers["authorization"] = f"Bearer {bearer}"
+            body["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"] = {
+                "elicitation": {"form": {}}
+            }
+            body["params"] |= {"arguments": arguments, **more}
+            return (await http.post(f"{url}/mcp", headers=headers, json=body, timeout=60)).json()
+
+        hers, query = token(DECIDER), {"query": "hi"}
+        asked = (await call(hers, query))["result"]
+        assert asked["resultType"] == "input_required"
+        (which,) = asked["inputRequests"]
+        yes = {which: {"action": "accept", "content": {"approved": True}}}
+        state = asked["requestState"]
+        forged = state[:-4] + ("AAAA" if state[-4:] != "AAAA" else "BBBB")
+        for wrong in (forged, "", "run-1"):
+            assert (await call(hers, query, requestState=wrong, inputResponses=yes))["error"][
+                "code"
+            ] == -32602
+        other = await call(hers, {"query": "else"}, requestState=state, inputResponses=yes)
+        assert other["error"]["code"] == -32602
+        for bearer in (token(DECIDER, "bob"), token("agents:run")):
+            refused = await call(bearer, query, requestState=state, inputResponses=yes)
+            assert refused["result"]["isError"]
+        odd = {which: {"action": "accept", "content": {"approved": "yes"}}}
+        assert (await call(hers, query, requestState=state, inputResponses=odd))["result"]["isError"]
+        again = (await call(hers, query, requestState=state))["result"]
+        assert list(again["inputRequests"]) == [which]
+        assert used.calls == []
+        done = (await call(hers, query, requestState=state, inputResponses=yes))["result"]
+        assert (done["content"][0]["text"], used.calls) == ("Done.", [{"query": "a"}])
+        assert (await call(hers, query, requestState=state, inputResponses=yes))["result"]["isError"]
+
+
+_STDIO = """
+import asyncio, sys
+from pathlib import Path
+from astromesh.api.routes.mcp import serve_stdio
+from astromesh.testing import ScriptedProvider, plugin_of
+from tests.integration.agents_folder import runtime_of
+from tests.integration.durable.test_durable_runs import asks, lookup
+
+async def main():
+    plugins = {"tools": {"lookup": plugin_of(lookup())}}
+    model = ScriptedProvider(asks("a"), "Done.")
+    async with runtime_of(Path(sys.argv[1]), model, plugins=plugins) as runtime:
+        await serve_stdio(runtime)
+
+asyncio.run(main())
+"""
+
+
+async def test_over_stdio_the_server_asks_in_the_call(tmp_path: Path) -> None:
+    """A client of the version before `input_required` is sent a request."""
+    write(tmp_path, manifest("helper", tools=[CAREFUL]))
+    command = StdioServerParameters(
+        command=sys.executable, args=["-c", _STDIO, str(tmp_path)], cwd=Path.cwd()
+    )
+    person: Any = Person(says("accept", approved=True))
+    async with Client(stdio_client(command), mode="legacy", elicitation_callback=person) as client:
+        done: Any = await client.call_tool("helper", {"query": "hi"})
+    assert (done.content[0].text, len(person.asked)) == ("Done.", 1)
