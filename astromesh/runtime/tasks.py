@@ -585,7 +585,7 @@ class WorkflowTasks:
         for row in taken:
             if row.task_id in self.records.live:
                 continue
-            if not self.loaded.may_execute(row):
+            if not row.cancelling and not self.loaded.may_execute(row):
                 log.warning("task_waits_for_its_workflow", task_id=row.task_id, workflow=row.workflow)
                 continue
             log.info("task_taken_up", task_id=row.task_id, workflow=row.workflow)

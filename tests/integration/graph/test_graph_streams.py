@@ -205,24 +205,34 @@ async def test_the_answer_is_what_the_model_wrote_on_every_transport(tmp_path: P
 async def test_the_last_step_of_the_assistant_is_the_answer_whatever_stood_beside_tool_calls(
     tmp_path: Path, pattern: str, end: str
 ) -> None:
-    """The text of a step that calls tools streams, because nobody knows before its end that it does."""
+    """The text of a step that calls tools streams, because nobody knows before its end that it does.
+
+    With `stream: final` it does not, and all that is heard is the answer.
+    """
     tool = {"name": "lookup", "type": "internal", "function": "tests.integration.sample_tools:lookup"}
     call = ToolCall("c1", "lookup", '{"query": "x"}')
     looks = Reply("Let me look.", tool_calls=[call])
     said = [looks, looks, end] if end == "Found it." else [looks] * 9
     more: dict[str, Any] = {"graph": "made"} if pattern == "graph" else {}
     orchestration = {"pattern": pattern, "max_iterations": 4, **more}
-    write(tmp_path, manifest(orchestration=orchestration, tools=[tool]))
+    spec: dict[str, Any] = {"orchestration": orchestration, "tools": [tool]}
+    write(tmp_path, manifest(**spec), manifest("whole", **spec, stream="final"))
     graphs = {"made": line(PromptNode("p", inject_tools=True))}
-    async with client_of(runtime_of(tmp_path, ScriptedProvider(*said), graphs=graphs)) as client:
-        told = await client.post(
-            RUN, json={"query": "q", "session_id": "b"}, headers={"accept": "text/event-stream"}
-        )
+    async with client_of(runtime_of(tmp_path, ScriptedProvider(*said, *said), graphs=graphs)) as client:
+        told, whole = [
+            await client.post(
+                path, json={"query": "q", "session_id": "b"}, headers={"accept": "text/event-stream"}
+            )
+            for path in (RUN, "/v1/agents/whole/run")
+        ]
     events = datas(told.text)
     heard = [data for data in events if data.get("role") == "assistant" and "content" in data]
     assert "look." in [data["content"] for data in heard]
     last = "".join(data["content"] for data in heard if data["step"] == heard[-1]["step"])
     assert last == events[-1]["response"]
+    events = datas(whole.text)
+    heard = [data for data in events if data.get("role") == "assistant" and "content" in data]
+    assert "".join(data["content"] for data in heard) == events[-1]["response"] == last
 
 
 @pytest.mark.parametrize("kind", WRITTEN)

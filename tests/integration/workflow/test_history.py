@@ -291,6 +291,17 @@ async def test_an_accepted_task_goes_on_under_its_own_manifests(
     assert task["metadata"]["run_fingerprint"] == trace["metadata"]["run_fingerprint"]
 
 
+async def test_a_cancelled_task_ends_without_its_workflow(config: Path, tmp_path: Path) -> None:
+    """By any process with a workflow: none may ever have this one again."""
+    task_id = await interrupted(four_stages(config), tmp_path / "go")
+    shutil.rmtree(config / "workflows" / "steps")
+    with sqlite3.connect(config.parent / "data" / "astromesh.db") as database:
+        database.execute("UPDATE tasks SET cancelling = 1")
+    task, trace = await goes_on(config, task_id)
+    assert (task["status"], task["error"]["code"]) == ("failure", "cancelled")
+    assert [entry["stage_id"] for entry in trace["trace"]] == ["s", "one"]
+
+
 async def test_changed_code_is_recorded_in_the_task(config: Path, tmp_path: Path) -> None:
     task_id = await interrupted(config, tmp_path / "go")
     other_code(config / "workflows" / "steps")
