@@ -313,7 +313,7 @@ class ResponseBody(ConversationBody, Sampling):
             "frequency_penalty": self.frequency_penalty or 0.0,
             "top_logprobs": 0,
             "temperature": 1.0 if self.temperature is None else self.temperature,
-            "reasoning": {"effort": None, "summary": None},
+            "reasoning": {"effort": None, "summary": self.reasoning.summary if self.reasoning else None},
             "max_output_tokens": self.max_output_tokens,
             "max_tool_calls": None,
             "store": self.is_stored,
@@ -328,7 +328,7 @@ def reject_impossible(body: ResponseBody) -> None:
     """Raises: InvalidInput: a combination or a value that an agent cannot follow."""
     if body.background and not body.is_stored:
         raise InvalidInput("A response in the background is stored: remove store.", param="store")
-    if body.reasoning and (body.reasoning.effort or body.reasoning.summary):
+    if body.reasoning and (body.reasoning.effort or body.reasoning.summary not in (None, "auto")):
         raise InvalidInput("Remove reasoning: it is configured with the agent's model.", param="reasoning")
     if body.text and body.text.verbosity not in (None, "medium"):
         raise InvalidInput("Remove verbosity: it is configured with the agent's model.", param="text")

@@ -217,12 +217,15 @@ class ResponseEvents:
 
     def _run_completed(self, event: Event) -> Iterator[JsonObject]:
         metadata = event.data["metadata"]
+        report = metadata.get("reasoning") or {}
+        if summary := report.get("reasoning_summary"):
+            yield from self._reasoning(summary)
         yield from self._texts(event, self._text.rest())
         if self._message is not None and self._message.void:  # the repetition is shorter
             again = self._message.again
             yield from self._replace_message()
             yield from self._delta(again)
-        if not self._output:
+        if self._message is None:
             yield from self._delta(event.data["response"])
         self._incomplete = _incomplete_reason(metadata)
         status = "incomplete" if self._incomplete else "completed"
@@ -248,6 +251,20 @@ class ResponseEvents:
         for call in calls:
             yield from self._call(call)
         yield self._end(event, "completed", event.data["usage"])
+
+    def _reasoning(self, summary: str) -> Iterator[JsonObject]:
+        """Shows what the reasoning controller tells of its work. Hidden reasoning is in no event."""
+        item = {"type": "reasoning", "id": f"rs_{self._form.id.suffix}_{len(self._output)}", "summary": []}
+        self._output.append(item)
+        part = _summary_text(summary)
+        where = {"item_id": item["id"], **self._at(), "summary_index": 0}
+        yield self._event("response.output_item.added", **self._at(), item=item)
+        yield self._event("response.reasoning_summary_part.added", **where, part=_summary_text(""))
+        yield self._event("response.reasoning_summary_text.delta", **where, delta=summary)
+        yield self._event("response.reasoning_summary_text.done", **where, text=summary)
+        yield self._event("response.reasoning_summary_part.done", **where, part=part)
+        self._output[-1] = done = {**item, "summary": [part]}
+        yield self._event("response.output_item.done", **self._at(), item=done)
 
     def _call(self, call: ClientCall) -> Iterator[JsonObject]:
         item = {
@@ -325,6 +342,10 @@ class _Message:
             self.void, self.differs = "", True
             return again
         return ""
+
+
+def _summary_text(text: str) -> JsonObject:
+    return {"type": "summary_text", "text": text}
 
 
 def _output_text(text: str) -> JsonObject:

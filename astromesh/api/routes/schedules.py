@@ -36,10 +36,25 @@ Name = Annotated[str, Field(min_length=1, max_length=64)]
 NameQuery = Annotated[str, Query(max_length=64, pattern=r"^[^\x00]*$")]
 
 
+_TEXT, _NULL = {"type": "string"}, {"type": "null"}
+_ONE_TARGET: JsonObject = {
+    "oneOf": [
+        {
+            "required": ["agent", "query"],
+            "properties": {"agent": _TEXT, "query": _TEXT, "workflow": _NULL, "input": _NULL},
+        },
+        {
+            "required": ["workflow"],
+            "properties": {"workflow": _TEXT, "agent": _NULL, "query": _NULL, "session": {"maxLength": 0}},
+        },
+    ]
+}
+
+
 class ScheduleBody(BaseModel):
     """What begins, and when."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(extra="forbid", strict=True, json_schema_extra=_ONE_TARGET)
 
     agent: Name | None = Field(None, description="Whom `query` is sent to.")
     workflow: Name | None = Field(None, description="Whose Tasks get `input`.")

@@ -23,8 +23,9 @@ from astromesh.api.dependencies import (
 )
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail
+from astromesh.api.requests import Query as Message
 from astromesh.api.requests import (
-    MAX_SEQ,
+    WholeNumber,
     caller_of,
     cancel_on_disconnect,
     idempotency_key,
@@ -32,7 +33,6 @@ from astromesh.api.requests import (
     runtime_of,
     viewer_of,
 )
-from astromesh.api.requests import Query as Message
 from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
 from astromesh.api.routes.runs import DecisionBody
 from astromesh.api.routes.time_travel import (
@@ -157,7 +157,7 @@ class TaskEditBody(OneEdit):
 class TaskForkBody(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
-    at: int = Field(ge=1, le=MAX_SEQ, description="Number of the step that the fork continues at.")
+    at: WholeNumber = Field(description="Number of the step that the fork continues at.")
     edit: TaskEditBody | None = Field(None, description="What is different; absent: nothing.")
 
 

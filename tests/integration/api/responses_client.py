@@ -53,8 +53,10 @@ class House(NamedTuple):
 
 
 @asynccontextmanager
-async def house_of(path: Path, *script: Any, clock: Any = None, **spec: Any) -> AsyncIterator[House]:
-    provider = ScriptedProvider(*script)
+async def house_of(
+    path: Path, *script: Any, clock: Any = None, provider: ScriptedProvider | None = None, **spec: Any
+) -> AsyncIterator[House]:
+    provider = provider or ScriptedProvider(*script)
     folder = write(path, manifest(**spec))
     runtime = runtime_of(folder, provider, **({"clock": clock} if clock else {}))
     async with served(runtime) as at:

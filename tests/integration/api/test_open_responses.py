@@ -14,6 +14,7 @@ import pytest
 from astromesh.testing import Reply
 from astromesh.types import ToolCall, Usage
 from tests.integration.api.responses_client import House, deltas_of, house_of, text_of
+from tests.unit.graph.reasoning_runs import DRAFT, model_of
 
 CITY: dict[str, Any] = {
     "type": "object",
@@ -178,3 +179,26 @@ async def test_a_call_goes_on_in_the_same_run_with_the_response_before_or_withou
         assert roles == ["user", "assistant", "tool", "assistant", "tool", "assistant", "user"]
         (run, _) = reversed((await house.http.get("/runs")).json()["runs"])
         assert run["status"] == "completed"
+
+
+async def test_the_summary_of_the_reasoning_controller_is_an_item_before_the_message(tmp_path: Path) -> None:
+    async with house_of(tmp_path, orchestration={"pattern": "reasoning"}, provider=model_of()) as house:
+        events = await house.stream(reasoning={"summary": "auto"})
+        response = events[-1]["response"]
+        assert [item["type"] for item in response["output"]] == ["reasoning", "message"]
+        (part,) = response["output"][0]["summary"]
+        kinds = [e["type"].removeprefix("response.") for e in events if e.get("output_index") == 0]
+        assert kinds == [
+            "output_item.added",
+            "reasoning_summary_part.added",
+            "reasoning_summary_text.delta",
+            "reasoning_summary_text.done",
+            "reasoning_summary_part.done",
+            "output_item.done",
+        ]
+        assert part["text"] == next(e["delta"] for e in events if "summary_text.delta" in e["type"]) != ""
+        assert text_of(response) == DRAFT
+        assert await house.get(response["id"]) == response
+        assert await house.replay(response["id"], 4) == events[5:]
+        again = await house.create([*response["output"], said("user", "Why?")])
+        assert again["output"][0]["type"] == "reasoning"
