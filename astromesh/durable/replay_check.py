@@ -16,7 +16,7 @@ from typing import Any, NoReturn
 import orjson
 from msgspec.structs import replace
 
-from astromesh.durable.base import JournalStep, RunChange, RunRow
+from astromesh.durable.base import JournalStep, RunChange
 from astromesh.durable.recording import Redactor, message_json, redacted, redacted_arguments, requests_of
 from astromesh.durable.step_log import NODE_PREFIX, SegmentRecord, StepLog
 from astromesh.durable.steps import kind_of, name_of
@@ -39,6 +39,7 @@ class ReplayLog(StepLog):
     """The record of a run that is replayed.
 
     Args:
+        run_id, agent, manifest: of the run, or the id of the Task.
         steps: in the order of their paths and numbers.
         lists_tools: whether the tools that requests offer are compared. Those of servers are not listed.
 
@@ -49,9 +50,11 @@ class ReplayLog(StepLog):
 
     is_replay = True
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 (what a record is opened with)
         self,
-        row: RunRow,
+        run_id: str,
+        agent: str,
+        manifest: JsonObject | None,
         steps: Sequence[JournalStep],
         accepted_at: float,
         inherited: int | None,
@@ -60,13 +63,13 @@ class ReplayLog(StepLog):
     ) -> None:
         segment = SegmentRecord(_NoWrites(), _no_events, lambda: None)  # type: ignore[arg-type]
         super().__init__(
-            row.run_id,
-            row.agent,
+            run_id,
+            agent,
             _NoWrites(),
             _NoWaits(),
             steps,
             accepted_at=accepted_at,
-            manifest=row.manifest,
+            manifest=manifest,
             segment=segment,
             inherited=inherited,
         )

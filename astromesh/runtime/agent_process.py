@@ -54,7 +54,8 @@ def agent_process(state: RuntimeState, workflow: str) -> AgentProcess | None:
 
         steps = None if log is None else [one._asdict() for one in log.below(request["place"])]
         is_fork = log is not None and log.is_fork
-        payload = {**opened, "request": request, "steps": steps, "is_fork": is_fork}
+        accepted_at = 0.0 if log is None else log.accepted_at
+        payload = {**opened, "request": request, "steps": steps, "is_fork": is_fork, "at": accepted_at}
         handler = f"{__name__}:{run_agent.__name__}"
         found: JsonObject = await call_in_process(handler, payload, answer=answer, alone=True)
         return found
@@ -74,7 +75,9 @@ async def run_agent(payload: JsonObject, port: Port) -> JsonObject:
         journal = (
             None
             if steps is None
-            else open_task_journal(request["task_id"], steps, writer, is_fork=payload["is_fork"])
+            else open_task_journal(
+                request["task_id"], steps, writer, is_fork=payload["is_fork"], accepted_at=payload["at"]
+            )
         )
         engine = await open_workflow(
             runtime.state,

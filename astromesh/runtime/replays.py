@@ -68,7 +68,15 @@ class Replays:
         agent = await self._directory.of_snapshot(row.agent, row.manifest or {})
         accepted_at: float = (row.forked_from or row.request).get("accepted_at", row.created_at)
         inherited = None if row.forked_from is None else row.forked_from["inherited"]
-        log = ReplayLog(row, steps, accepted_at, inherited, lists_tools=not agent.tools.live)
+        log = ReplayLog(
+            row.run_id,
+            row.agent,
+            row.manifest,
+            steps,
+            accepted_at,
+            inherited,
+            lists_tools=not agent.tools.live,
+        )
         request = replace(request, persist=False)
         agent = changed_agent(agent, request)
         run = self._factory(RecordedClock(accepted_at)).new_run(

@@ -21,6 +21,7 @@ from astromesh.durable.step_log import NESTED_MARK as _RUN
 from astromesh.durable.step_log import NODE_PREFIX
 from astromesh.durable.steps import EditKind, as_shown, editable, listed, step_content, step_json
 from astromesh.errors import InvalidInput, TaskNotFound
+from astromesh.runtime.task_journal import numbered_steps_of_runs, steps_of_runs
 from astromesh.tools.results import to_text
 from astromesh.types import JsonObject
 from astromesh.workflow.base import CONTEXT, STEP, NotJson, canonical, stage_path
@@ -130,22 +131,6 @@ def _run_path(record: Mapping[str, Any]) -> str:
     return f"{record['entry']['task']}@{record['entry']['stage_id']}".lstrip("/")
 
 
-def steps_of_runs(journal: Iterable[Mapping[str, Any]]) -> dict[str, list[JournalStep]]:
-    """Returns the steps of the runs of agents in the order of their numbers, by the path of the stage."""
-    latest = {(step.path, step.n): step for _, step in _in_runs(journal)}
-    found: dict[str, list[JournalStep]] = {}
-    for step in sorted(latest.values(), key=lambda one: one.ordinal):
-        found.setdefault(step.path.removeprefix(NODE_PREFIX).partition(_RUN)[0], []).append(step)
-    return found
-
-
-def _in_runs(journal: Iterable[Mapping[str, Any]]) -> Iterator[tuple[int, JournalStep]]:
-    """Yields the steps of the runs of agents, with the numbers of their records."""
-    for n, record in enumerate(journal, 1):
-        if record["type"] == STEP and _RUN in record["path"]:
-            yield n, JournalStep(**{key: record[key] for key in JournalStep._fields if key in record})
-
-
 def redacted_steps(
     journal: Iterable[Mapping[str, Any]], redactors: Mapping[str, Redactor | None]
 ) -> dict[int, JsonObject]:
@@ -154,7 +139,7 @@ def redacted_steps(
     Args:
         redactors: as of `task_steps`.
     """
-    pairs = ((n, step, as_shown([step], redactors)[0]) for n, step in _in_runs(journal))
+    pairs = ((n, step, as_shown([step], redactors)[0]) for n, step in numbered_steps_of_runs(journal))
     return {n: _record(shown) for n, step, shown in pairs if shown is not step}
 
 

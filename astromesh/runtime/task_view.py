@@ -15,7 +15,8 @@ from astromesh.errors import Conflict, InvalidInput, NotWaiting, StoreError, Tas
 from astromesh.plugins import Resources
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.runs import Decision
-from astromesh.runtime.task_forks import TaskStep, step_at, steps_of_runs, task_steps, visible
+from astromesh.runtime.task_forks import TaskStep, step_at, task_steps, visible
+from astromesh.runtime.task_journal import ReplayedRuns, steps_of_runs
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import PAUSE, TaskWaits, paused_json, question_json
 from astromesh.runtime.workflows import WorkflowRegistry, open_workflow
@@ -435,7 +436,9 @@ class TaskReplays:
         if stage:
             return await self._replay_stage(row, recording, stage, path)
         snapshot = await self._tasks.snapshot(row)
-        report, _ = await self._run(row.workflow, recording, recording.input, recording.start, snapshot)
+        live = any(agent.tools.live for agent in self._directory.state.agents.values())
+        runs = ReplayedRuns(await self._tasks.records(row), lists_tools=not live)
+        report, _ = await self._run(row.workflow, recording, recording.input, recording.start, snapshot, runs)
         return report
 
     async def replay_recording(self, name: str, recording: Recording) -> JsonObject:
@@ -450,10 +453,16 @@ class TaskReplays:
         return await self._run(name, recording, input, start, None)
 
     async def _run(
-        self, name: str, recording: Recording, input: Any, start: str | None, snapshot: JsonObject | None
+        self,
+        name: str,
+        recording: Recording,
+        input: Any,
+        start: str | None,
+        snapshot: JsonObject | None,
+        runs: ReplayedRuns | None = None,
     ) -> tuple[JsonObject, TaskResult]:
-        replay, resources = Replay(recording.stages), Resources()
-        engine = await self._replay_engine(name, replay, recording, resources, snapshot)
+        replay, resources = Replay(recording.stages, runs.check if runs else None), Resources()
+        engine = await self._replay_engine(name, replay, recording, resources, snapshot, runs)
         try:
             replay.timing_dependent = engine.project.plan(recording.start).is_timing_dependent
             result = await engine.run(input, start, task_id=recording.task_id or "replay")
@@ -472,6 +481,7 @@ class TaskReplays:
         recording: Recording,
         resources: Resources,
         snapshot: JsonObject | None,
+        runs: ReplayedRuns | None = None,
     ) -> Engine:
         """Returns an engine without model calls and without a log.
 
@@ -484,6 +494,7 @@ class TaskReplays:
             resources=resources,
             log=replay,
             journal=replay,
+            journals=runs.open_journal if runs else None,
             people=replay,
             layers=recording.memory_layers(),
             stages_at_once=max(len(recording.stages), 1) + _EXTRA_STAGES,

@@ -396,7 +396,7 @@ class WorkflowTasks:
             raise InvalidInput(f"The input of a Task {error}") from error
         about = {"task_id": task_id, "workflow": engine.project.name, "start": start}
         caused = {"traceparent": request.caused_by.header} if request.caused_by.trace_id else {}
-        return {"type": "begin", **about, "input": value, **caused}
+        return {"type": "begin", **about, "input": value, **caused, "at": self._clock.now()}
 
     def _row(
         self,

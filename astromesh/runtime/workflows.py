@@ -25,8 +25,7 @@ from astromesh.plugins import Deps, Resources
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState
 from astromesh.runtime.config_loader import workflow_folder, workflow_names, workflow_not_found
-from astromesh.runtime.task_forks import steps_of_runs
-from astromesh.runtime.task_journal import open_task_journal
+from astromesh.runtime.task_journal import open_task_journal, steps_of_runs
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import TaskGate, TaskWaits
 from astromesh.types import JsonObject, ManifestSnapshot

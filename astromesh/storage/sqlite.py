@@ -234,7 +234,7 @@ sqlite3.register_adapter(list, lambda values: orjson.dumps(values).decode())
 
 #: rows that one INSERT writes; SQLite takes at least 999 values
 _INSERT_ROWS, _INSERT_VALUES = 32, 999
-_INSERT = re.compile(r"(INSERT .+ VALUES )(\(.+\))( ON CONFLICT .+)?", re.DOTALL)
+_INSERT = re.compile(r"(INSERT .+\sVALUES )(\(.+?\))(\s+ON CONFLICT .+)?", re.DOTALL)
 
 
 class SqliteTransaction:

@@ -214,6 +214,7 @@ class OpenJournal(Protocol):
         *,
         is_fork: bool,
         is_durable: bool,
+        accepted_at: float,
     ) -> Journal: ...
 
 

@@ -44,7 +44,7 @@ def first_difference(recorded: Any, present: Any) -> Difference:
         same = next((n for n, (old, new) in pairs if old != new), min(len(recorded), len(present)))
         start = max(same - _BEFORE, 0)
         recorded, present = recorded[start:], present[start:]
-    return Difference(place, _shown(recorded), _shown(present))
+    return Difference(place, shown(recorded), shown(present))
 
 
 def _differing_step(recorded: Any, present: Any) -> tuple[str, Any, Any] | None:
@@ -74,7 +74,8 @@ def _json(value: Any) -> bytes:
     return orjson.dumps(value, option=orjson.OPT_SORT_KEYS)
 
 
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """Returns a value as callers may see it."""
     if value is ABSENT:
         return ""
     text = redact_secrets(_json(value).decode())

@@ -207,7 +207,8 @@ class Execution:
         """Continues where the records end: only stages that are not in them run."""
         recorded = list(records)
         is_fork = "forked_from" in recorded[0]
-        self._open_journal([record for record in recorded if record["type"] == STEP], is_fork=is_fork)
+        steps = [record for record in recorded if record["type"] == STEP]
+        self._open_journal(steps, is_fork=is_fork, accepted_at=recorded[0].get("at", 0.0))
         if is_fork and self._memory is not None:
             self._memory.fork([record for record in recorded if record["type"] == CONTEXT])
         commands = self._replay(recorded)
@@ -215,10 +216,17 @@ class Execution:
         self._warn_of_repeats(commands)
         return await self._run_commands(commands)
 
-    def _open_journal(self, steps: Sequence[Mapping[str, Any]], *, is_fork: bool = False) -> None:
+    def _open_journal(
+        self, steps: Sequence[Mapping[str, Any]], *, is_fork: bool = False, accepted_at: float = 0.0
+    ) -> None:
         if self._setup.journals is not None and self._setup.log is not None:
             self._journal = self._setup.journals(
-                self.machine.run_id, steps, self, is_fork=is_fork, is_durable=self._records_starts
+                self.machine.run_id,
+                steps,
+                self,
+                is_fork=is_fork,
+                is_durable=self._records_starts,
+                accepted_at=accepted_at,
             )
 
     def commit(self, record: JsonObject) -> None:

@@ -46,7 +46,7 @@ from astromesh.tools.base import (
 from astromesh.tools.results import describe
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, Message, ToolCall
 from astromesh.workflow.base import StageFault, TaskResult, stage_path
-from astromesh.workflow.divergence import ABSENT, Difference, first_difference
+from astromesh.workflow.divergence import ABSENT, Difference, first_difference, shown
 from astromesh.workflow.questions import Question
 
 #: asks a person about the current stage, and returns the decision in the form of `RecordedToolCall.ask`
@@ -387,6 +387,13 @@ def comparable_fields(entry: Mapping[str, Any]) -> JsonObject:
 _STALL_TIMEOUT = 30.0
 
 
+#: takes the place of a stage, the recorded answer of its agent, and what makes the run; returns
+#: `{"path", "at", "recorded", "replayed", …}` if they differ
+RunCheck: TypeAlias = Callable[
+    [str, Mapping[str, Any], Callable[[], Awaitable[Any]]], Awaitable[JsonObject | None]
+]
+
+
 class Replay:
     """A journal and a Task log that answer from a recording, call nothing and find the first divergence.
 
@@ -396,11 +403,19 @@ class Replay:
 
     Args:
         stages: of a recording.
+        check_run: makes the run of an agent again and compares it. None: its recorded answer is taken.
         timing_dependent: whether one stage may cancel another (`Plan.is_timing_dependent`); a stage that is
             not in the recording then waits instead of diverging.
     """
 
-    def __init__(self, stages: Sequence[JsonObject], *, timing_dependent: bool = False) -> None:
+    def __init__(
+        self,
+        stages: Sequence[JsonObject],
+        check_run: RunCheck | None = None,
+        *,
+        timing_dependent: bool = False,
+    ) -> None:
+        self._check_run = check_run
         self._stages = {(s["task"], s["stage"]): s for s in stages}
         self._order = [(s["task"], s["stage"]) for s in stages]
         self.timing_dependent = timing_dependent
@@ -449,6 +464,12 @@ class Replay:
                 raise self._diverged(*place, "call", f"call {number + 1}: {_says(what, found)}", found)
         if "error" in known:
             raise recorded_error(known)
+        if call["kind"] == "agent" and self._check_run is not None:
+            differs = await self._check_run("@".join(place).lstrip("/"), known["answer"], work)
+            if differs is not None:
+                values = shown(differs["recorded"]), shown(differs["replayed"])
+                difference = Difference(f" {differs['path']} {differs['at']}".rstrip(), *values)
+                raise self._diverged(*place, "run", _says("run", difference), difference)
         return known["answer"]
 
     def can_wait(self, task: str) -> bool:

@@ -81,6 +81,15 @@ async def test_records_and_artifacts_are_kept_in_order_and_the_end_once(store):
     assert len(await store.records("t1")) == 4
 
 
+async def test_a_task_with_many_records_is_stored_in_one_transaction(store):
+    """Databases write many rows by few statements."""
+    records: list[Any] = [BEGIN, *({"type": "stage", "n": n} for n in range(100))]
+    await store.accept(task(), records, [artifact("t1", n) for n in range(100)])
+    assert await store.records("t1") == tuple(records)
+    await store.commit(TaskChange("t1", "w1", 102, records[1:], [artifact("t1", n) for n in range(50, 150)]))
+    assert len(await store.artifacts("acme", None, ArtifactFilter("t1"))) == 150
+
+
 async def test_the_end_of_a_task_replaces_stored_steps_of_runs(store):
     raw = {"type": "step", "path": "@a/run:helper:a#1/react", "output": {"content": "raw " * 2000}}
     await store.accept(task(), [BEGIN, raw])

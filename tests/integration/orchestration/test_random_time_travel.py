@@ -143,15 +143,20 @@ AGENTS = "agents: [{id: helper, model: m, system_prompt: Help., tools: [lookup]}
 
 def random_workflow(rng: Random, folder: Path) -> list[Any]:
     """Writes a chain of 1 to 4 stages, one or more of an agent, and returns the script of its model."""
-    kinds = ["agent", *rng.choices(["agent", "deterministic"], k=rng.randint(0, 3))]
+    bodies = {
+        "own": "kind: agent, agent: helper, tools: [lookup]",
+        "runtime": "kind: agent, agent: runner",
+        "operation": "kind: deterministic, op: 'ops:note'",
+    }
+    kinds = [rng.choice(["own", "runtime"]), *rng.choices([*bodies], k=rng.randint(0, 3))]
     rng.shuffle(kinds)
     names = [f"n{n}" for n in range(len(kinds))]
-    agent, operation = "agent: helper, tools: [lookup]", "op: 'ops:note'"
     stages = [
-        f"  - {{id: {name}, kind: {kind}, role: linear, context: none, "
-        f"{agent if kind == 'agent' else operation}}}\n"
+        f"  - {{id: {name}, role: linear, context: none, {bodies[kind]}}}\n"
         for name, kind in zip(names, kinds, strict=True)
     ]
+    model = {"primary": {"provider": "scripted", "model": "small"}}
+    write(folder.parent.parent, manifest("runner", tools=TOOLS, model=model))
     way = ["s", *names, "e"]
     edges = [f"  - {{from: {one}, to: {other}}}\n" for one, other in pairwise(way)]
     folder.mkdir(parents=True)
@@ -165,7 +170,9 @@ def random_workflow(rng: Random, folder: Path) -> list[Any]:
     for name, text in files.items():
         (folder / name).write_text(text)
     case = Case({}, [LOOK, "done"], "done", frozenset(), 0)
-    scripts = [[*random_script(rng, case)[:-1], f"said {n}"] for n in range(kinds.count("agent"))]
+    scripts = [
+        [*random_script(rng, case)[:-1], f"said {n}"] for n in range(len(kinds) - kinds.count("operation"))
+    ]
     return [line for script in scripts for line in script]
 
 

@@ -15,6 +15,7 @@ import pytest
 from astromesh.access.scopes import Viewer
 from astromesh.durable.fork import Edit
 from astromesh.errors import TaskNotFound
+from astromesh.telemetry.clock import SystemClock
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, store_in
 from tests.integration.workflow.folders import ENDED, runtime_with, sample, small, until
@@ -451,6 +452,35 @@ async def test_edits_in_the_run_of_a_runtime_agent(
         last = (await steps_of(client, fork["task_id"]))[-1]["step"]
         again = await forked(client, fork["task_id"], last)  # a fork of the fork keeps the edit
     assert again["output"] == answer
+
+
+class LaterClock(SystemClock):
+    """The time, so many seconds later."""
+
+    later = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.later
+
+
+async def test_a_replay_makes_the_run_of_a_runtime_agent_again(helped: Shop) -> None:
+    """With the time that it had, as a fork does; a difference is named with both values."""
+    agent, clock = helped.config / "agents" / "helper.agent.yaml", LaterClock()
+    agent.write_text(HELPER.replace("system: Help.", 'system: "Help on {{ current_date }}."'))
+    async with client_of(runtime_with(helped.config, helped.model, clock=clock)) as client:
+        tasks = [await started(client, route) for route in (RUN, RUNS)]
+        clock.later = 3 * 86_400.0
+        tasks += [(await forked(client, task_id, 7))["task_id"] for task_id in tasks]
+        prompts = {request.messages[0].content for request in helped.model.requests}
+        helped.done()
+        replays = [(await client.post(f"/v1/tasks/{task_id}/replay")).json() for task_id in tasks]
+        assert [replay["divergence"] for replay in replays] == [None] * 4
+    agent.write_text(HELPER.replace("system: Help.", "system: Do."))
+    async with client_of(helped.runtime()) as client:
+        found = (await client.post(f"/v1/tasks/{tasks[0]}/replay")).json()["divergence"]
+    assert len(prompts) == 1 and helped.done() == []
+    assert (found["stage"], found["what"], found["present"]) == ("plan", "run", '"Do."')
+    assert "messages[0].content" in found["place"] and found["recorded"].startswith('"Help on ')
 
 
 async def test_what_a_runtime_agent_is_asked_is_edited(helped: Shop) -> None:
