@@ -79,6 +79,8 @@ def wrap_send(scope: Scope, send: Send) -> Send:
             if RATE_LIMIT in state:
                 headers = [*headers, *_rate_limit_headers(*state[RATE_LIMIT])]
             message["headers"] = complete_headers(headers, request_id_of(scope))
+        elif message["type"] == "websocket.accept":
+            message["headers"] = [*message.get("headers", ()), (REQUEST_ID, request_id_of(scope))]
         elif len(message.get("body", b"")) > CHUNK_BYTES and message["type"] == "http.response.body":
             await _send_in_chunks(message, send)
             return

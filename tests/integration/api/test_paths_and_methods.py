@@ -168,6 +168,12 @@ def test_the_refusal_of_a_websocket_has_an_id_too(locked: TestClient) -> None:
     assert denied.value.headers["x-content-type-options"] == "nosniff"
 
 
+def test_the_handshake_of_a_socket_has_the_id_of_its_request(client: TestClient) -> None:
+    with client.websocket_connect("/v1/ws/agent/helper", headers={"x-request-id": "mine"}) as socket:
+        headers: Any = socket.extra_headers  # without a type of their own
+    assert dict(headers)[b"x-request-id"] == b"mine"
+
+
 def test_a_client_may_choose_the_id_but_nothing_that_is_none(client: TestClient) -> None:
     def answered(given: bytes) -> str:
         return client.get("/health/live", headers={b"x-request-id": given}).headers["x-request-id"]
