@@ -205,6 +205,9 @@ def _span(run: TracedRun, span: JsonObject, servers: Servers) -> ReadableSpan:
         attributes = {**attributes, **servers.get(server_key(span["attributes"]), {})}
     start = int(span["start"] * 1e9)
     failed = span["status"] == "error"
+    if failed:
+        own = {"error.type": str(error)} if (error := span["attributes"].get("error")) else _failure(run)
+        attributes = {**own, **attributes}
     return ReadableSpan(
         name,
         context=_context(run.trace_id, span["span_id"]),

@@ -272,7 +272,9 @@ async def test_a_failed_stage_and_its_task_are_failed_spans(folder: Path) -> Non
     assert root.failed and root.attributes["gen_ai.workflow.name"] == "flow"
     assert root.attributes["error.type"]
     assert collector.named("invoke_agent helper").failed
+    assert collector.named("orchestration").failed
     spans = of_trace(collector, trace_id)
+    assert all(span.attributes["error.type"] for span in spans if span.failed and span.kind != SERVER)
     assert_tree(spans, *(span for span in spans if span.kind == SERVER))
 
 
