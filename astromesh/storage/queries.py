@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import cache
 from importlib.resources import files
 from importlib.resources.abc import Traversable
 from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
@@ -156,6 +157,7 @@ _TO_SQLITE = (
 )
 
 
+@cache
 def to_sqlite(query: str) -> str:
     """Translates a query of PostgreSQL for SQLite.
 

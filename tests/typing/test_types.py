@@ -38,7 +38,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def mypy(python: Path, *files: Path, cwd: Path) -> dict[str, str]:
     """The errors of mypy by `file:line`, and what it reveals."""
     argv = [sys.executable, "-m", "mypy", "--strict", "--python-executable", str(python)]
-    argv += ["--config-file=", "--no-error-summary", "--show-error-codes", *map(str, files)]
+    cache = f"--cache-dir={python.parents[2] / 'mypy'}"
+    argv += ["--config-file=", cache, "--no-error-summary", "--show-error-codes", *map(str, files)]
     done = subprocess.run(argv, cwd=cwd, capture_output=True, text=True, check=False)
     assert done.stderr == ""
     lines = re.findall(r"^(\S+?:\d+): (?:error|note): (.*)$", done.stdout, re.MULTILINE)

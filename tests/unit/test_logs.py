@@ -76,7 +76,7 @@ def test_for_people_it_is_lines_of_text() -> None:
     lines = printed("console")
     assert "run_id=run_1 api_key=*** tokens=40" in lines[0]
     assert "warning no luck for postgresql://me:***@host/db logger=some.library" in lines[1]
-    assert lines[-1].endswith("ValueError: with ***")
+    assert lines[-1].endswith(r"ValueError: with *** in caf\udce9.txt")
 
 
 @pytest.mark.parametrize(

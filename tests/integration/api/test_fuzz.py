@@ -35,7 +35,7 @@ from astromesh.types import CallerContext
 from tests.integration.agents_folder import manifest, runtime_of, served, write
 from tests.platform.astromesh import ROOT
 
-EXAMPLES = int(os.environ.get("ASTROMESH_FUZZ_EXAMPLES", "3"))
+EXAMPLES = int(os.environ.get("ASTROMESH_FUZZ_EXAMPLES", "1"))
 RAG = """\
 apiVersion: astromesh/v1
 kind: RAGPipeline
