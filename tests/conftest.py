@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from uuid import uuid4
@@ -62,6 +63,11 @@ def pytest_configure(config: pytest.Config) -> None:
     blocking.install()
     logs.install()
     trust_one_authority()
+
+
+def pytest_collection_finish() -> None:
+    """Keep no byte code of modules that tests write: two versions of one may have the same time and size."""
+    sys.dont_write_bytecode = True
 
 
 def trust_one_authority() -> None:

@@ -98,8 +98,12 @@ def test_ctrl_c_is_no_failure_of_the_code_that_it_interrupts() -> None:
         found.append(is_failure(raised_by(lambda: signal.raise_signal(signal.SIGINT))))
         await asyncio.sleep(60)
 
-    with pytest.raises(KeyboardInterrupt):
-        asyncio.run(busy())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # else asyncio leaves it alone
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            asyncio.run(busy())
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert found == [False]
     assert not is_failure(raised_by(lambda: signal.raise_signal(signal.SIGINT))), "outside asyncio"
 
