@@ -19,6 +19,8 @@ PROJECT := $(UV) pip install --quiet --python $(BIN)/python --no-deps --no-build
 UPGRADE ?=
 LOCK := $(UV) pip compile $(UPGRADE) --quiet --no-header --generate-hashes --universal --python-version 3.11
 PYTEST := $(BIN)/python -m pytest
+# A test that fails runs again, twice at most; the summary names it. In AGAIN= the first failure counts.
+AGAIN  ?= --reruns 2 --reruns-delay 2 -r aR
 # Where it is set, every process compiles every module anew.
 unexport PYTHONDONTWRITEBYTECODE
 
@@ -44,7 +46,7 @@ run: $(VENV)/.runtime $(VENV)/.project $(VENV)/.console ## serve the agents in c
 # Assertions of tests are rewritten once for all workers while mypy has the other processor.
 test: lint ## lint, types and all tests
 	@$(PYTEST) --collect-only -q >/dev/null 2>&1 & $(BIN)/mypy; status=$$?; wait; exit $$status
-	$(PYTEST) -n auto --maxschedchunk 40 $(ARGS)
+	$(PYTEST) -n auto --maxschedchunk 40 $(AGAIN) $(ARGS)
 
 lint: venv ## style and layout of the code
 	$(BIN)/ruff check

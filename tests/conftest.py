@@ -239,12 +239,14 @@ def server_process(
 ) -> Iterator[ServerFactory]:
     """`server_process(config, env={}, args=[])` starts `astromesh serve` and answers it when it lives.
 
-    Arguments are those of `ServerProcess`; `start=False` leaves the starting to the test.
+    Arguments are those of `ServerProcess`; `start=False` leaves the starting to the test. The process is
+    forked from one that has imported a server, unless `spawn=spawned` asks for the command as installed.
     """
     servers: list[ServerProcess] = []
 
     def serve(config: Path, *, start: bool = True, **options) -> ServerProcess:
-        server = ServerProcess(tmp_path_factory.mktemp("server"), config, **options)
+        spawn = options.pop("spawn", None) or forked.shared().spawn
+        server = ServerProcess(tmp_path_factory.mktemp("server"), config, spawn=spawn, **options)
         servers.append(server)
         _keep_log(request, f"astromesh serve ({server.url})", server.log)
         if start:

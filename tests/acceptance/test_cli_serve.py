@@ -22,6 +22,7 @@ from websockets.exceptions import InvalidStatus
 from tests.acceptance.terminal import astromesh, environment
 from tests.conftest import ServerFactory
 from tests.platform.astromesh import CHILD, PROGRAM, ROOT, ServerProcess
+from tests.platform.processes import spawned
 
 AGENT = """apiVersion: astromesh/v1
 kind: Agent
@@ -63,7 +64,7 @@ def refused(server: ServerProcess) -> str:
 def test_the_printed_lines_ask_the_agent_when_they_are_pasted(
     config: Path, server_process: ServerFactory, spec: str
 ) -> None:
-    server = server_process(runtime(config, spec))
+    server = server_process(runtime(config, spec), spawn=spawned)
     assert f"astromesh listens on {server.url}" in server.log()
     assert f"astromesh chat echo --config {config}" in server.log()
     pasted = "\n".join(re.findall(r"^  ((?:export|curl) .*)$", server.log(), re.MULTILINE))
@@ -174,7 +175,7 @@ def test_a_broken_agent_is_a_warning_and_with_strict_a_refusal(
     config: Path, server_process: ServerFactory
 ) -> None:
     (config / "agents" / "broken.agent.yaml").write_text(BROKEN)
-    server = server_process(config)
+    server = server_process(config, spawn=spawned)
     assert "'broken' is broken" in server.log()
     assert "broken.agent.yaml:4:" in server.log()
     ask = {"query": "hi", "session_id": "s"}
@@ -190,7 +191,7 @@ def test_workers_share_the_port_their_metrics_and_end_together(
     config: Path, server_process: ServerFactory
 ) -> None:
     """Whichever worker is scraped, it tells of all."""
-    server = server_process(config, args=["--workers", "2"])
+    server = server_process(config, args=["--workers", "2"], spawn=spawned)
     ask = {"query": "hi", "session_id": "s"}
     for _ in range(10):  # a connection each, so that both workers get some
         assert httpx.post(f"{server.url}/v1/agents/echo/run", json=ask).status_code == 200

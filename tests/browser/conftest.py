@@ -13,7 +13,6 @@ import shutil
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +20,6 @@ import httpx
 import pytest
 from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
 
-from tests.conftest import ServerFactory
 from tests.platform.astromesh import PROGRAM, ServerProcess
 from tests.platform.forked import shared
 from tests.platform.processes import Command, plain_environment
@@ -198,12 +196,6 @@ def with_evaluations(folder: Path, *, serve: Callable[[Path], ServerProcess]) ->
 def newest_run(server: ServerProcess) -> str:
     run: str = httpx.get(f"{server.url}/v1/runs?limit=1", timeout=30).json()["runs"][0]["run_id"]
     return run
-
-
-@pytest.fixture
-def server_process(server_process: ServerFactory) -> ServerFactory:
-    """Servers that are forked from a process which has imported them."""
-    return partial(server_process, spawn=shared().spawn)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from astromesh.durable.failpoints import TOOL_DONE, VARIABLE
 from tests.platform.astromesh import CHILD, ROOT
+from tests.platform.processes import spawned
 from tests.reliability.calls import PATIENCE, call, events_of, until
 from tests.reliability.payment_agent import LEASE, charges, config
 
@@ -38,7 +39,7 @@ def test_a_run_that_one_version_began_is_ended_by_the_next(tmp_path, mock_llm, f
     run_id = call(f"{old.url}/v1/agents/teller/runs", {"query": "Charge.", "session_id": "s-1"})["run_id"]
     old.wait(PATIENCE)
     package = another_package(tmp_path / "package")
-    new = server_process(folder, env={**env, "PYTHONPATH": f"{CHILD}:{package}:{ROOT}"})
+    new = server_process(folder, env={**env, "PYTHONPATH": f"{CHILD}:{package}:{ROOT}"}, spawn=spawned)
     assert call(f"{new.url}/health/live")["version"] == "99.0.0"
 
     def ended() -> bool:
