@@ -29,6 +29,8 @@ def principal_of(caller: CallerContext | None) -> tuple[str, str]:
 
 
 RUN = "agents:run"
+#: answers to questions without assignees
+DECIDE = "runs:decide"
 ADMIN = "admin"
 #: scope → what it allows. `FAMILY:*` is every scope of a family, `agents:run:NAME` runs of one agent,
 #: `runs:decide:GROUP` answers to questions with this assignee.
@@ -38,7 +40,7 @@ SCOPES: Mapping[str, str] = {
     "agents:manifest": "read the manifests of agents, prompts included",
     "runs:read": "list and follow one's own runs",
     "runs:write": "cancel one's own runs, rate them",
-    "runs:decide": "decide for one's own runs and Tasks that wait for a person",
+    DECIDE: "decide for one's own runs and Tasks that wait for a person",
     "sessions:read": "list one's own sessions and read their history",
     "sessions:write": "erase one's own sessions",
     "sessions:any": "all of that for the sessions and runs of others in the same tenant",
@@ -56,10 +58,10 @@ SCOPES: Mapping[str, str] = {
     ADMIN: "everything",
 }
 #: scopes with a name of one's own: runs of one agent, questions to one group
-_NAMED = (RUN + ":", "runs:decide:")
+_NAMED = (RUN + ":", DECIDE + ":")
 #: the scopes of a key that names none: all that an application needs for its own users
 DEFAULT_SCOPES = (
-    RUN, "agents:read", "runs:read", "runs:write", "runs:decide", "sessions:read", "sessions:write",
+    RUN, "agents:read", "runs:read", "runs:write", DECIDE, "sessions:read", "sessions:write",
     "tools:read", "traces:read", "workflows:run", "workflows:read", "workflows:write",
 )  # fmt: skip
 

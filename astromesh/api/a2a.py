@@ -61,6 +61,7 @@ from starlette.routing import BaseRoute, Mount, Router
 
 from astromesh.access.scopes import Viewer, principal_of
 from astromesh.api.conversations import attachment_of, file_of
+from astromesh.api.decisions import decide
 from astromesh.api.errors import public_failure
 from astromesh.api.requests import caller_of
 from astromesh.api.responses import EventBuffer
@@ -185,7 +186,9 @@ class _ContextBuilder(ServerCallContextBuilder):
     """Takes the caller from the request, which the route has authorised."""
 
     def build(self, request: Request) -> ServerCallContext:
-        return ServerCallContext(state={"caller": caller_of(request), "headers": dict(request.headers)})
+        caller, audit = caller_of(request), request.app.state.audit
+        state = {"caller": caller, "headers": dict(request.headers), "audit": audit}
+        return ServerCallContext(state=state)
 
 
 def translated(
@@ -376,7 +379,8 @@ class TaskHandler(RequestHandler):
             )
         last = await runtime.runs.last_event(row.run_id)
         decision = decision_of(questions[0], message.parts)
-        decided = await runtime.runner.durable.decide(row, {questions[0]["id"]: decision}, _caller(context))
+        decisions = {questions[0].get("id", ""): decision}
+        decided = await decide(runtime, row, decisions, _caller(context), context.state["audit"])
         return decided, last
 
     async def _events(

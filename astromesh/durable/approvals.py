@@ -12,6 +12,7 @@ import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from hashlib import sha256
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -80,10 +81,15 @@ def decided_step(step: JournalStep, decision: JsonObject, steps: Iterable[Journa
 
 def open_questions(row: RunRow) -> list[JsonObject]:
     """Returns what a waiting run asks, the oldest question first."""
-    if row.waiting_for is None:
+    return questions_in(row.waiting_for)
+
+
+def questions_in(waiting_for: Mapping[str, Any] | None) -> list[JsonObject]:
+    """Returns the questions of `RunRow.waiting_for`, the oldest first."""
+    if waiting_for is None:
         return []
-    first = {key: value for key, value in row.waiting_for.items() if key != "others"}
-    return [first, *row.waiting_for.get("others", ())]
+    first = {key: value for key, value in waiting_for.items() if key != "others"}
+    return [first, *waiting_for.get("others", ())]
 
 
 def open_question(row: RunRow, which: str = "") -> JsonObject:

@@ -12,7 +12,7 @@ from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from astromesh.access.scopes import Viewer, permits
+from astromesh.access.scopes import DECIDE, Viewer, permits
 from astromesh.durable.approvals import check_decision
 from astromesh.durable.base import OpenQuestion, TaskControl, TaskRow, TaskStore, TaskWait
 from astromesh.durable.writer import retry_while_unavailable
@@ -28,8 +28,6 @@ from astromesh.workflow.inspector import Inspector
 from astromesh.workflow.questions import Question
 
 PAUSE = "pause"
-#: scope of people who answer questions without assignees
-DECIDE = "runs:decide"
 #: open questions of a tenant that are looked through for a caller's
 _MAX_OPEN = 5000
 

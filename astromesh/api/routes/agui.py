@@ -20,6 +20,7 @@ from astromesh.access.scopes import Viewer, principal_of
 from astromesh.api.agui import AguiEncoder, AguiRun, decision_of, interrupt_id, sse
 from astromesh.api.client_tools import MAX_TOOLS, FunctionIn
 from astromesh.api.conversations import attachment_of, context_message, file_of
+from astromesh.api.decisions import decide
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import run_error
 from astromesh.api.requests import SessionId, caller_of, headers_of, read_body, runtime_of
@@ -166,7 +167,7 @@ async def agui(name: str, request: Request) -> Response:
         frontend_tools=frozenset(tool.name for tool in body.tools or ()),
         subagents=_subagents(agent),
     )
-    door = _Door(runtime, agent, caller, body, headers_of(request.scope))
+    door = _Door(runtime, agent, caller, body, request)
     try:
         place = await door.enter()
     except (ApprovalNotFound, NotWaiting) as error:  # the protocol wants an event, not a status
@@ -206,10 +207,10 @@ class _Door:
         agent: Agent,
         caller: CallerContext,
         body: AguiBody,
-        headers: Mapping[str, str],
+        request: Request,
     ) -> None:
         self._runtime, self._agent, self._caller, self._body = runtime, agent, caller, body
-        self._headers = headers
+        self._headers, self._audit = headers_of(request.scope), request.app.state.audit
         tenant, owner = principal_of(caller)
         self.viewer = Viewer(tenant, owner)
         self._session = SessionKey(tenant, agent.name, body.thread_id, owner)
@@ -294,7 +295,7 @@ class _Door:
         store = await runtime.runner.durable.open()
         # named first: a request that is sent again after a crash finds it, and decides then
         await store.reserve_key(self._key, f"{place.run_id}{_BEHIND}{place.after}")
-        await runtime.runner.durable.decide(row, found.decisions, self._caller)
+        await decide(runtime, row, found.decisions, self._caller, self._audit)
         return place
 
     # -- a new run -----------------------------------------------------------------------------------------

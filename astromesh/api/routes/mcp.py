@@ -15,16 +15,15 @@ from fastapi import APIRouter, Request, Response
 from pydantic import ValidationError
 from starlette.requests import ClientDisconnect
 
-from astromesh.access.audit import AuditEntry
 from astromesh.access.scopes import RUN, Viewer, permits, principal_of
 from astromesh.api.auth import caller_or_local
+from astromesh.api.decisions import decide, may_decide, require_decide
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import MCP_METADATA, issuer_of
 from astromesh.api.mcp_content import AgentContent
-from astromesh.api.middleware.audit import record_act
 from astromesh.api.requests import RunBody, cancel_on_disconnect, runtime_of
 from astromesh.api.responses import DelegatedResponse
-from astromesh.durable.base import RunRow
+from astromesh.durable.approvals import open_questions, questions_in
 from astromesh.errors import (
     AgentNotFoundError,
     ApprovalRequired,
@@ -167,8 +166,8 @@ class AgentTools:
 
         Empty for a caller without `runs:decide`, and where the run waits for anything but a person.
         """
-        asked = _questions_of(waiting.waiting_for)
-        if not permits(caller_or_local(request).scopes, DECIDE) or not all(map(_is_askable, asked)):
+        asked = questions_in(waiting.waiting_for)
+        if not may_decide(caller_or_local(request)) or not all(map(_is_askable, asked)):
             return {}
         return {one["id"]: (_question_text(one), _form(one)) for one in asked}
 
@@ -189,34 +188,19 @@ class AgentTools:
         row = await runtime.runs.row(run_id, Viewer(*principal_of(caller)))
         if row.agent != name:
             raise NotFound(f"The run {run_id!r} is not one of {name!r}.")
-        if not permits(caller.scopes, DECIDE):
-            raise Forbidden(f"A decision needs the scope {DECIDE!r}, which your key or token does not have.")
+        require_decide(caller)
         if any(one.get("action") == "cancel" for one in answers.values()):
             raise Conflict(
                 f"The run {run_id} still waits for a decision: POST /v1/runs/{run_id}/resume makes it."
             )
-        asked = {one["id"]: one for one in _questions_of(row.waiting_for)}
+        asked = {one["id"]: one for one in open_questions(row)}
         decisions = {which: _decision(asked.get(which, {}), answer) for which, answer in answers.items()}
         if not decisions:
             raise ApprovalRequired("The run waits for a person's decision.", run_id, row.waiting_for)
         last = await runtime.runs.last_event(run_id)
-        decided = await self._decide(request, row, decisions)
+        log = request.app.state.audit if request is not None else None
+        decided = await decide(runtime, row, decisions, caller, log)
         return await _answer(request, agent, runtime.runner.wait(decided, last, (_ProgressSink(report),)))
-
-    async def _decide(
-        self, request: Request | None, row: RunRow, decisions: Mapping[str, JsonObject]
-    ) -> RunRow:
-        """Stores decisions, with an entry in the audit log of the server."""
-        caller, outcome = caller_or_local(request), "refused"
-        try:
-            decided = await self._runtime.runner.durable.decide(row, decisions, caller)
-            outcome = "done"
-            return decided
-        finally:
-            if request is not None:
-                detail = ", ".join(sorted({one["decision"] for one in decisions.values()}))
-                entry = AuditEntry("run.decide", row.run_id, outcome, detail)
-                await record_act(request.app.state.audit, caller, entry)
 
     def _agent(self, request: Request | None, name: str) -> Agent:
         """Raises: Forbidden, AgentNotFoundError: the caller may not run it, or it does not exist."""
@@ -239,16 +223,7 @@ async def _answer(request: Request | None, agent: Agent, run: Awaitable[RunAnswe
 
 # -- questions for the user of a client ----------------------------------------------------------------------
 
-DECIDE = "runs:decide"
 _APPROVALS, _ANSWERS = frozenset({"approval", "unknown_outcome"}), frozenset({"human", "interrupt"})
-
-
-def _questions_of(waiting_for: Mapping[str, Any] | None) -> list[JsonObject]:
-    """Returns what a run asks, the oldest question first."""
-    if waiting_for is None:
-        return []
-    first = {key: value for key, value in waiting_for.items() if key != "others"}
-    return [first, *waiting_for.get("others", ())]
 
 
 def _is_askable(question: Mapping[str, Any]) -> bool:

@@ -7,7 +7,8 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.access.scopes import Viewer, principal_of
+from astromesh.access.scopes import DECIDE, Viewer, principal_of
+from astromesh.api.decisions import decide
 from astromesh.api.dependencies import After, LastEventId, Limit, LongAfter, audited, page, scope
 from astromesh.api.errors import public_failure
 from astromesh.api.fast_routes import json_response, links_of
@@ -264,7 +265,7 @@ def _question_key(question: JsonObject) -> str:
     "/v1/runs/{run_id}/resume",
     summary="Decide for a run that waits",
     responses=problems(401, 403, 404, 409, 422, 503),
-    dependencies=[audited("run.decide", "run_id"), scope("runs:decide")],
+    dependencies=[audited("run.decide", "run_id"), scope(DECIDE)],
     **_STATE,
 )
 async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObject:
@@ -275,7 +276,10 @@ async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObjec
     if decision.answer is not None and open_calls(row.waiting_for):
         answer = screened_answer(runtime.agent(row.agent), decision.answer)
         decision = decision._replace(answer=answer)
-    return await runtime.runs.resume(run_id, viewer, caller_of(request), decision)
+    values = {key: value for key, value in decision._asdict().items() if value is not None}
+    question = values.pop("question", "")
+    await decide(runtime, row, {question: values}, caller_of(request), None)
+    return await runtime.runs.get(run_id, viewer)
 
 
 @router.post(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
+from astromesh.access.scopes import DECIDE
 from astromesh.api.dependencies import (
     After,
     LastEventId,
@@ -490,7 +491,7 @@ async def resume(task_id: str, request: Request) -> JsonObject:
     openapi_extra=request_body(TaskDecisionBody),
     response_model=TaskOut,
     responses={**_PROBLEMS, **problems(422, 503)},
-    dependencies=[audited("task.decide", "task_id"), scope("runs:decide", any_resource=True)],
+    dependencies=[audited("task.decide", "task_id"), scope(DECIDE, any_resource=True)],
 )
 async def decide(task_id: str, request: Request) -> JsonObject:
     """Continues a stage that waits for a person. The Task's record holds who decided."""

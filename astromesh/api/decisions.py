@@ -1,0 +1,62 @@
+"""Decisions about runs that wait for a person. Those of every door are made here, with one scope."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from astromesh.access.audit import AuditEntry, AuditLog
+from astromesh.access.scopes import DECIDE, permits
+from astromesh.api.middleware.audit import record_act
+from astromesh.durable.approvals import open_questions
+from astromesh.durable.base import RunRow
+from astromesh.errors import Forbidden
+from astromesh.runtime.engine import AgentRuntime
+from astromesh.tools.client import CLIENT_TOOL
+from astromesh.types import CallerContext, JsonObject
+
+
+def may_decide(caller: CallerContext) -> bool:
+    return permits(caller.scopes, DECIDE)
+
+
+def require_decide(caller: CallerContext) -> None:
+    """Raises: Forbidden: the caller may not decide."""
+    if not may_decide(caller):
+        raise Forbidden(f"A decision needs the scope {DECIDE!r}, which your key or token does not have.")
+
+
+async def decide(
+    runtime: AgentRuntime,
+    row: RunRow,
+    decisions: Mapping[str, JsonObject],
+    caller: CallerContext,
+    log: AuditLog | None,
+) -> RunRow:
+    """Stores decisions about a run that waits, and continues it. Results of client tools need no scope.
+
+    Args:
+        decisions: as `RunWorker.decide` takes them.
+        log: where the act is recorded; None over stdio, and for a route that is audited itself.
+
+    Raises:
+        Forbidden: the caller may not decide. Else as `RunWorker.decide`.
+    """
+    durable = runtime.runner.durable
+    if _are_results(row, decisions):
+        return await durable.decide(row, decisions, caller)
+    outcome = "refused"
+    try:
+        require_decide(caller)
+        decided = await durable.decide(row, decisions, caller)
+        outcome = "done"
+        return decided
+    finally:
+        if log is not None:
+            words = ", ".join(sorted({one["decision"] for one in decisions.values()}))
+            await record_act(log, caller, AuditEntry("run.decide", row.run_id, outcome, words))
+
+
+def _are_results(row: RunRow, decisions: Mapping[str, JsonObject]) -> bool:
+    """Whether all decisions are results of the client's own tools."""
+    calls = {one.get("id", "") for one in open_questions(row) if one["kind"] == CLIENT_TOOL}
+    return bool(decisions) and decisions.keys() <= calls
