@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
-from functools import wraps
+from functools import partial, wraps
 from hashlib import sha256
 from typing import Any, NoReturn, ParamSpec, TypeVar
 
@@ -110,6 +110,11 @@ _STATES: Mapping[str, TaskState] = {
 #: words of a person who approves a call or denies it, where a message has no data
 _YES, _NO = frozenset({"approve", "approved", "yes"}), frozenset({"deny", "denied", "no"})
 
+#: statuses that A2A leaves to HTTP, with their headers
+_OF_HTTP = frozenset({401, 403, 429, 503})
+#: where the state of a request has the error that is answered in place of what the SDK says
+REFUSED = "a2a_refused"
+
 Given = ParamSpec("Given")
 Made = TypeVar("Made")
 
@@ -139,6 +144,12 @@ class A2AServer:
             routes += [route for route in rest if not isinstance(route, Mount)]  # an agent has no tenants
             self._routers[name] = Router(routes)
         return self._routers[name]
+
+    @staticmethod
+    def refused_in(scope: Mapping[str, Any]) -> AstromeshError | None:
+        """Returns the error of a request that has its own status, None where the SDK answers."""
+        found: AstromeshError | None = scope.get("state", {}).get(REFUSED)
+        return found
 
     def card(self, agent: Agent, url: str, *, guarded: bool) -> JsonObject:
         """Returns the agent card.
@@ -187,26 +198,28 @@ class _ContextBuilder(ServerCallContextBuilder):
 
     def build(self, request: Request) -> ServerCallContext:
         caller, audit = caller_of(request), request.app.state.audit
-        state = {"caller": caller, "headers": dict(request.headers), "audit": audit}
-        return ServerCallContext(state=state)
+        more = {"caller": caller, "audit": audit, "refuse": partial(setattr, request.state, REFUSED)}
+        return ServerCallContext(state={"headers": dict(request.headers), **more})
 
 
 def translated(
     method: Callable[Given, Coroutine[Any, Any, Made]],
 ) -> Callable[Given, Coroutine[Any, Any, Made]]:
-    """Raises errors of astromesh as those of the protocol."""
+    """Raises errors of astromesh as those of the protocol. The last argument is the context."""
 
     @wraps(method)
     async def call(*args: Given.args, **kwargs: Given.kwargs) -> Made:
         try:
             return await method(*args, **kwargs)
         except AstromeshError as error:
-            _refuse(error)
+            _refuse(error, args[-1])
 
     return call
 
 
-def _refuse(error: AstromeshError) -> NoReturn:
+def _refuse(error: AstromeshError, context: Any) -> NoReturn:
+    if error.status in _OF_HTTP:
+        context.state["refuse"](error)
     if isinstance(error, NotFound):
         raise TaskNotFoundError(str(error)) from error
     if isinstance(error, RequestError) and error.status < 500:

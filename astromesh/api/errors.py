@@ -1,9 +1,11 @@
-"""Encodes errors as problem documents (RFC 9457). `astromesh.errors` defines their codes and statuses."""
+"""Encodes errors as problem documents (RFC 9457). `astromesh.errors` defines their codes and statuses.
+
+`error_formats` has the forms of other protocols.
+"""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import orjson
@@ -12,8 +14,9 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from astromesh.api.error_formats import FormattedError, formatted
 from astromesh.api.middleware.response import request_id_of
-from astromesh.errors import AstromeshError, InvalidInput, details_of, error_class
+from astromesh.errors import AstromeshError, details_of, error_class
 from astromesh.logs import get_logger
 from astromesh.net.service_options import is_http
 from astromesh.telemetry.ids import trace_id as new_trace_id
@@ -28,15 +31,6 @@ TITLES: dict[int, str] = {
     429: "Too many requests",
     500: "Internal error", 502: "Upstream failed", 503: "Unavailable", 504: "Deadline exceeded",
 }  # fmt: skip
-#: routes whose errors OpenAI clients read
-_OPENAI_PATHS = ("/v1/chat/completions", "/v1/models", "/v1/responses")
-#: how the path of the route begins and ends whose errors AG-UI clients read
-_AGUI = ("/v1/agents/", "/agui")
-_OPENAI_TYPES: Mapping[int, str] = {
-    401: "authentication_error", 403: "permission_error", 429: "rate_limit_error",
-}  # fmt: skip
-#: of a body that is 422 also where other invalid input is 400
-NOT_UTF_8 = "The body is not UTF-8, as JSON must be."
 INTERNAL_DETAIL = "An internal error occurred. The server's log has the details under this trace_id."
 
 
@@ -71,32 +65,6 @@ def error_response(error: AstromeshError, scope: Scope | None = None) -> Respons
     # a used-up budget of a session stays used up
     forever = error.code == "budget_exhausted" and not seconds
     return response_of(status, body, scope, None if forever else seconds)
-
-
-def openai_error(status: int, failure: JsonObject) -> JsonObject:
-    """Returns the `error` object of OpenAI's API for a problem document or the data of a failed run."""
-    kind = "server_error" if status >= 500 else _OPENAI_TYPES.get(status, "invalid_request_error")
-    return {
-        "message": failure["detail"],
-        "type": kind,
-        "param": failure.get("param"),
-        "code": failure["code"],
-    }
-
-
-def run_error(message: str, code: str) -> JsonObject:
-    """Returns AG-UI's event of a failed run, which is also the body of a refused request."""
-    return {"type": "RUN_ERROR", "message": message, "code": code}
-
-
-def _serves_frontends(scope: Scope) -> bool:
-    path: str = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-    return path.startswith(_AGUI[0]) and path.endswith(_AGUI[1])
-
-
-def _serves_openai_clients(scope: Scope) -> bool:
-    path: str = scope.get("path", "").removeprefix(scope.get("root_path", ""))
-    return any(path == one or path.startswith(one + "/") for one in _OPENAI_PATHS)
 
 
 #: by pydantic's error type, where its own message does not help a caller
@@ -192,19 +160,11 @@ def issuer_of(state: State) -> str:
 def response_of(
     status: int, body: JsonObject, scope: Scope | None = None, retry_after: float | None = 0.0
 ) -> Response:
-    """Returns a problem document. For OpenAI clients it has their `error`, and invalid input in UTF-8 is 400.
-
-    For AG-UI clients it is the event `RUN_ERROR`, with the members of the document.
-    """
-    if scope is not None and _serves_openai_clients(scope):
-        if body["code"] == InvalidInput.code and body["detail"] != NOT_UTF_8:
-            status = 400
-        body = {**body, "status": status, "error": openai_error(status, body)}
+    """Returns a problem document, or what the clients of the path read in its place."""
     headers: dict[str, str] = {}
     if status in (429, 503) and retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(retry_after)))
     if status == 401:
         headers["www-authenticate"] = _challenge(scope)
-    if scope is not None and _serves_frontends(scope):
-        body = {**body, **run_error(body["detail"], body["code"])}
-    return Response(orjson.dumps(body), status, headers, "application/problem+json")
+    made = formatted(FormattedError(status, body), scope)
+    return Response(orjson.dumps(made.body), made.status, headers, made.media_type)

@@ -116,7 +116,10 @@ def add_exception_handlers(app: FastAPI) -> None:
 
 async def _handle_validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return error_response(InvalidInput(validation_detail(error.errors())), request.scope)
+    faults = error.errors()
+    place, *names = faults[0]["loc"] if faults else ("",)
+    param = str(names[0]) if names and place != "header" else ""
+    return error_response(InvalidInput(validation_detail(faults), param=param), request.scope)
 
 
 async def _handle_http_error(request: Request, error: Exception) -> Response:
@@ -127,20 +130,22 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
             request.scope,
         )
     if error.status_code == 405:
-        return _handle_method(request)
+        return _handle_method(request, error)
     body = problem_body(error.status_code, RequestError.code, str(error.detail))
     response = response_of(error.status_code, body, request.scope)
     response.headers.update(error.headers or {})
     return response
 
 
-def _handle_method(request: Request) -> Response:
+def _handle_method(request: Request, raised: HTTPException) -> Response:
     """Answers OPTIONS, and refuses methods that a path does not accept. Both name all that it accepts."""
     routes: Iterable[Any] = request.app.router.routes
     matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
     # a path that a route names as it is, is described by that route: compact is no id
     named = [route for route in matching if route.path == request.scope["path"]]
     found = {method for route in named or matching for method in route.methods}
+    if request.method in found:  # an application below the route does not accept it
+        found = set((raised.headers or {}).get("Allow", "").split(", "))
     allowed = ", ".join(sorted({*found, "OPTIONS"}))
     if request.method == "OPTIONS":
         return Response(status_code=204, headers={"allow": allowed})

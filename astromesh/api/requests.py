@@ -28,7 +28,9 @@ from starlette.types import Scope
 
 from astromesh.access.scopes import ANY_SESSION, Viewer, principal_of
 from astromesh.api.client_tools import MAX_TOOLS, ClientToolIn
+from astromesh.api.error_formats import NOT_JSON
 from astromesh.api.errors import validation_detail
+from astromesh.api.middleware.response import BODY_STATE
 from astromesh.config.callbacks import (
     ALL_EVENTS,
     MAX_HEADERS,
@@ -50,8 +52,6 @@ from astromesh.tools.client import ClientTools
 from astromesh.types import Attachment, CallerContext
 
 T = TypeVar("T")
-#: where the state of a request holds its body
-BODY_STATE = "body"
 #: where a scope holds its parsed headers
 _HEADERS_KEY = "astromesh.headers"
 #: headers whose lines are one list (RFC 9110, 5.3), of those that are read here
@@ -297,7 +297,7 @@ async def read_body(request: Request, adapter: TypeAdapter[T], example: str = ""
     try:
         return adapter.validate_python(orjson.loads(raw))
     except orjson.JSONDecodeError as error:
-        raise InvalidInput(f"The body is not JSON: {error}.") from error
+        raise InvalidInput(f"{NOT_JSON}: {error}.") from error
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
         is_incomplete = any(fault["type"] == "missing" for fault in faults)

@@ -11,8 +11,10 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from astromesh.api.errors import NOT_UTF_8, error_response
-from astromesh.api.requests import BODY_STATE, headers_of
+from astromesh.api.error_formats import NOT_UTF_8
+from astromesh.api.errors import error_response
+from astromesh.api.middleware.response import BODY_STATE
+from astromesh.api.requests import headers_of
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, PayloadTooLarge, UriTooLong
 from astromesh.text import has_long_integer
 

@@ -13,7 +13,9 @@ from astromesh.telemetry.ids import new_id
 
 #: bytes that one write hands to a socket; between two writes other runs get their turn
 CHUNK_BYTES = 256 * 1024
-#: where the state of a request says that its response has started
+#: where the state of a request holds its body
+BODY_STATE = "body"
+#: where it says that its response has started
 RESPONSE_STARTED = "response_started"
 #: where it has the limit of the principal's calls, how many are left, and the seconds until all are
 RATE_LIMIT = "rate_limit"

@@ -6,14 +6,17 @@ The first request loads the SDK, in a thread. Without a request, the server does
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astromesh.api.dependencies import scope
+from astromesh.api.errors import error_response
 from astromesh.api.requests import runtime_of
 from astromesh.api.responses import DelegatedResponse, json_bytes
-from astromesh.errors import MissingExtra, NotFound
+from astromesh.errors import AstromeshError, MissingExtra, NotFound
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 
@@ -66,4 +69,22 @@ async def a2a(name: str, request: Request) -> Response:
     runtime = runtime_of(request)
     runtime.agent(name)
     server = await _server(runtime)
-    return DelegatedResponse(server.router(name, _PREFIX.replace("{name}", name)))
+    return _A2AResponse(server.router(name, _PREFIX.replace("{name}", name)), server.refused_in)
+
+
+class _A2AResponse(DelegatedResponse):
+    """What the SDK answers; for an error that belongs to HTTP, its status and headers with A2A's body."""
+
+    def __init__(self, app: ASGIApp, refused_in: Callable[[Scope], AstromeshError | None]) -> None:
+        super().__init__(app)
+        self._refused_in = refused_in
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def checked(message: Message) -> None:
+            refused = self._refused_in(scope)
+            if refused is None:
+                await send(message)
+            elif message["type"] == "http.response.start":
+                await error_response(refused, scope)(scope, receive, send)
+
+        await super().__call__(scope, receive, checked)

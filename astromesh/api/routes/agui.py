@@ -22,7 +22,7 @@ from astromesh.api.client_tools import MAX_TOOLS, FunctionIn
 from astromesh.api.conversations import attachment_of, context_message, file_of
 from astromesh.api.decisions import decide
 from astromesh.api.dependencies import scope
-from astromesh.api.errors import run_error
+from astromesh.api.error_formats import run_error
 from astromesh.api.requests import SessionId, caller_of, headers_of, read_body, runtime_of
 from astromesh.api.responses import EventBuffer, EventStreamResponse
 from astromesh.api.schemas import event_stream, problems, request_body

@@ -32,7 +32,8 @@ from astromesh.api.conversations import (
     split_conversation,
 )
 from astromesh.api.dependencies import scope
-from astromesh.api.errors import openai_error, public_failure
+from astromesh.api.error_formats import openai_error
+from astromesh.api.errors import public_failure
 from astromesh.api.requests import (
     RunMetadata,
     SessionId,

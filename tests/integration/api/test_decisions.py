@@ -30,11 +30,14 @@ class Door:
     """Starts a run that waits for an approval, then approves with a scope."""
 
     def __init__(self, http: httpx.AsyncClient) -> None:
-        self.http, self.before = http, {}
+        self.http = http
+        self.before: Any = None
+        self.status = 0
 
     async def post(self, path: str, body: Any, scope: str, **headers: str) -> Any:
         answer = await self.http.post(path, json=body, headers={**bearer(scope), **headers})
         streams = answer.headers["content-type"].startswith("text/event-stream")
+        self.status = answer.status_code
         return [orjson.loads(x[6:]) for x in answer.text.split("\n") if x[:6] == "data: "] if streams else (
             answer.json()
         )  # fmt: skip
@@ -89,7 +92,7 @@ class Mcp(Door):
 
     async def call(self, scope: str, **more: Any) -> Any:
         headers, body = call_of(MODERN)
-        asks_users = {"elicitation": {"form": {}}}
+        asks_users: Any = {"elicitation": {"form": {}}}
         body["params"]["_meta"]["io.modelcontextprotocol/clientCapabilities"] = asks_users
         body["params"] |= more
         return (await self.post("/mcp", body, scope, **headers))["result"]
@@ -123,6 +126,7 @@ async def test_a_decision_needs_its_scope_at_every_door(tmp_path: Path, kind: ty
             await asyncio.sleep(0.05)
         await door.approve(RUNNER)
         assert (await statuses(http), used.calls) == (["waiting"], [])
+        assert door.status == (200 if kind is Mcp else 403)  # an answer of tools/call
         await door.approve(DECIDER)
         await until(lambda: used.calls)
         acts = (await http.get("/v1/audit", headers=bearer("admin"))).json()["acts"]

@@ -123,7 +123,6 @@ async def test_a_path_that_is_too_long_is_414_over_the_wire(tmp_path: Any, lengt
         "/v1/chat/completions",
         "/v1/responses",
         "/v1/agents/helper/agui",
-        "/mcp",
         "/v1/channels/whatsapp/webhook",
     ],
 )
