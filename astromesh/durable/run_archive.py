@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 
 from astromesh.durable.base import RunStore
 from astromesh.durable.run_registry import row_of
@@ -82,7 +83,13 @@ class RunArchive:
         if ended:
             task = asyncio.create_task(self._write(ended))
             self._tasks.add(task)
-            task.add_done_callback(self._tasks.discard)
+            task.add_done_callback(partial(self._written, len(ended)))
+
+    def _written(self, count: int, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        error = None if task.cancelled() else task.exception()
+        if error is not None:  # a fault of the store's own code
+            _log_dropped(count, error)
 
     async def _write(self, ended: Sequence[RunLog]) -> None:
         try:
@@ -111,5 +118,5 @@ class RunArchive:
             self._timer = asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._begin)
 
 
-def _log_dropped(count: int, error: AstromeshError | None) -> None:
+def _log_dropped(count: int, error: BaseException | None) -> None:
     log.warning("runs_not_noted", count=count, error=str(error))

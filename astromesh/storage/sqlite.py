@@ -252,9 +252,10 @@ class SqliteTransaction:
         return self._connection.execute(self._statements[query], values).rowcount
 
     async def execute_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
-        """Writes many rows by few statements: each costs SQLite about as much as a row."""
+        """Writes many rows by few statements, where each inserts: it costs SQLite about as much as a row."""
         statement, at = self._statements[query], 0
-        size = min(_INSERT_VALUES // len(rows[0]), _INSERT_ROWS) if rows else 0
+        inserts = bool(rows) and _INSERT.fullmatch(statement) is not None
+        size = min(_INSERT_VALUES // len(rows[0]), _INSERT_ROWS) if inserts else 0
         while size and at + size <= len(rows):
             values = tuple(chain.from_iterable(rows[at : at + size]))
             self._connection.execute(_insert_of_rows(statement, size), values)

@@ -16,6 +16,8 @@ from astromesh.storage.sqlite import Database, SqliteQueries
 STATEMENTS = {
     "create": "CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER)",
     "add": "INSERT INTO words VALUES ($1, $2) ON CONFLICT (word) DO UPDATE SET n = excluded.n",
+    "copy": "INSERT INTO words SELECT 'of ' || word, n FROM words WHERE word = $1",
+    "set": "UPDATE words SET n = $2 WHERE word = $1",
     "count": "UPDATE words SET n = n + $1",
     "all": "SELECT word, n FROM words ORDER BY word",
 }
@@ -50,6 +52,20 @@ async def test_many_rows_are_written_and_the_last_of_a_key_counts(queries):
 
     assert await queries.transact(add) == 99
     assert await words(queries) == [(f"w{n:02}", n + 100) for n in range(99)]
+
+
+async def test_many_rows_are_changed_and_copied(queries):
+    """A statement that is no plain INSERT is executed once per row."""
+    names = [f"w{n:02}" for n in range(70)]
+
+    async def change(tx: Transaction) -> None:
+        await tx.execute_many("add", [(name, 0) for name in names])
+        await tx.execute_many("set", [(name, n) for n, name in enumerate(names)])
+        await tx.execute_many("copy", [(name,) for name in names])
+
+    await queries.transact(change)
+    written = [(name, n) for n, name in enumerate(names)]
+    assert await words(queries) == [*((f"of {name}", n) for name, n in written), *written]
 
 
 @pytest.mark.parametrize("changes", [False, True])

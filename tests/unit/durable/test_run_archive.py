@@ -75,13 +75,14 @@ async def test_they_are_tried_again_by_themselves() -> None:
 
 async def test_what_is_lost_at_the_end_or_refused_is_told_with_its_number() -> None:
     with capture_logs() as lines:
-        for store in (_Store(away=9), _Store(away=9, error=StoreError("no such column"))):
+        errors = (StoreUnavailable("The database is locked."), StoreError("no such column"), KeyError("n"))
+        for store in (_Store(away=9, error=error) for error in errors):
             notes = notes_in(store)
             for number in range(3):
                 notes.add(ended(number))
             await notes.close()
     lost = [(line["count"], line["error"]) for line in lines if line["event"] == "runs_not_noted"]
-    assert lost == [(3, "The database is locked."), (3, "no such column")]
+    assert lost == [(3, "The database is locked."), (3, "no such column"), (3, "'n'")]
 
 
 async def test_many_are_written_in_batches_and_the_oldest_are_given_up_beyond_a_bound() -> None:
