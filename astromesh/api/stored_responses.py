@@ -12,8 +12,9 @@ from astromesh.api.conversations import add_call, context_text
 from astromesh.api.response_bodies import message_items
 from astromesh.api.response_events import ResponseEvents, ResponseForm, ResponseId
 from astromesh.durable.base import JournalStep, RunQuery, RunRow
-from astromesh.durable.serialization import message_of, messages_with_contents, with_contents
+from astromesh.durable.serialization import message_of
 from astromesh.errors import InvalidInput, RunNotFound
+from astromesh.graph.call_record import messages_with_contents, with_contents
 from astromesh.runtime.client_tools import ClientCall, results_of
 from astromesh.runtime.records import request_of
 from astromesh.runtime.runs import Runs

@@ -14,11 +14,12 @@ made in it, so that a resumed run counts and emits them without the node.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import replace
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
 from msgspec import convert, to_builtins
+from msgspec.structs import replace
 
 from astromesh.durable import failpoints
 from astromesh.durable.base import JournalStep, StepKind, StepState
@@ -81,6 +82,8 @@ class RunJournal:
 
     _stream: DurableStream | None = None
     _last_step: int = 0
+    #: of the attachments of its request, as base64 text by hash: the record has hashes alone
+    contents: Mapping[str, str] = MappingProxyType({})
 
     def __init__(
         self,
@@ -193,13 +196,18 @@ class RunJournal:
             scope.next_step()
             step = self.step_log.peek(path, self.step_log.number(path))
             if step is not None and step.state == "done":
-                request = convert(call.get("request", {"messages": ()}), CompletionRequest)
+                request = self._request_of(call)
                 if "request" in call:
                     self.step_log.requests.note(path, step.n, request)
                 self._repeat_model(scope, step, request, call["role"])
         else:
             self.step_log.number(f"{path}/{kind}:{call['id']}".lstrip("/"))
         return None
+
+    def _request_of(self, call: JsonObject) -> CompletionRequest:
+        request = convert(call.get("request", {"messages": ()}), CompletionRequest)
+        messages = call_record.messages_with_contents(request.messages, self.contents)
+        return replace(request, messages=messages)
 
     def _repeat_run(self, scope: Any, call_id: str, run: JsonObject) -> None:
         """Counts and charges a nested run behind a recorded call or node."""
@@ -292,7 +300,8 @@ class RunJournal:
         n = self.step_log.number(path)
         call = self._note(scope.path, kind="model", at=scope.path, role=role)
         if self._model.keeps_requests:
-            call["request"] = to_builtins(request)
+            messages = [*map(call_record.message_to_json, request.messages)]
+            call["request"] = {**to_builtins(replace(request, messages=())), "messages": messages}
         self.step_log.check_request(path, n, request, self.redact)
         found = self.step_log.find(path, n, digest)
         if found is not None and found.state == "done":

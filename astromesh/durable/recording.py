@@ -89,10 +89,13 @@ def _without_messages(request: CompletionRequest) -> CompletionRequest:
 
 
 def message_json(message: Message, redact: Redactor | None) -> JsonObject:
-    """Returns a message as steps show it: without what only its provider may read, under the rules."""
+    """Returns a message as steps show it: without what only its provider may read, under the rules.
+
+    Attachments have the hash of their content in place of it.
+    """
     if message.tool_calls:
         message = replace(message, tool_calls=tuple(replace(call, kept="") for call in message.tool_calls))
-    data: JsonObject = call_record.request_to_json(message)
+    data: JsonObject = without_contents(call_record.request_to_json(message))
     if redact is not None:
         place: Place = "tool_result" if message.role == "tool" else "output"
         if message.content:
@@ -100,6 +103,16 @@ def message_json(message: Message, redact: Redactor | None) -> JsonObject:
         for call in data.get("tool_calls", ()):
             call["arguments"] = redacted_arguments(call.get("arguments", "{}"), redact)
     return data
+
+
+def without_contents(message: JsonObject) -> JsonObject:
+    """Returns a message without the contents of its attachments, which earlier versions recorded."""
+    attached = message.get("attachments")
+    if not attached:
+        return message
+    named = [{**one, "data": ""} if one.get("sha256") else one for one in attached]
+    dropped = [{key: value for key, value in one.items() if (key, value) != ("data", "")} for one in named]
+    return {**message, "attachments": dropped}
 
 
 def requests_of(steps: Iterable[JournalStep]) -> dict[tuple[str, int], JsonObject]:
@@ -116,7 +129,8 @@ def requests_of(steps: Iterable[JournalStep]) -> dict[tuple[str, int], JsonObjec
         before = found.get((step.path, encoded["after"]), {}) if "after" in encoded else {}
         rest = encoded.get("rest", {key: value for key, value in before.items() if key != "messages"})
         shared = before.get("messages", [])[: encoded.get("same", 0)]
-        found[step.path, step.n] = {**rest, "messages": [*shared, *encoded["messages"]]}
+        own = map(without_contents, encoded["messages"])
+        found[step.path, step.n] = {**rest, "messages": [*shared, *own]}
     return found
 
 

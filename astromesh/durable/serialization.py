@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from base64 import b64decode
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 
-from msgspec import to_builtins
-from msgspec.structs import replace
-
+from astromesh.graph.call_record import message_to_json
 from astromesh.types import (
     Attachment,
     CallerContext,
@@ -30,13 +28,6 @@ _CHECKED = frozenset({"context", "metadata", "attachments"})
 
 
 # -- memory --------------------------------------------------------------------------------------------------
-def message_to_json(message: Message) -> JsonObject:
-    data: JsonObject = to_builtins(message)
-    if message.attachments:
-        data["attachments"] = [*map(attachment_to_json, message.attachments)]
-    return data
-
-
 def message_of(data: JsonObject) -> Message:
     calls = tuple(ToolCall(**call) for call in data.get("tool_calls", ()))
     attached = tuple(map(attachment_of, data.get("attachments", ())))
@@ -45,12 +36,6 @@ def message_of(data: JsonObject) -> Message:
 
 
 # -- attachments: stored apart, by the hash of their content ------------------------------------------------
-def attachment_to_json(one: Attachment) -> JsonObject:
-    """Returns an attachment with the hash of its content in place of it."""
-    about = {"media_type": one.media_type, "name": one.name}
-    return {**about, "sha256": one.sha256} if one.sha256 else {**about, "url": one.url, "data": one.data}
-
-
 def attachment_of(data: JsonObject) -> Attachment:
     return Attachment(**data)
 
@@ -66,28 +51,6 @@ def attachment_hashes(request: JsonObject) -> tuple[str, ...]:
 def contents_of(attachments: Iterable[Attachment]) -> dict[str, bytes]:
     """Returns the contents of attachments by hash."""
     return {one.sha256: b64decode(one.data) for one in attachments if one.sha256 and one.data}
-
-
-def with_contents(attachments: Iterable[Attachment], contents: Mapping[str, str]) -> tuple[Attachment, ...]:
-    """Returns attachments with their content, without those whose content was deleted.
-
-    Args:
-        contents: base64 text by hash.
-    """
-    found = (
-        replace(one, data=contents.get(one.sha256, "")) if one.sha256 and not one.data else one
-        for one in attachments
-    )
-    return tuple(one for one in found if one.data or one.url)
-
-
-def messages_with_contents(messages: Iterable[Message], contents: Mapping[str, str]) -> tuple[Message, ...]:
-    return tuple(
-        replace(message, attachments=with_contents(message.attachments, contents))
-        if message.attachments
-        else message
-        for message in messages
-    )
 
 
 def memory_to_json(memory: MemoryContext) -> JsonObject:

@@ -5,13 +5,14 @@ The journal of a durable run and the recording of a workflow store calls in this
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
 from hashlib import sha256
 from typing import Any
 
 import orjson
 from msgspec import NODEFAULT, Struct, convert, structs, to_builtins
+from msgspec.structs import replace
 
 from astromesh import errors
 from astromesh.errors import (
@@ -23,6 +24,7 @@ from astromesh.errors import (
 )
 from astromesh.tools.results import to_text
 from astromesh.types import (
+    Attachment,
     Command,
     CompletionRequest,
     CompletionResult,
@@ -91,6 +93,50 @@ def _without_defaults(value: Any) -> Any:
 def _is_default(field: structs.FieldInfo, value: Any) -> bool:
     default = field.default_factory() if field.default_factory is not NODEFAULT else field.default
     return default is not NODEFAULT and bool(value == default)
+
+
+# -- messages: the contents of attachments are stored apart, by their hash -----------------------------------
+
+
+def message_to_json(message: Message) -> JsonObject:
+    data: JsonObject = to_builtins(message)
+    if message.attachments:
+        data["attachments"] = [*map(attachment_to_json, message.attachments)]
+    return data
+
+
+def attachment_to_json(one: Attachment) -> JsonObject:
+    """Returns an attachment with the hash of its content in place of it."""
+    about = {"media_type": one.media_type, "name": one.name}
+    return {**about, "sha256": one.sha256} if one.sha256 else {**about, "url": one.url, "data": one.data}
+
+
+def with_contents(attachments: Iterable[Attachment], contents: Mapping[str, str]) -> tuple[Attachment, ...]:
+    """Returns attachments with their content, without those whose content was deleted.
+
+    Args:
+        contents: base64 text by hash.
+    """
+    found = (
+        replace(one, data=contents.get(one.sha256, "")) if one.sha256 and not one.data else one
+        for one in attachments
+    )
+    return tuple(one for one in found if one.data or one.url)
+
+
+def messages_with_contents(messages: Iterable[Message], contents: Mapping[str, str]) -> tuple[Message, ...]:
+    return tuple(
+        replace(message, attachments=with_contents(message.attachments, contents))
+        if message.attachments
+        else message
+        for message in messages
+    )
+
+
+def known_contents(messages: Iterable[Message]) -> dict[str, str]:
+    """Returns the contents of the attachments of messages, as base64 text by hash."""
+    found = (one for message in messages for one in message.attachments)
+    return {one.sha256: one.data for one in found if one.sha256 and one.data}
 
 
 # -- answers of models ---------------------------------------------------------------------------------------

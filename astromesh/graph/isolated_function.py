@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec import convert, to_builtins
 
+from astromesh.graph.call_record import known_contents
 from astromesh.graph.node_json import Snapshot, apply_writes, context_to_json, result_of, result_to_json
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
@@ -46,7 +47,7 @@ async def call_in_worker(
     own = apply_writes(state, found["writes"])
     if found["stop"] is not None:
         state.stop(*found["stop"])
-    return result_of(node, found["result"], own)
+    return result_of(node, found["result"], own, contents=known_contents(state.messages))
 
 
 def _state_to_json(state: GraphState) -> JsonObject:
@@ -81,5 +82,6 @@ def _state_of(data: JsonObject) -> GraphState:
     state = GraphState(convert(data["messages"], list[Message]), data["context"])
     state.visited, state.plan = data["visited"], data["plan"]
     state.observations, state.reflections = data["observations"], data["reflections"]
-    state.node_history = [result_of(name, result) for name, result in data["history"]]
+    contents = known_contents(state.messages)
+    state.node_history = [result_of(name, result, contents=contents) for name, result in data["history"]]
     return state

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import orjson
 
 from astromesh.errors import described, is_failure
+from astromesh.graph.call_record import known_contents
 from astromesh.graph.effects import declared_inputs
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.node_json import NotRecordable, Snapshot, apply_writes, result_of, result_to_json
@@ -168,4 +169,4 @@ def _restored(node: Any, entry: JsonObject, state: GraphState) -> NodeResult:
     added = entry["writes"].get("lists", {})
     lists = {name: (len(getattr(state, name)), items) for name, (_, items) in added.items()}
     own = apply_writes(state, {**entry["writes"], "lists": lists})
-    return result_of(node.name, entry["result"], own, node.output_schema)
+    return result_of(node.name, entry["result"], own, node.output_schema, known_contents(state.messages))

@@ -9,13 +9,20 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
 from math import isfinite
+from types import MappingProxyType
 from typing import Any, get_type_hints
 
 import orjson
 from msgspec import Struct, convert, json, structs, to_builtins
 
 from astromesh.errors import AstromeshError, GraphError, GraphStopped, NodeFailed, OutputRefused, described
-from astromesh.graph.call_record import error_of, error_to_json
+from astromesh.graph.call_record import (
+    error_of,
+    error_to_json,
+    known_contents,
+    message_to_json,
+    messages_with_contents,
+)
 from astromesh.graph.records import NO_USAGE, TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import (
     NO_RESTORES,
@@ -38,6 +45,10 @@ _PLAIN_FIELDS = (
     "duration_ms",
 )  # fmt: skip
 _DEFAULT_RESULT = NodeResult()
+
+
+#: no contents of attachments by hash
+NO_CONTENTS: Mapping[str, str] = MappingProxyType({})
 
 
 class NotRecordable(TypeError):
@@ -189,7 +200,9 @@ class Snapshot:
             same = next(
                 (n for n, (old, new) in enumerate(pairs) if old is not new), min(len(self.messages), len(now))
             )
-            return None if same == len(now) == len(self.messages) else (same, to_builtins(now[same:]))
+            if same == len(now) == len(self.messages):
+                return None
+            return same, [*map(message_to_json, now[same:])]
         length, before = self.lists[name]
         if len(now) == length and _quietly_encoded(now) == before:
             return None
@@ -240,7 +253,7 @@ def apply_writes(
     own: list[Message] = []
     for name, (same, added) in writes.get("lists", {}).items():
         if name == "messages":
-            own = convert(added, list[Message])
+            own = [*messages_with_contents(convert(added, list[Message]), known_contents(state.messages))]
         engine_extend(getattr(state, name), own if name == "messages" else added, same)
     return own
 
@@ -272,7 +285,7 @@ def result_to_json(result: NodeResult, own: Sequence[Message]) -> JsonObject:
     places = {id(message): place for place, message in enumerate(own)}
     if result.messages_added:
         data["messages"] = [
-            places.get(id(m)) if id(m) in places else to_builtins(m) for m in result.messages_added
+            places.get(id(m)) if id(m) in places else message_to_json(m) for m in result.messages_added
         ]
     if result.tool_calls:
         data["tool_calls"] = to_builtins(list(result.tool_calls))
@@ -285,12 +298,19 @@ def result_to_json(result: NodeResult, own: Sequence[Message]) -> JsonObject:
     return data
 
 
-def result_of(name: str, data: JsonObject, own: Sequence[Message] = (), schema: Any = None) -> NodeResult:
+def result_of(
+    name: str,
+    data: JsonObject,
+    own: Sequence[Message] = (),
+    schema: Any = None,
+    contents: Mapping[str, str] = NO_CONTENTS,
+) -> NodeResult:
     """Restores a result.
 
     Args:
         own: The messages that the node itself added.
         schema: The `output_schema` of the node, or None.
+        contents: Of the attachments of messages, as base64 text by hash.
     """
     result = NodeResult(name, **{key: data[key] for key in _PLAIN_FIELDS if key in data})
     if result.transition_reason == TOOL_CALLS_PRESENT:
@@ -301,9 +321,8 @@ def result_of(name: str, data: JsonObject, own: Sequence[Message] = (), schema: 
     result.output = output
     result.raw_output = output if data.get("raw_is_output") else data.get("raw_output")
     if "messages" in data:
-        result.messages_added = [
-            own[m] if isinstance(m, int) else convert(m, Message) for m in data["messages"]
-        ]
+        added = [own[m] if isinstance(m, int) else convert(m, Message) for m in data["messages"]]
+        result.messages_added = messages_with_contents(added, contents)
     if "tool_calls" in data:
         result.tool_calls = tuple(convert(data["tool_calls"], list[ToolCall]))
     result.guards_passed, result.guards_failed = map(tuple, data.get("guards", ((), ())))

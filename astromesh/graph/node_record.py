@@ -20,13 +20,15 @@ again. `node_json` says what JSON can carry.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
 from astromesh.errors import BranchDropped, NondeterministicGraph
+from astromesh.graph.call_record import known_contents
 from astromesh.graph.calls import call_tool, call_tools
 from astromesh.graph.node_json import (
+    NO_CONTENTS,
     NotRecordable,
     Snapshot,
     apply_writes,
@@ -246,7 +248,8 @@ class NodeRecorder:
         own = apply_writes(state, record["writes"], visit.notes, plan.restores)
         if step.schema is not None:
             step.schema.restore(state, record["writes"])
-        result = self._result(step.name, record["result"], own, step.node.output_schema)
+        contents = known_contents(state.messages)
+        result = self._result(step.name, record["result"], own, step.node.output_schema, contents)
         if record["result"].get("charged"):
             state.ledger.add_usage(result.usage)
         run.nested_text = record.get("text", run.nested_text)
@@ -288,9 +291,14 @@ class NodeRecorder:
         self._journal.diverge(message)
 
     def _result(
-        self, name: str, data: JsonObject, own: Sequence[Message] = (), schema: Any = None
+        self,
+        name: str,
+        data: JsonObject,
+        own: Sequence[Message] = (),
+        schema: Any = None,
+        contents: Mapping[str, str] = NO_CONTENTS,
     ) -> NodeResult:
-        result = result_of(name, data, own, schema)
+        result = result_of(name, data, own, schema, contents)
         if "exception" in data:
             result.exception = exception_of(data["exception"], self._exceptions)
         return result

@@ -12,8 +12,10 @@ from astromesh.durable.base import Callback
 from astromesh.durable.serialization import (
     SCHEMA,
     attachment_of,
-    attachment_to_json,
     message_of,
+)
+from astromesh.graph.call_record import (
+    attachment_to_json,
     message_to_json,
     messages_with_contents,
     with_contents,
@@ -280,6 +282,11 @@ def attachments_of(request: RunRequest) -> tuple[Attachment, ...]:
     return (*request.attachments, *before)
 
 
+def contents_by_hash(request: RunRequest) -> dict[str, str]:
+    """Returns the contents of all attachments of a request, as base64 text by hash."""
+    return {one.sha256: one.data for one in attachments_of(request) if one.sha256 and one.data}
+
+
 def request_with_contents(request: RunRequest, contents: Mapping[str, str]) -> RunRequest:
     """Returns a stored request with what it refers to. Args: contents: base64 text by hash."""
     if not attachments_of(request):
@@ -305,7 +312,7 @@ def admitted_to_json(admitted: AdmittedQuery) -> JsonObject:
 def admitted_of(request: RunRequest, data: JsonObject) -> AdmittedQuery:
     history, preface = _messages_of(data["history"]), _messages_of(data["preface"]) or ()
     continuation = _messages_of(data.get("continuation")) or ()
-    if history and (contents := {one.sha256: one.data for one in attachments_of(request)}):
+    if history and (contents := contents_by_hash(request)):
         history = messages_with_contents(history, contents)
     return AdmittedQuery(request, data["query"], tuple(data["actions"]), history, preface, continuation)
 

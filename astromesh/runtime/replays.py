@@ -18,7 +18,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.content_capture import redactor_of
 from astromesh.runtime.pipeline import answer
-from astromesh.runtime.records import RunAnswer, RunRequest
+from astromesh.runtime.records import RunAnswer, RunRequest, contents_by_hash
 from astromesh.runtime.request_options import changed_agent
 from astromesh.runtime.run import RunFactory
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -83,6 +83,7 @@ class Replays:
             agent, request, caller_of(row.caller), trace_id=row.trace_id, run_id=row.run_id
         )
         run.journal = run.scope.journal = RunJournal(log, "", run.id, run.model, redactor_of(agent))
+        run.journal.contents = contents_by_hash(request)
         try:
             async with asyncio.timeout(_TIMEOUT):
                 made = _ending(await answer(agent, request, run))

@@ -28,7 +28,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import Accounts, ChargedModel
 from astromesh.runtime.content_capture import ContentCapture, redactor_of
 from astromesh.runtime.message_order import AcceptedRun
-from astromesh.runtime.records import RunAnswer, RunRequest, request_to_json
+from astromesh.runtime.records import RunAnswer, RunRequest, attachments_of, contents_by_hash, request_to_json
 from astromesh.runtime.request_options import raises_limit
 from astromesh.runtime.sessions import SessionLock
 from astromesh.telemetry import ids
@@ -398,6 +398,7 @@ class RunFactory:
             run.journal = scope.journal = RunJournal(
                 record.step_log, place, run_id, model, redactor_of(agent)
             )
+            run.journal.contents = contents_by_hash(request)
         return run
 
     def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
@@ -454,5 +455,5 @@ class PlainRecorder:
         admitted = run.admitted_request or request_to_json(request, run.admitted_query)
         stored = {**ended_request(admitted, run.admitted_query), "accepted_at": run.prompt_time}
         caller = caller_to_json(run.caller or CallerContext())
-        contents = contents_of(request.attachments)
+        contents = contents_of(attachments_of(request))
         return Recording(steps.steps, stored, agent.snapshot, caller, contents)

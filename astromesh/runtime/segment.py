@@ -33,6 +33,7 @@ from astromesh.runtime.records import (
     RunAnswer,
     RunRequest,
     attachments_of,
+    contents_by_hash,
     new_request_to_json,
     request_of,
     request_with_contents,
@@ -169,6 +170,7 @@ class Segment:
         step_log.writes_sessions = row.forked_from is None or self.request.persist
         redact = redactor_of(self.agent)
         run.journal = run.scope.journal = RunJournal(step_log, "", row.run_id, run.model, redact)
+        run.journal.contents = contents_by_hash(self.request)
         run.use_stream(stream, self.agent)
         run.scope.deadline = self._deadline(steps)
         if past:

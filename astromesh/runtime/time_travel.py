@@ -19,7 +19,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.forks import ForkRequest, copy_history, forked_row, history_of, with_model
 from astromesh.runtime.input_rules import screen
-from astromesh.runtime.records import new_request_to_json, request_of
+from astromesh.runtime.records import attachments_of, new_request_to_json, request_of
 from astromesh.runtime.replays import Replays
 from astromesh.runtime.runs import Runs
 from astromesh.runtime.segment import admission_of, stored_request
@@ -91,7 +91,7 @@ class TimeTravel:
             caller: who starts it. It runs for the owner of the run, with the caller's token if they are one.
 
         Raises:
-            NotRecorded: the run has no record, or a step before this one is no longer stored.
+            NotRecorded: the run has no record, or a step before this one or an attachment was deleted.
             InvalidInput: there is no such step, or it cannot be edited like that.
             Forbidden: the caller may not run the agent.
             StoreUnavailable, ShuttingDown, Overloaded: the fork was not accepted.
@@ -104,6 +104,7 @@ class TimeTravel:
             raise InvalidInput(f"at: the run {run_id!r} has no step {request.at}.")
         if request.edit is not None:
             check_edit(at, request.edit)
+        await self._require_attachments(row)
         begun = forked_steps(steps, at, request.edit)
         manifest = self._manifest(row, at, request.edit)
         agent = await self._agent(row.agent, manifest, request.edit)
@@ -119,6 +120,16 @@ class TimeTravel:
             await copy_history(agent, fork, steps, now)
         admission = admission_of(agent)._replace(policy="enqueue", take_place=None)
         return await self._durable.accept(fork, caller, admission, key, begun)
+
+    async def _require_attachments(self, row: RunRow) -> None:
+        named = [one for one in attachments_of(request_of(row.request)) if one.sha256]
+        stored = await self._durable.store.attachments(row.run_id) if named else {}
+        missing = [repr(one.name or one.sha256) for one in named if one.sha256 not in stored]
+        if missing:
+            raise NotRecorded(
+                f"Attachments of the run {row.run_id!r} were deleted with its session: {', '.join(missing)}. "
+                "Start a new run with these files."
+            )
 
     async def _agent(self, name: str, manifest: JsonObject, edit: Edit | None) -> Agent:
         try:

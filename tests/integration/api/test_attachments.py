@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-from base64 import b64encode
+from base64 import b64decode, b64encode
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from hashlib import sha256
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +16,9 @@ import pytest
 import yaml
 from websockets.asyncio.client import connect
 
+from astromesh.graph import GraphState, PromptGraph, PromptNode, node
 from astromesh.providers.base import Capabilities
+from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ScriptedProvider
 from astromesh.types import Message
 from tests.integration.agents_folder import manifest, runtime_of, served, write
@@ -31,6 +34,7 @@ class House(NamedTuple):
     provider: ScriptedProvider
     http: httpx.AsyncClient
     at: str
+    runtime: AgentRuntime
 
     async def run(self, *attachments: dict[str, Any], route: str = "run", **more: Any) -> httpx.Response:
         body = {"query": "What is this?", "session_id": "s", "attachments": list(attachments), **more}
@@ -42,19 +46,20 @@ class House(NamedTuple):
 
 @asynccontextmanager
 async def house_of(
-    path: Path, *, takes: Capabilities | None = None, allow: bool = False, **spec: Any
+    path: Path, *, takes: Capabilities | None = None, allow: bool = False, graph: Any = None, **spec: Any
 ) -> AsyncIterator[House]:
     provider = ScriptedProvider("A cat.", repeat=True, capabilities=takes)
     folder = write(path, manifest(**spec))
+    more = {"graphs": {"made": graph}} if graph is not None else {}
     network = {"allow_hosts": ["127.0.0.1"]} if allow else {}
     settings = {"network": network, "limits": {"max_attachment_bytes": 2000}}
     head = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig", "spec": settings}
     (folder / "runtime.yaml").write_text(yaml.safe_dump(head))
     async with (
-        served(runtime_of(folder, provider)) as at,
+        served(runtime := runtime_of(folder, provider, **more)) as at,
         httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as http,
     ):
-        yield House(provider, http, at)
+        yield House(provider, http, at, runtime)
 
 
 @asynccontextmanager
@@ -199,10 +204,45 @@ async def test_the_attachments_of_a_session_go_with_it(tmp_path: Path) -> None:
     """A replay needs what the run had; it has it until the session is erased."""
     memory = {"conversational": {"backend": "sqlite"}}
     async with house_of(tmp_path, memory=memory) as house:
-        row = (await house.run({"data": PNG, "media_type": "image/png"}, route="runs")).json()
+        row = (
+            await house.run({"data": PNG, "media_type": "image/png", "name": "cat.png"}, route="runs")
+        ).json()
         run = f"/v1/runs/{row['run_id']}"
         await house.http.get(f"{run}/events?follow=true")
         assert (await house.http.post(f"{run}/replay")).json()["reproduced"] is True
         assert (await house.http.delete("/v1/agents/helper/sessions/s")).status_code == 204
         assert (await house.http.get(run)).status_code == 200
         assert (await house.http.post(f"{run}/replay")).json()["reproduced"] is False
+        fork = await house.http.post(f"{run}/fork", json={"at": 1})
+        assert (fork.status_code, fork.json()["code"]) == (409, "not_recorded")
+        assert "'cat.png'" in fork.json()["detail"]
+
+
+@pytest.mark.parametrize("pattern", ["react", "graph", "reasoning"])
+async def test_steps_name_attachments_by_the_hash_of_their_content(tmp_path: Path, pattern: str) -> None:
+    @node("repeats")
+    def repeats(state: GraphState) -> str:
+        state.messages.append(state.messages[-1])
+        return "Again."
+
+    made = PromptGraph("made", nodes=[repeats, PromptNode("answer")]).sequential("repeats", "answer")
+    orchestration = {"pattern": pattern, **({"graph": "made"} if pattern == "graph" else {})}
+    memory = {"conversational": {"backend": "sqlite"}}
+    async with house_of(
+        tmp_path, graph=made, memory=memory, orchestration=orchestration, recording=True
+    ) as house:
+        asked = {"data": PNG, "media_type": "image/png", "name": "cat.png"}
+        plain = (await house.run(asked)).json()["run_id"]
+        durable = (await house.run(asked, route="runs")).json()["run_id"]
+        await house.http.get(f"/v1/runs/{durable}/events?follow=true")
+        assert all(any(m.attachments for m in r.messages) for r in house.provider.requests)
+        for run_id in (plain, durable):
+            replay = await house.http.post(f"/v1/runs/{run_id}/replay")
+            assert replay.json()["reproduced"] is True, replay.text
+            steps = [
+                one["step"] for one in (await house.http.get(f"/v1/runs/{run_id}/steps")).json()["steps"]
+            ]
+            shown = [(await house.http.get(f"/v1/runs/{run_id}/steps/{step}")).text for step in steps]
+            stored = str(await house.runtime.durable.store.steps(run_id))
+            assert PNG not in stored and not any(PNG in one for one in shown)
+            assert sha256(b64decode(PNG)).hexdigest() in stored
