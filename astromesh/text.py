@@ -105,6 +105,12 @@ def has_invisible(text: str) -> bool:
     return (_ASCII_INVISIBLE if text.isascii() else _INVISIBLE).search(text) is not None
 
 
+def quoted_name(name: str) -> str:
+    """Returns the name of a file as one quoted line, which no name can end, for a text that has more."""
+    line = "".join(char if char.isprintable() else " " for char in name)
+    return '"' + line.replace("\\", "\\\\").replace('"', '\\"') + '"'
+
+
 def is_blank(text: str) -> bool:
     """Whether a text has no visible character."""
     return _VISIBLE.search(text) is None

@@ -367,13 +367,14 @@ class TaskHandler(RequestHandler):
         runtime, caller = self._runtime, _caller(context)
         agent = runtime.agent(self._name)
         text = text_of(message.parts)
-        if is_blank(text):
-            raise InvalidParamsError("message.parts: an agent needs text.")
+        attachments = attachments_of(message.parts)
+        if is_blank(text) and not attachments:
+            raise InvalidParamsError("message.parts: an agent needs text or a file.")
         if len(message.context_id) > _MAX_CONTEXT_ID or not message.context_id.isprintable():
             raise InvalidParamsError(f"message.contextId: at most {_MAX_CONTEXT_ID} printable characters.")
         session = message.context_id or ids.new_id()
         callback = None if push is None else callback_of(push)
-        request = RunRequest(text, session, attachments=attachments_of(message.parts), callback=callback)
+        request = RunRequest(text, session, attachments=attachments, callback=callback)
         digest = sha256(message.SerializeToString(deterministic=True)).hexdigest()
         tenant, owner = principal_of(caller)
         expires = runtime.clock.now() + KEY_SECONDS

@@ -28,13 +28,18 @@ def split_conversation(messages: Sequence[Message]) -> Conversation:
     """Returns messages of users, assistants and tools as a run reads them.
 
     Raises:
-        InvalidInput: the last user message has no text, or an answer follows it.
+        InvalidInput: the last user message has neither text nor attachment, or an answer follows it.
     """
     at = max((n for n, message in enumerate(messages) if message.role == "user"), default=-1)
     behind = tuple(messages[at + 1 :])
-    if at < 0 or is_blank(messages[at].content) or (behind and behind[-1].role != "tool"):
-        raise InvalidInput("The last message must be a user message with text.")
+    if at < 0 or is_empty(messages[at]) or (behind and behind[-1].role != "tool"):
+        raise InvalidInput("The last message must be a user message with text or an attachment.")
     return Conversation(tuple(messages[:at]), messages[at], behind)
+
+
+def is_empty(message: Message) -> bool:
+    """Whether a message has neither text nor attachment."""
+    return is_blank(message.content) and not message.attachments
 
 
 def add_call(messages: list[Message], call: ToolCall) -> None:

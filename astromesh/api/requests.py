@@ -149,8 +149,9 @@ def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
     return metadata
 
 
+_MAX_QUERY = 100_000
 Query = Annotated[
-    str, StringConstraints(min_length=1, max_length=100_000, pattern=r"\S"), AfterValidator(_not_blank)
+    str, StringConstraints(min_length=1, max_length=_MAX_QUERY, pattern=r"\S"), AfterValidator(_not_blank)
 ]
 
 
@@ -228,9 +229,24 @@ class AttachmentIn(BaseModel):
 class RunBody(BaseModel):
     """One message to an agent."""
 
-    model_config = ConfigDict(extra="forbid", strict=True)
+    model_config = ConfigDict(
+        extra="forbid",
+        strict=True,
+        json_schema_extra={
+            "anyOf": [
+                {"properties": {"query": {"type": "string", "minLength": 1, "pattern": r"\S"}}},
+                {
+                    "properties": {"attachments": {"type": "array", "minItems": 1}},
+                    "required": ["attachments"],
+                },
+            ]
+        },
+    )
 
-    query: Query = Field(description="The user's message.", examples=["How do I reset my password?"])
+    query: Annotated[str, Field(max_length=_MAX_QUERY)] = Field(
+        description="The user's message; it may be empty beside `attachments`.",
+        examples=["How do I reset my password?"],
+    )
     session_id: SessionId = Field(description="Names the conversation.", examples=["session-42"])
     context: dict[str, Any] = Field(default_factory=dict, description="Variables for the prompt template.")
     metadata: RunMetadata = Field(
@@ -259,6 +275,12 @@ class RunBody(BaseModel):
     callback: CallbackIn | None = Field(
         None, description="Whom to call when the run ends or waits; it makes the run durable."
     )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if is_blank(self.query) and not self.attachments:
+            raise PydanticCustomError("blank", "query: it must not be blank", {"param": "query"})
+        return self
 
     def parameters(self) -> dict[str, Any]:
         """Returns the parameters of the model calls that the body has."""
@@ -302,7 +324,7 @@ async def read_body(request: Request, adapter: TypeAdapter[T], example: str = ""
         faults = error.errors(include_url=False, include_input=False)
         is_incomplete = any(fault["type"] == "missing" for fault in faults)
         shown = f" This body works: {example}" if example and is_incomplete else ""
-        param = str(next(iter(faults[0]["loc"]), ""))
+        param = str(next(iter(faults[0]["loc"]), faults[0].get("ctx", {}).get("param", "")))
         raise InvalidInput(validation_detail(faults) + shown, param=param) from error
 
 

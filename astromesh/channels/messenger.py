@@ -22,6 +22,7 @@ from astromesh.errors import AnswerTooLarge, ChannelError, InvalidInput, NetErro
 from astromesh.logs import get_logger
 from astromesh.net.http import Http, HttpResponse
 from astromesh.plugins import Deps
+from astromesh.text import quoted_name
 from astromesh.types import Attachment, JsonObject
 
 #: characters of one message, counted as UTF-16 code units; the same at WhatsApp and Telegram
@@ -155,7 +156,8 @@ def _with_note(message: ReceivedMessage, mime: str, what: str, size: int = 0) ->
     """Returns a message with a note about its attachment. Args: size: in bytes; 0 if it was not fetched."""
     attached = message.details["attachment"]
     name = "a voice message" if attached["voice"] else _NAMES.get(message.details["kind"], "a file")
-    details = ", ".join(filter(None, (attached["filename"], mime, f"{size} bytes" if size else "")))
+    file = quoted_name(attached["filename"]) if attached["filename"] else ""
+    details = ", ".join(filter(None, (file, mime, f"{size} bytes" if size else "")))
     note = f"[The user sent {name}{f' ({details})' if details else ''}. {what}]"
     caption = message.details.get("caption", "")
     seen: JsonObject = {**attached, "bytes": size, "available": bool(size), "note": what}

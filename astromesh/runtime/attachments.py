@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import binascii
 import mimetypes
+import re
 from base64 import b64decode, b64encode
 from collections.abc import Sequence
 from hashlib import sha256
@@ -24,6 +25,7 @@ from astromesh.errors import AnswerTooLarge, InvalidInput, NetError, PayloadTooL
 from astromesh.plugins import Deps, Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.records import RunRequest, attachments_of
+from astromesh.text import is_blank, quoted_name
 from astromesh.types import Attachment, Message
 
 #: of one request, its history included
@@ -50,7 +52,10 @@ class _Files(Struct, frozen=True):
     texts: tuple[str, ...]
 
     def under(self, text: str) -> str:
-        return "\n\n".join((text, *self.texts))
+        """Returns a message with the files. One without a text says what it brings along, as on channels."""
+        if is_blank(text):
+            text = "" if self.texts else " ".join(f"[{one.kind}]" for one in self.kept)
+        return "\n\n".join(filter(None, (text, *self.texts)))
 
 
 class AttachmentReader:
@@ -119,7 +124,9 @@ class AttachmentReader:
                 kept.append(replace(one, url="", media_type=kind, sha256=sha256(data).hexdigest()))
             else:
                 text = self._text_of_pdf(one, number, data) if kind == PDF else _text(one, number, data)
-                texts.append(f"File {one.name or number + 1}:\n```\n{text}\n```")
+                name = quoted_name(one.name) if one.name else str(number + 1)
+                fence = _fence_of(text)
+                texts.append(f"File {name}:\n{fence}\n{text}\n{fence}")
         return _Files(tuple(kept), tuple(texts))
 
     async def _fetched(self, one: Attachment) -> Attachment:
@@ -202,6 +209,11 @@ def _text(one: Attachment, number: int, data: bytes) -> str:
     if "\0" in text:
         raise InvalidInput(f"{_label(one, number)} has a NUL character, which no text has.", param=_PARAM)
     return text
+
+
+def _fence_of(text: str) -> str:
+    """Returns a fence that is longer than each in a text."""
+    return "`" * max(3, 1 + max(map(len, re.findall("`+", text)), default=0))
 
 
 def _label(one: Attachment, number: int) -> str:

@@ -320,15 +320,16 @@ class _Door:
             first -= 1
         asked = messages[first : newest + 1]
         query = "\n".join(map(_text, asked))
-        if is_blank(query):
-            raise InvalidInput("messages: the last one must have text.", param="messages")
+        attachments = tuple(one for message in asked for one in _attachments(message))
+        if is_blank(query) and not attachments:
+            raise InvalidInput("messages: the last one must have text or an attachment.", param="messages")
         store = self._agent.memory.conversations
         info = await store.info(self._session) if store is not None else None
         before = messages[:first] if info is None or not info.turns else []
         return RunRequest(
             query,
             body.thread_id,
-            attachments=tuple(one for message in asked for one in _attachments(message)),
+            attachments=attachments,
             preface=self._preface(),
             history=tuple(_message(m, names) for m in before) or None,
             continuation=tuple(_message(m, names) for m in behind),

@@ -108,7 +108,7 @@ async def test_groups_edits_and_other_updates_are_left_alone(tmp_path: Path) -> 
 KINDS: list[tuple[dict[str, Any], str]] = [
     ({"voice": {"file_id": "v", "mime_type": "audio/ogg"}}, "[The user sent a voice message (audio/ogg)."),
     ({"video": {"file_id": "v"}, "caption": "Look"}, "[The user sent a video (video/mp4)."),
-    ({"document": {"file_id": "d", "file_name": "a.zip"}}, "[The user sent a document (a.zip, "),
+    ({"document": {"file_id": "d", "file_name": "a.zip"}}, '[The user sent a document ("a.zip", '),
     ({"location": {"latitude": 52.5, "longitude": 13.4}}, "[The user sent a location: (52.5, 13.4)]"),
     ({"photo": [{"file_id": "gone"}]}, "[The user sent a picture (image/jpeg). It could not be fetched.]"),
 ]  # fmt: skip

@@ -197,7 +197,7 @@ TYPES = [
     (
         "document",
         {"id": "m1", "mime_type": "application/pdf", "filename": "bill.pdf"},
-        "[The user sent a document (bill.pdf, application/pdf). Its content cannot be shown to you.]",
+        '[The user sent a document ("bill.pdf", application/pdf). Its content cannot be shown to you.]',
     ),
 ]
 
