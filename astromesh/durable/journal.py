@@ -15,11 +15,11 @@ made in it, so that a resumed run counts and emits them without the node.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any, NamedTuple, NoReturn, Protocol, TypeVar
 
-from msgspec import convert, to_builtins
-from msgspec.structs import replace
+from msgspec import convert, structs, to_builtins
 
 from astromesh.durable import failpoints
 from astromesh.durable.base import JournalStep, StepKind, StepState
@@ -207,7 +207,7 @@ class RunJournal:
     def _request_of(self, call: JsonObject) -> CompletionRequest:
         request = convert(call.get("request", {"messages": ()}), CompletionRequest)
         messages = call_record.messages_with_contents(request.messages, self.contents)
-        return replace(request, messages=messages)
+        return structs.replace(request, messages=messages)
 
     def _repeat_run(self, scope: Any, call_id: str, run: JsonObject) -> None:
         """Counts and charges a nested run behind a recorded call or node."""
@@ -301,7 +301,7 @@ class RunJournal:
         call = self._note(scope.path, kind="model", at=scope.path, role=role)
         if self._model.keeps_requests:
             messages = [*map(call_record.message_to_json, request.messages)]
-            call["request"] = {**to_builtins(replace(request, messages=())), "messages": messages}
+            call["request"] = {**to_builtins(structs.replace(request, messages=())), "messages": messages}
         self.step_log.check_request(path, n, request, self.redact)
         found = self.step_log.find(path, n, digest)
         if found is not None and found.state == "done":
