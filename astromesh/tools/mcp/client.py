@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from hashlib import sha256
+from math import inf
 from random import Random
 from typing import Any, Literal
 
@@ -36,8 +37,8 @@ log = get_logger("astromesh.mcp")
 #: seconds between attempts to connect: doubled each time up to the second number, with jitter
 FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS = 0.5, 30.0
 _random = Random()  # noqa: S311 (spreads attempts, no secret)
-#: seconds that a call or the start waits for a server that is connecting
-WAIT_SECONDS = 5.0
+#: seconds that a call or the start waits for a server that is connecting, and that a run waits
+WAIT_SECONDS, RUN_WAIT_SECONDS = 5.0, 1.0
 #: most open sessions of callers, and seconds until an idle one is closed
 MAX_CALLER_SESSIONS, IDLE_SECONDS = 256, 300.0
 #: a session that lasted longer is reopened immediately
@@ -122,8 +123,10 @@ class MCPServer:
         return self._shared.definitions
 
     async def prepare(self, forwards: bool) -> None:
-        """Connects for the current caller if the server lists its tools to callers only."""
+        """Connects for a run that wants the tools: after a loss, or for a caller with a list of its own."""
         token = _token()
+        if not self.for_callers_only(forwards):
+            await self._shared.reconnect()
         if not (forwards and self._shared.refused and token) or self._callers.is_current(token):
             return
         try:
@@ -215,7 +218,8 @@ class _SharedSession:
         self._connected, self._attempted, self._wanted = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self._task: asyncio.Task[None] | None = None
         self.definitions = ToolDefinitions()
-        self.fault = "is connecting."
+        self._is_prompt = True
+        self.fault, self._failed_at = "is connecting.", -inf
         self.refused = False
 
     def start(self) -> None:
@@ -229,13 +233,27 @@ class _SharedSession:
     async def wait_first_attempt(self, seconds: float = WAIT_SECONDS) -> None:
         await _wait_for_event(seconds, self._attempted)
 
+    async def reconnect(self) -> None:
+        """Tries to connect now if there is no session, and waits a moment; but not right after a failure."""
+        if self._is_open or self._clock.monotonic() - self._failed_at < FIRST_RETRY_SECONDS:
+            return
+        self._attempted.clear()
+        self._wanted.set()
+        if self._is_prompt:  # a server that does not answer holds up one run, not each
+            await _wait_for_event(RUN_WAIT_SECONDS, self._attempted)
+            self._is_prompt = self._attempted.is_set()
+
+    @property
+    def _is_open(self) -> bool:
+        return self._current is not None and not self._current.lost
+
     async def connection(self) -> Connection:
         """Returns the open session; waits a moment for one that is connecting.
 
         Raises:
             ToolFailed: no session opened in time.
         """
-        if self._current is not None and not self._current.lost:
+        if self._current is not None and self._is_open:
             return self._current
         self._connected.clear()
         self._wanted.set()
@@ -266,7 +284,7 @@ class _SharedSession:
                 await self._pause(_retry_delay(tries, self.refused))
 
     def _set_connection(self, connection: Connection) -> None:
-        self._current, self.fault, self.refused = connection, "", False
+        self._current, self.fault, self.refused, self._is_prompt = connection, "", False, True
         self._update_definitions(connection)
         self._connected.set()
         self._attempted.set()
@@ -274,6 +292,7 @@ class _SharedSession:
 
     def _failed(self, error: ToolError, tries: int) -> None:
         self.fault, self.refused = str(error), isinstance(error, CallerRefused)
+        self._failed_at = self._clock.monotonic()
         self._attempted.set()
         if tries == 1:
             log.warning("mcp_server_unavailable", server=self._name, error=str(error), **self._said())

@@ -1,6 +1,6 @@
 """Transports to an MCP server: streamable HTTP, SSE (protocol 2024-11-05) and the pipes of a child process.
 
-HTTP goes through `astromesh.net`. A transport keeps the SDK at the configured host, adds the caller's token
+HTTP goes through `astromesh.net`. A transport keeps the SDK at the configured origin, adds the caller's token
 where no SDK log can show it, and distinguishes "was not sent" from "may have happened": only the first is
 retried.
 """
@@ -144,16 +144,14 @@ class HttpxTransport(httpx2.AsyncBaseTransport):
 
     def __init__(self, http: Http, url: str, headers: Mapping[str, str], on_end: Callable[[], None]) -> None:
         self._http, self._headers, self._on_end = http, dict(headers), on_end
-        self._host = URL(url).host
+        self._origin = URL(url).origin()
 
     def __repr__(self) -> str:
-        return f"HttpxTransport({self._host})"
+        return f"HttpxTransport({self._origin})"
 
     async def handle_async_request(self, request: httpx2.Request) -> httpx2.Response:
-        if request.url.host != self._host:
-            return _error_response(
-                403, REFUSED, f"The server redirects to {request.url.host}, which is not its own host."
-            )
+        if (target := URL(str(request.url)).origin()) != self._origin:
+            return _error_response(403, REFUSED, f"The server redirects to {target}, which is not its own.")
         listening = request.method == "GET"
         body = await request.aread() or None
         headers = {k: v for k, v in request.headers.items() if k not in _OWN_HEADERS} | self._headers

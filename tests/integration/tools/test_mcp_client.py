@@ -18,9 +18,9 @@ from structlog.testing import capture_logs
 from astromesh.errors import ToolError, ToolFailed, ToolTimeout
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
-from astromesh.testing import ScriptedProvider
+from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.tools.base import ToolContext
-from astromesh.tools.mcp.client import MCPServer
+from astromesh.tools.mcp.client import FIRST_RETRY_SECONDS, MAX_RETRY_SECONDS, MCPServer
 from astromesh.tools.mcp.toolset import model_name
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
@@ -195,6 +195,31 @@ async def test_a_server_that_is_not_there_fails_calls_at_once_and_comes_when_it_
             await until(partial(adds, server))
             assert server.fault(False) == ""
             await server.ping()
+        finally:
+            await server.close()
+            await peer.kill()
+
+
+async def test_a_server_that_comes_back_is_found_by_the_next_run(tmp_path: Path) -> None:
+    """After failures, attempts come up to 30 s apart; a run does not wait for the next one."""
+    async with Http() as http:
+        peer, clock = Peer(tmp_path), ManualClock()
+        options = MCPServer.Options(name="peer", transport="http", url=peer.url)
+        server = await MCPServer.open(options, Deps(http=http, data_dir=tmp_path / "data", clock=clock))
+        try:
+            for _ in range(6):
+                await until(lambda: clock.sleepers)
+                clock.advance(MAX_RETRY_SECONDS)
+                await asyncio.sleep(0)
+            await until(lambda: clock.sleepers)
+            clock.advance(FIRST_RETRY_SECONDS)
+            await peer.start()
+
+            async def found() -> bool:
+                await server.prepare(False)
+                return bool(names(server))
+
+            await until(found)
         finally:
             await server.close()
             await peer.kill()

@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import pytest
 from aiohttp import web
 from aiohttp.test_utils import TestServer
@@ -20,6 +21,7 @@ from astromesh.tools.base import DeclaredSource, ToolContext, ToolPolicy
 from astromesh.tools.mcp.client import MCPServer
 from astromesh.tools.mcp.connection import MAX_DESCRIPTION
 from astromesh.tools.mcp.toolset import MCPToolset
+from astromesh.tools.mcp.transports import HttpxTransport
 from astromesh.types import ToolCall, ToolResult
 from tests.unit.tools.test_schema_cost import chain
 
@@ -180,3 +182,15 @@ async def test_a_bad_answer_is_one_failed_call(tmp_path: Path, tool: str, error:
         assert "pydantic" not in result.content
         assert (await call(calm, "fine")).content == "fine"
     assert hostile.stolen == []
+
+
+async def test_requests_and_their_headers_stay_at_the_origin_of_the_server() -> None:
+    """Another port of the host, or another scheme, is another server."""
+    secret = {"authorization": "Bearer of-the-server"}
+    async with Http() as http:
+        transport = HttpxTransport(http, "http://127.0.0.1:1/mcp", secret, lambda: None)
+        for elsewhere in ("http://127.0.0.1:2/mcp", "https://127.0.0.1:1/mcp", "http://localhost:1/mcp"):
+            refused = await transport.handle_async_request(httpx2.Request("POST", elsewhere))
+            assert refused.status_code == 403
+        same = await transport.handle_async_request(httpx2.Request("POST", "http://127.0.0.1:1/other"))
+        assert same.status_code == 503  # nobody listens
