@@ -14,7 +14,7 @@ import sys
 from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import lru_cache
-from time import gmtime, monotonic, strftime, time_ns
+from time import gmtime, localtime, monotonic, strftime, time_ns
 from typing import Any
 
 import orjson
@@ -35,6 +35,8 @@ _SECRET_HINTS = (
     "api-key", "apikey", "://",
 )  # fmt: skip
 _Line = MutableMapping[str, Any]
+#: the form of lines for `astromesh dev`
+PRETTY = "pretty"
 #: the standard library prints warnings of a logger without handlers to stderr
 logging.getLogger("astromesh").addHandler(logging.NullHandler())
 
@@ -127,7 +129,7 @@ def configure_logging(level: str = "info", form: str = "console") -> None:
 
     Args:
         level: `debug`, `info`, `warning` or `error`; libraries log at `warning` or above.
-        form: `console` or `json`.
+        form: `console`, `json`, or `pretty` for a person who develops.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
     structlog.configure(
@@ -173,6 +175,8 @@ class _Stderr:
 def _renderer(form: str) -> Callable[[Any, str, _Line], str]:
     if form == "json":
         return _json
+    if form == PRETTY:
+        return _pretty
     if sys.stderr.isatty():
         renderer: Callable[[Any, str, _Line], str] = structlog.dev.ConsoleRenderer()
         return renderer
@@ -191,6 +195,36 @@ def _plain(_logger: Any, _method: str, event: _Line) -> str:
     trace = event.pop("exception", None)
     line = " ".join([head, *[f"{key}={value}" for key, value in event.items()]])
     return f"{line}\n{trace}" if trace else line
+
+
+#: colours of a terminal by level
+_COLOURS = {"warning": "33", "error": "31", "critical": "31"}
+
+
+def _pretty(_logger: Any, _method: str, event: _Line) -> str:
+    """Returns the local time, what happened, and its values; of a run what it took and what it cost."""
+    event.pop("timestamp")
+    level, name, trace = event.pop("level"), event.pop("event"), event.pop("exception", None)
+    text = _run_line(event) if name == "run" else " ".join([name, *(f"{k}={v}" for k, v in event.items())])
+    if sys.stderr.isatty():
+        failed = name == "run" and event["status"] not in ("completed", "waiting")
+        colour = "31" if failed else _COLOURS.get(level, "32" if name == "run" else "0")
+        text = f"\x1b[{colour}m{text}\x1b[0m"
+    line = f"{strftime('%H:%M:%S', localtime())} {text}"
+    return f"{line}\n{trace}" if trace else line
+
+
+def _run_line(run: _Line) -> str:
+    reason = "" if run["reason"] in ("completed", run["status"]) else f" ({run['reason']})"
+    parts = [
+        f"{run['agent']} {run['status']}{reason}",
+        f"{run['duration_ms'] / 1000:.2f} s",
+        f"{run['tokens']} tokens",
+        f"${run['cost_usd']:.6f}".rstrip("0").rstrip(".") if run["cost_usd"] else "$0",
+        *([f"{run['tools']} tools"] if run["tools"] else []),
+        str(run.get("link", run["run_id"])),
+    ]
+    return "  ".join(parts)
 
 
 @lru_cache(maxsize=512)

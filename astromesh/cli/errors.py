@@ -92,7 +92,7 @@ def reported_errors(*, as_json: bool = False) -> Iterator[None]:
 
 
 #: commands that do not answer on the standard output
-_SERVING = ("serve", "worker")
+_SERVING = ("serve", "dev", "worker")
 #: errors of a write to a standard stream
 _OUTPUT_ERRNOS = (errno.EBADF, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.ENOSPC, errno.EPIPE)
 

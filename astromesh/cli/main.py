@@ -23,6 +23,7 @@ from astromesh.errors import AstromeshError
 #: command -> its module, and its help, which a list of all commands prints without loading their modules
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("astromesh.cli.commands.serve", "Serve the agents over HTTP and WebSocket."),
+    "dev": ("astromesh.cli.commands.dev", "Serve the agents for development."),
     "worker": (
         "astromesh.cli.commands.worker",
         "Execute durable runs of the servers on the same database.",
@@ -58,7 +59,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "workflow": ("astromesh.cli.commands.workflow_repl", "Workflows: the DAGs in workflows/NAME/."),
 }
 #: commands that take the fast start of a server
-_SERVING = ("serve", "worker")
+_SERVING = ("serve", "dev", "worker")
 _HELP = "An agent runtime: define agents in YAML, serve them over HTTP or run them here."
 
 
@@ -101,7 +102,7 @@ def app_for(words: Sequence[str]) -> typer.Typer:
     name = words[0] if words else ""
     app = _empty_app()
     if name in COMMANDS or name in GROUPS:
-        if name == "serve":
+        if name in ("serve", "dev"):
             gc.disable()  # until the server is up: collections take a tenth of the start and find nothing
         if name in _SERVING:
             startup.prepare_imports()

@@ -19,6 +19,42 @@ Config = Annotated[
 Data = Annotated[
     Path, typer.Option("--data", metavar="DIR", envvar="ASTROMESH_DATA_DIR", help="Folder of the data.")
 ]
+
+
+def _load_env_file(file: Path | None) -> Path | None:
+    """Adds the variables of a file to the environment; those that are set keep their values."""
+    if file is None:
+        return None
+    from dotenv import load_dotenv
+
+    try:
+        if not file.is_file():
+            raise typer.BadParameter(f"There is no file {file}.")
+        load_dotenv(file, override=False)
+    except (OSError, UnicodeDecodeError) as error:
+        raise typer.BadParameter(f"{file} cannot be read: {error}.") from error
+    return file
+
+
+def _load_own_env_file(file: Path | None) -> Path | None:
+    return _load_env_file(file or (Path(".env") if Path(".env").is_file() else None))
+
+
+#: read before the other options, which may come from variables
+EnvFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--env-file", metavar="FILE", is_eager=True, callback=_load_env_file,
+        help="File of variables; variables that are set keep their values.",
+    ),
+]  # fmt: skip
+DevEnvFile = Annotated[
+    Path | None,
+    typer.Option(
+        "--env-file", metavar="FILE", is_eager=True, callback=_load_own_env_file,
+        help="File of variables; default: .env. Variables that are set keep their values.",
+    ),
+]  # fmt: skip
 Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
 
 

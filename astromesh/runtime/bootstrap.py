@@ -74,6 +74,23 @@ Ping = Callable[[], Awaitable[str | None]]
 Eraser = Callable[[str, str], Awaitable[int]]
 
 
+@dataclass(frozen=True, slots=True)
+class AppliedChanges:
+    """What another configuration has changed, by name.
+
+    Args:
+        agents: Agents that are new or were opened again.
+        removed: Agents that are not there any more.
+        pipelines: RAG pipelines that are new or were opened again.
+        rejected: Why changed agents could not be opened; their last version stays.
+    """
+
+    agents: tuple[str, ...] = ()
+    removed: tuple[str, ...] = ()
+    pipelines: tuple[str, ...] = ()
+    rejected: tuple[InvalidManifest, ...] = ()
+
+
 @dataclass(slots=True)
 class RuntimeState:
     """The open resources of a runtime.
@@ -89,6 +106,9 @@ class RuntimeState:
         live: What agents that are declared in Python have beside their manifest, by name.
         deps: The dependencies of plugins that are opened later.
         reopen: Opens an agent as a snapshot describes it, for runs that began under it.
+        apply: Opens what another configuration has changed (`runtime/reload.py`).
+        rejected: The faults of changed files whose last good version stays in use.
+        texts: The last good text of files that have faults now.
         factory: `module:function` that makes the runtime again, of the folders of configuration and data, in
             another process. Empty: it has parts in Python, which no other process can make.
     """
@@ -108,6 +128,9 @@ class RuntimeState:
     live: Mapping[str, LiveParts] = field(default_factory=dict)
     deps: Deps = field(default_factory=Deps)
     reopen: Callable[[str, JsonObject], Awaitable[Agent]] | None = None
+    apply: Callable[[Configuration, bool], Awaitable[AppliedChanges]] | None = None
+    rejected: tuple[InvalidManifest, ...] = ()
+    texts: Mapping[Path, str] = field(default_factory=dict)
     factory: str = ""
 
 
@@ -159,6 +182,9 @@ class _Bootstrap:
         #: the logged reason why each agent or pipeline could not be opened
         self._reported_errors: dict[str, str] = {}
         self._servers: dict[str, Any] = {}
+        #: opened stores by agent and group: an agent that is opened again finds its conversations
+        self._stores: dict[tuple[str, str], list[tuple[Any, Embedder | None, Any]]] = {}
+        self._graphs, self._healing = graphs, False
         runtime = configuration.runtime.spec
         self._deps = Deps(
             clock=clock,
@@ -171,8 +197,7 @@ class _Bootstrap:
             knowledge=opened.knowledge,
             unavailable_knowledge=opened.unopened,
             servers=self._servers,
-            graphs={**{n: m.spec for n, m in configuration.graphs.items()}, **graphs},
-            agents={n: a.spec.identity.description for n, a in configuration.agents.items()},
+            **_names_of(configuration, graphs),
             run_agent=run_agent,
             compile_transform=compile_transform,
         )
@@ -182,9 +207,9 @@ class _Bootstrap:
         await self._open_servers()
         await self._open_long_results()
         self._opened.deps, self._opened.reopen = self._deps, self._reopen
+        self._opened.apply = self._apply
         if not await self._open_all():
-            healing = asyncio.create_task(self._retry_unopened())
-            self._opened.resources.on_close(partial(_cancel_task, healing))
+            self._start_healing()
         await asyncio.gather(*(server.wait_first_attempt() for server in self._servers.values()))
 
     async def _open_all(self) -> bool:
@@ -220,14 +245,82 @@ class _Bootstrap:
         before, self._reported_errors[what] = self._reported_errors.get(what), str(error)
         return before != str(error)
 
+    def _start_healing(self) -> None:
+        if not self._healing:
+            self._healing = True
+            healing = asyncio.create_task(self._retry_unopened())
+            self._opened.resources.on_close(partial(_cancel_task, healing))
+
     async def _retry_unopened(self) -> None:
         """Tries again until every store has answered."""
         pause = RETRY_SECONDS
         while True:
             await self._clock.sleep(pause)
             if await self._open_all():
+                self._healing = False
                 return
             pause = min(pause * _BACKOFF, MAX_RETRY_SECONDS)
+
+    # -- another configuration -----------------------------------------------------------------------------
+
+    async def _apply(self, configuration: Configuration, code_changed: bool) -> AppliedChanges:
+        """Opens what differs from the present configuration. Active runs keep the objects that they have.
+
+        Args:
+            configuration: Valid files, and the last good version of those with faults.
+            code_changed: Whether every agent is opened again, because the Python code of tools has changed.
+        """
+        opened = self._opened
+        before, opened.configuration = opened.configuration, configuration
+        opened.deps = self._deps = replace(self._deps, **_names_of(configuration, self._graphs))
+        pipelines = [name for name, rag in configuration.rag.items() if before.rag.get(name) != rag]
+        for name in pipelines:
+            await self._open_pipeline(name, configuration.rag[name])
+        for name in before.rag.keys() - configuration.rag.keys():
+            opened.knowledge.pop(name, None)
+        removed = tuple(sorted(opened.agents.keys() - configuration.agents.keys()))
+        for name in removed:
+            del opened.agents[name]
+        opened.broken = _public_faults(configuration)
+        changed = [
+            manifest for name, manifest in configuration.agents.items()
+            if self._is_changed(name, manifest, code_changed, bool(pipelines))
+        ]  # fmt: skip
+        rejected = [fault for one in changed for fault in await self._replace_agent(one)]
+        if opened.recovering or not opened.knowledge.keys() >= configuration.rag.keys():
+            self._start_healing()
+        names = tuple(manifest.name for manifest in changed)
+        return AppliedChanges(names, removed, tuple(pipelines), tuple(rejected))
+
+    def _is_changed(
+        self, name: str, manifest: AgentManifest, code_changed: bool, pipelines_changed: bool
+    ) -> bool:
+        agent = self._opened.agents.get(name)
+        if agent is None:
+            return True
+        if manifest is agent.manifest:  # the last good version of a file with faults
+            return False
+        if code_changed or (pipelines_changed and agent.knowledge_tools):
+            return True
+        return manifest != agent.manifest or agent.snapshot != self._snapshot(name)
+
+    async def _replace_agent(self, manifest: AgentManifest) -> tuple[InvalidManifest, ...]:
+        """Opens an agent. If it cannot be opened, its last version stays, and the faults are returned."""
+        opened, name = self._opened, manifest.name
+        agent = await self._try_open_agent(manifest)
+        if isinstance(agent, Agent):
+            opened.agents[name] = agent
+            opened.broken.pop(name, None)
+            opened.recovering.discard(name)
+            self._reported_errors.pop(name, "")
+            return ()
+        if name not in opened.agents:
+            return ()
+        opened.recovering.discard(name)
+        return opened.broken.pop(name, ())
+
+    def _snapshot(self, name: str) -> JsonObject:
+        return snapshot_of(self._opened.configuration, name, self._opened.texts)
 
     async def pipeline(self, manifest: RAGManifest) -> KnowledgePipeline:
         """Opens one RAG pipeline without any agent; it ingests nothing yet."""
@@ -312,7 +405,7 @@ class _Bootstrap:
             budget=spec.budgets.per_run.caps(),
             output_schema=AnswerSchema(schema) if schema is not None else None,
             live=live,
-            snapshot=snapshot or snapshot_of(self._opened.configuration, manifest.name),
+            snapshot=snapshot or self._snapshot(manifest.name),
             limits=limits_of(spec.budgets),
             max_running=spec.queue.max_running or 0,
             merges_messages=spec.sessions.concurrency == "merge",
@@ -361,9 +454,9 @@ class _Bootstrap:
     ) -> MemoryManager:
         memory = manifest.spec.memory
         manager = MemoryManager(
-            await self._conversational(memory.conversational),
-            await self._semantic(memory.semantic),
-            await self._episodic(memory.episodic),
+            await self._conversational(manifest.name, memory.conversational),
+            await self._semantic(manifest.name, memory.semantic),
+            await self._episodic(manifest.name, memory.episodic),
             model=router,
             clock=self._clock,
             about=memory.model_dump(mode="json", exclude_none=True),
@@ -372,28 +465,38 @@ class _Bootstrap:
         self._opened.resources.on_close(manager.close)
         return manager
 
-    async def _conversational(self, block: Conversational | None) -> ConversationalMemory | None:
+    async def _conversational(self, agent: str, block: Conversational | None) -> ConversationalMemory | None:
         if block is None:
             return None
-        store = await self._store("conversation_stores", block)
+        store = await self._store(agent, "conversation_stores", block)
         strategy = await self._open("memory_strategies", block.strategy, block.strategy_options)
         return ConversationalMemory(store, strategy, float(block.ttl or 0))
 
-    async def _semantic(self, block: Semantic | None) -> SemanticMemory | None:
+    async def _semantic(self, agent: str, block: Semantic | None) -> SemanticMemory | None:
         if block is None:
             return None
         embedder = await open_embedder(block.embeddings, self._plugins, self._deps)
         if embedder is not None:
             self._opened.checks.setdefault(f"embedder:{embedder.fingerprint}", embedder.ping)
-        store = await self._store("semantic_stores", block, embedder)
+        store = await self._store(agent, "semantic_stores", block, embedder)
         return SemanticMemory(store, block.top_k, block.similarity_threshold, block.auto_index)
 
-    async def _episodic(self, block: Episodic | None) -> EpisodicMemory | None:
+    async def _episodic(self, agent: str, block: Episodic | None) -> EpisodicMemory | None:
         if block is None:
             return None
-        return EpisodicMemory(await self._store("episodic_stores", block), block.max_events)
+        return EpisodicMemory(await self._store(agent, "episodic_stores", block), block.max_events)
 
-    async def _store(self, group: str, block: Any, embedder: Embedder | None = None) -> Any:
+    async def _store(self, agent: str, group: str, block: Any, embedder: Embedder | None = None) -> Any:
+        key = (block.backend, block.options)
+        opened = self._stores.setdefault((agent, group), [])
+        for known, embedded_by, store in opened:
+            if known == key and embedded_by is embedder:
+                return store
+        store = await self._open_store(group, block, embedder)
+        opened.append((key, embedder, store))
+        return store
+
+    async def _open_store(self, group: str, block: Any, embedder: Embedder | None) -> Any:
         name, deps = f"store:{group}:{block.backend}", replace(self._deps, embedder=embedder)
         try:
             store = await self._plugins.open(group, block.backend, block.options, deps)
@@ -463,6 +566,14 @@ class _Bootstrap:
 
     async def _open(self, group: str, name: str, options: Any) -> Any:
         return await self._plugins.open(group, name, options, self._deps)
+
+
+def _names_of(configuration: Configuration, graphs: Mapping[str, PromptGraph]) -> dict[str, Any]:
+    """Returns the fields of `Deps` that a configuration fills. Args: graphs: made in Python."""
+    return {
+        "graphs": {**{n: m.spec for n, m in configuration.graphs.items()}, **graphs},
+        "agents": {n: a.spec.identity.description for n, a in configuration.agents.items()},
+    }
 
 
 def _open_fault(error: AstromeshError, manifest: AgentManifest) -> InvalidManifest:

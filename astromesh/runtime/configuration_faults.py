@@ -30,10 +30,14 @@ class ShownManifest(NamedTuple):
 
 
 def configuration_faults(runtime: AgentRuntime) -> list[ListedFault]:
-    """Returns the faults of all files, without those of workflows, by file and place."""
+    """Returns the faults of all files by file and place.
+
+    Those of workflows are there only while a changed file has them and its last good version stays in use.
+    """
     configuration = runtime.state.configuration
     errors = [fault for faults in runtime.broken.values() for fault in faults]
     errors += [fault for faults in configuration.unusable.values() for fault in faults]
+    errors += runtime.state.rejected
     found = [ListedFault("error", relative_fault(configuration.folder, fault)) for fault in errors]
     found += [ListedFault("warning", relative_fault(configuration.folder, w)) for w in configuration.warnings]
     unique = {str(one.fault): one for one in found}

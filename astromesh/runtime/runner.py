@@ -197,15 +197,20 @@ class AgentRunner:
         self._open_callbacks(state)
         max_bytes = state.configuration.runtime.spec.limits.max_attachment_bytes
         self._attachments = AttachmentReader(state.deps, state.plugins, max_bytes)
-        told = {name for name, agent in configuration.agents.items() if agent.spec.callback is not None}
-        self._durable_agents = agents_with_approval(configuration, state.deps.graphs) | told
-        if self.is_durable:
-            self._durable_agents = frozenset(configuration.agents)
+        self.read_agents(state)
         self.exporter = exporter
         self._recorder = PlainRecorder(configuration.runtime.spec.recording, by_default=self.records_runs)
         self._factory.captures_content = configuration.runtime.spec.telemetry.capture_content
         self._factory.max_answer_bytes = configuration.runtime.spec.limits.max_answer_bytes
-        limits = {name: agent.spec.queue.max_running for name, agent in configuration.agents.items()}
+
+    def read_agents(self, state: RuntimeState) -> None:
+        """Reads from the manifests which agents run durably, and how many runs of each may be active."""
+        agents = state.configuration.agents
+        told = {name for name, agent in agents.items() if agent.spec.callback is not None}
+        self._durable_agents = agents_with_approval(state.configuration, state.deps.graphs) | told
+        if self.is_durable:
+            self._durable_agents = frozenset(agents)
+        limits = {name: agent.spec.queue.max_running for name, agent in agents.items()}
         self.max_running = {name: limit for name, limit in limits.items() if limit}
 
     def _open_callbacks(self, state: RuntimeState) -> None:
@@ -986,6 +991,7 @@ def _log_run(runner: AgentRunner, agent: Agent, run: Run, status: str, reason: s
         trace_id=run.trace_id,
         duration_ms=run.elapsed_ms(),
         tokens=run.scope.ledger.usage.total_tokens,
+        cost_usd=run.scope.ledger.usage.cost_usd,
         tools=len(run.scope.tools_called),
         **({"link": runner.run_links + run.id} if runner.run_links else {}),
         **_said(run),

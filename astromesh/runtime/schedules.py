@@ -79,6 +79,11 @@ class Schedules:
         """Takes over the schedules of the files, then fires whatever is due."""
         self._job.start()
 
+    def read_again(self) -> None:
+        """Takes over the schedules of the files again, after they have changed."""
+        self._reads_files = True
+        self._job.wake()
+
     async def close(self) -> None:
         """Fires nothing more. What is being fired is fired by another process."""
         await self._job.close()

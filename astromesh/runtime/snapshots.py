@@ -21,19 +21,22 @@ from astromesh.runtime.config_loader import roles_of_graphs
 from astromesh.types import JsonObject
 
 
-def snapshot_of(configuration: Configuration, name: str) -> JsonObject:
-    """Returns the snapshot of an agent."""
+def snapshot_of(
+    configuration: Configuration, name: str, texts: Mapping[Path, str] = MappingProxyType({})
+) -> JsonObject:
+    """Returns the snapshot of an agent. Args: texts: what replaces the present text of files."""
     agents, graphs = configuration.agents, configuration.graphs
     called = _called_agents(configuration, name)
     graph_names = {str(dict(agents[n].spec.orchestration.options).get("graph")) for n in (name, *called)}
-    texts = {
-        "agents": {n: manifest_text(agents[n].file) for n in called},
-        "graphs": {n: manifest_text(graphs[n].file) for n in sorted(graph_names & graphs.keys())},
+
+    def text(file: Path) -> str:
+        return texts[file] if file in texts else manifest_text(file)
+
+    parts = {
+        "agents": {n: text(agents[n].file) for n in called},
+        "graphs": {n: text(graphs[n].file) for n in sorted(graph_names & graphs.keys())},
     }
-    return {
-        "source": manifest_text(agents[name].file),
-        **{key: value for key, value in texts.items() if value},
-    }
+    return {"source": text(agents[name].file), **{key: value for key, value in parts.items() if value}}
 
 
 def _called_agents(configuration: Configuration, name: str) -> list[str]:

@@ -212,6 +212,33 @@ class WorkflowRegistry:
             raise InvalidWorkflow(workflow.faults)
         return workflow
 
+    async def reload(self, name: str) -> tuple[InvalidManifest, ...]:
+        """Reads the folder of a workflow again.
+
+        A Task goes on with the engine that it has. If the folder has faults, the present engine stays.
+
+        Returns:
+            The faults because of which the present engine stays.
+        """
+        workflow = self._loaded.get(name)
+        if workflow is None or workflow.engine is None:
+            self._loaded[name] = await self._load(name, name)
+            return ()
+        try:
+            engine = await self._open(workflow)
+        except InvalidConfiguration as error:
+            return error.faults
+        before, observers = workflow.engine, workflow.observers
+        key = before.project.snapshot.id
+        workflow.earlier[key if key not in workflow.earlier else f"{key} {len(workflow.earlier)}"] = before
+        workflow.engine = engine
+        workflow.observers = Observers(engine.project.files)
+        workflow.metrics = enabled_metrics(engine.project.files)
+        workflow.inspector.pause_before = frozenset(engine.project.workflow.task.pause_before)
+        if observers is not None:
+            await observers.close()
+        return ()
+
     async def _load(self, place: str, name: str, overrides: Mapping[str, object] | None = None) -> Workflow:
         workflow = Workflow(name, place)
         try:

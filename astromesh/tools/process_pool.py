@@ -153,7 +153,8 @@ _places: WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = WeakK
 
 
 @atexit.register
-def _close_idle() -> None:
+def close_idle_processes() -> None:
+    """Ends idle processes: new ones read changed modules."""
     while _idle:
         _idle.pop().close()
 

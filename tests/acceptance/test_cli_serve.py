@@ -98,6 +98,37 @@ def test_a_development_server_records_plain_runs(config: Path, server_process: S
     assert (steps("echo"), steps("silent")) == (200, 409)
 
 
+def test_dev_reloads_what_is_saved_and_prints_what_a_run_cost(
+    config: Path, server_process: ServerFactory
+) -> None:
+    """The file .env fills what the environment leaves open. Without a display no browser starts."""
+    about = "  identity: {{display_name: Echo, description: '${{GREETING}} ${{OWN}} {word}'}}\n"
+    file = config / "agents" / "echo.agent.yaml"
+    text = AGENT.format(name="echo")
+    file.write_text(text + about.format(word="before"))
+    server = server_process(config, env={"OWN": "kept"}, command="dev", start=False)
+    (server.home / ".env").write_text("GREETING=hello\nOWN=overridden\n")
+    server.start()
+
+    def description() -> str:
+        return str(httpx.get(f"{server.url}/v1/agents/echo", timeout=60).json()["description"])
+
+    assert description() == "hello kept before"
+    file.write_text(text + about.format(word="after"))
+    until(lambda: description() == "hello kept after", 60)
+    file.write_text(text + "  modle: {}\n")
+    until(lambda: "Did you mean `model`?" in server.log(), 60)
+    body = {"query": "Hello", "session_id": "s"}
+    run_id = httpx.post(f"{server.url}/v1/agents/echo/run", json=body, timeout=60).json()["run_id"]
+    assert httpx.get(f"{server.url}/v1/runs/{run_id}/steps").status_code == 200
+    until(lambda: run_id in server.log(), 60)
+    (line,) = [line for line in server.log().splitlines() if run_id in line]
+    assert re.fullmatch(
+        rf"\d\d:\d\d:\d\d echo completed  [\d.]+ s  \d+ tokens  \$0  {server.url}/console/#/runs/{run_id}",
+        line,
+    )
+
+
 def test_sigterm_ends_it_with_0_and_without_noise(config: Path, server_process: ServerFactory) -> None:
     for number in (signal.SIGTERM, signal.SIGINT):
         server = server_process(config)
@@ -168,7 +199,9 @@ def test_faults_of_the_whole_are_told_all_at_once(config: Path, server_process: 
 
 
 def test_a_missing_folder_is_told(tmp_path: Path, server_process: ServerFactory) -> None:
-    assert "the folder does not exist" in refused(server_process(tmp_path / "nowhere", start=False))
+    said = refused(server_process(tmp_path / "nowhere", start=False))
+    assert f"no configuration folder {tmp_path / 'nowhere'}" in said
+    assert "astromesh new my-agent" in said
 
 
 def test_a_broken_agent_is_a_warning_and_with_strict_a_refusal(

@@ -28,10 +28,12 @@ class ServerProcess:
         home: an empty folder, for HOME, the data and the log.
         config: folder given as `--config`.
         env: added to an environment that has nothing of the caller's but PATH and the locale.
-        args: further arguments of `astromesh serve`.
+        args: further arguments of the command.
+        command: `serve` or `dev`.
         spawn: starts the process.
 
     Attributes:
+        home: the working folder, too.
         url: `http://127.0.0.1:PORT`
         data: ASTROMESH_DATA_DIR, unless `env` names another.
     """
@@ -43,7 +45,9 @@ class ServerProcess:
         env: Mapping[str, str] | None = None,
         args: Sequence[str] = (),
         spawn: Callable[[Command, Path], Process] = spawned,
+        command: str = "serve",
     ) -> None:
+        self.home = home
         self.port = free_port()
         self.url = f"http://127.0.0.1:{self.port}"
         self.data = home / "data"
@@ -54,7 +58,7 @@ class ServerProcess:
             "PYTHONPATH": f"{CHILD}:{ROOT}",
             **(env or {}),
         }
-        argv = [PROGRAM, "serve", "--config", str(config), "--port", str(self.port), *args]
+        argv = [PROGRAM, command, "--config", str(config), "--port", str(self.port), *args]
         self._env = plain_environment(home, settings)
         self._command = Command(argv, self._env, home)
         self._server = Server(self._command, home / "server.log", self._lives, spawn=spawn)

@@ -11,11 +11,11 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import orjson
 import typer
@@ -29,13 +29,13 @@ from astromesh.api.middleware.limits import ConcurrencyLimits
 from astromesh.cli import startup
 from astromesh.cli.commands.validate import checked
 from astromesh.cli.event_loop import EventLoop
-from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, EnvFile, folders_of
 from astromesh.cli.shutdown import drain_before_shutdown
 from astromesh.cli.terminal import note
 from astromesh.cli.uvicorn_protocols import BoundedHttp
 from astromesh.config.folder import Configuration
 from astromesh.config.runtime import RuntimeSpec
-from astromesh.errors import ConfigError
+from astromesh.errors import ConfigError, InvalidInput
 from astromesh.logs import configure_logging, get_logger
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.private_files import write_problem
@@ -67,6 +67,10 @@ _REASONS = {
     errno.EACCES: "this user may not listen on that port; ports below 1024 belong to the system",
     errno.EADDRNOTAVAIL: "this machine has no such address",
 }
+_NO_CONFIGURATION = """\
+There is no configuration folder {folder}. Do one of these:
+  - write a project that runs at once: astromesh new my-agent && cd my-agent && astromesh dev
+  - name another folder: --config DIR, or the variable ASTROMESH_CONFIG_DIR"""
 _OPEN = """\
 Other machines can reach {host}, and without authentication anybody could run the agents.
 Do one of these:
@@ -74,41 +78,90 @@ Do one of these:
   - require API keys: under spec in runtime.yaml 'auth: {{mode: api_key}}', then 'astromesh keys create me'"""
 
 
+class Settings(NamedTuple):
+    """How a server is started.
+
+    Args:
+        agents: Agents made in Python, as `module:name`.
+        host, port: Those of the command line; empty and None: those of runtime.yaml.
+        workers: Processes that share the port.
+        strict: Whether a broken agent is a fault.
+        records: Whether plain runs are recorded, too.
+        reloads: Whether changed files reach the next run.
+        log_format: Replaces that of runtime.yaml, unless it is empty.
+        ready: Called with the URL when the server accepts requests.
+    """
+
+    agents: Sequence[str] = ()
+    host: str = ""
+    port: int | None = None
+    workers: int = 1
+    strict: bool = False
+    records: bool = False
+    reloads: bool = False
+    log_format: str = ""
+    ready: Callable[[str], None] = lambda url: None
+
+
+Agents = Annotated[
+    list[str] | None,
+    typer.Argument(
+        metavar="[MODULE:AGENT]…", help="Agents made in Python, served beside those of the configuration."
+    ),
+]
+Host = Annotated[str, typer.Option(help="Address to listen on; default: runtime.yaml's.")]
+Port = Annotated[
+    int | None, typer.Option(min=0, max=65535, help="0: any free port; default: runtime.yaml's.")
+]
+
+
 def serve(
-    agents: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[MODULE:AGENT]…", help="Agents made in Python, served beside those of the configuration."
-        ),
-    ] = None,
+    agents: Agents = None,
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
-    host: Annotated[str, typer.Option(help="Address to listen on; default: runtime.yaml's.")] = "",
-    port: Annotated[
-        int | None, typer.Option(min=0, max=65535, help="0: any free port; default: runtime.yaml's.")
-    ] = None,
+    host: Host = "",
+    port: Port = None,
     workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the port.")] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to start with a broken agent.")] = False,
     dev: Annotated[bool, typer.Option("--dev", help="For development: record plain runs, too.")] = False,
+    reload: Annotated[
+        bool, typer.Option("--reload", help="Apply changed files to the next runs; one process only.")
+    ] = False,
+    env_file: EnvFile = None,
 ) -> None:
     """Serve the agents over HTTP and WebSocket. SIGTERM or Ctrl-C ends it."""
-    folders = folders_of(config, data)
-    if dev:
+    if reload and workers > 1:
+        raise InvalidInput("--reload needs one process. Leave out --workers.")
+    start(folders_of(config, data), Settings(agents or (), host, port, workers, strict, dev, reload))
+
+
+def start(folders: tuple[Path, Path], settings: Settings) -> None:
+    """Serves until a signal ends it.
+
+    Raises:
+        ConfigError: there is nothing to serve, or the port cannot be used.
+        InvalidConfiguration: nothing can run with the faults of the configuration.
+    """
+    if not settings.agents and not folders[0].exists():
+        raise ConfigError(_NO_CONFIGURATION.format(folder=folders[0]))
+    if settings.records:
         os.environ[DEV_VARIABLE] = "1"
+    if settings.reloads:  # a cached module may be older than its source of the same second
+        sys.dont_write_bytecode = True
     os.environ.setdefault(*_ONE_THREAD)
-    os.environ[AGENTS_VARIABLE] = " ".join(agents or ())
-    configuration = checked(runtime_of(folders).load_configuration(), strict=strict)
+    os.environ[AGENTS_VARIABLE] = " ".join(settings.agents)
+    configuration = checked(runtime_of(folders).load_configuration(), strict=settings.strict)
     spec = configuration.runtime.spec
-    configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
+    configure_logging(spec.telemetry.log_level, settings.log_format or spec.telemetry.log_format)
     listener = listen(
-        host or spec.api.host,
-        spec.api.port if port is None else port,
+        settings.host or spec.api.host,
+        spec.api.port if settings.port is None else settings.port,
         authenticated=spec.auth.mode != "none",
     )
-    if workers > 1:
-        _serve_with_workers(folders, listener, configuration, workers)
+    if settings.workers > 1:
+        _serve_with_workers(folders, listener, configuration, settings.workers)
     else:
-        _serve_alone(folders, listener, configuration)
+        _serve_alone(folders, listener, configuration, settings)
 
 
 # -- the port ----------------------------------------------------------------------------------------------
@@ -258,13 +311,17 @@ class _Server(uvicorn.Server):
             self._ready()
 
 
-def _serve_alone(folders: tuple[Path, Path], listener: socket.socket, configuration: Configuration) -> None:
+def _serve_alone(
+    folders: tuple[Path, Path], listener: socket.socket, configuration: Configuration, settings: Settings
+) -> None:
     signal.signal(signal.SIGTERM, _exit)
     with suppress(KeyboardInterrupt):
-        uvloop.run(_run(folders, listener, configuration), loop_factory=EventLoop)
+        uvloop.run(_run(folders, listener, configuration, settings), loop_factory=EventLoop)
 
 
-async def _run(folders: tuple[Path, Path], listener: socket.socket, configuration: Configuration) -> None:
+async def _run(
+    folders: tuple[Path, Path], listener: socket.socket, configuration: Configuration, settings: Settings
+) -> None:
     spec = configuration.runtime.spec
     app = application(folders, spec)
     runtime: AgentRuntime = app.state.runtime
@@ -275,9 +332,17 @@ async def _run(folders: tuple[Path, Path], listener: socket.socket, configuratio
         runtime.runner.run_links = run_links(listener, spec)
         announce(listener, folders, configuration, list(runtime.agents))
         startup.freeze_memory()
+        settings.ready(url_of(listener))
 
     server = _Server(uvicorn_config(app, spec), ready)
-    await server.serve([listener])
+    async with _watching(runtime) if settings.reloads else nullcontext():
+        await server.serve([listener])
+
+
+def _watching(runtime: AgentRuntime) -> AbstractAsyncContextManager[None]:
+    from astromesh.runtime.reload import Reloader  # other servers do not need it
+
+    return Reloader(runtime).watching()
 
 
 def _exit(_signal: int, _frame: object) -> None:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import typer
 from typer.testing import CliRunner
 
+from astromesh.cli.commands.dev import has_display
 from astromesh.cli.main import app_for, complete_app
 
 
@@ -15,6 +18,28 @@ def test_a_session_that_http_refuses_is_refused(command: tuple[str, ...], sessio
     done = CliRunner().invoke(complete_app(), [*command, "--session", session])
     assert done.exit_code == 2
     assert "no control characters" in " ".join(done.output.replace("│", " ").split())
+
+
+@pytest.mark.parametrize(
+    ("env", "platform", "expected"),
+    [({}, "linux", False), ({"DISPLAY": ":0"}, "linux", True), ({"WAYLAND_DISPLAY": "w"}, "linux", True),
+     ({}, "darwin", True), ({"SSH_CONNECTION": "x"}, "darwin", False)],
+)  # fmt: skip
+def test_the_console_opens_only_with_a_display(env: dict[str, str], platform: str, expected: bool) -> None:
+    assert has_display(env, platform) is expected
+
+
+def test_serve_reads_the_file_that_it_is_given_before_its_other_options(tmp_path: Path) -> None:
+    """The folder of the configuration may stand in it. A file that does not exist is refused."""
+    (tmp_path / "own.env").write_text(f"ASTROMESH_CONFIG_DIR={tmp_path}/named-there\n")
+    words = ["serve", "--env-file", str(tmp_path / "own.env")]
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("ASTROMESH_CONFIG_DIR", "x")  # so that it is what it was afterwards
+        patch.delenv("ASTROMESH_CONFIG_DIR")
+        done = CliRunner().invoke(complete_app(), words)
+        assert "named-there" in str(done.exception)
+        done = CliRunner().invoke(complete_app(), ["serve", "--env-file", str(tmp_path / "none.env")])
+    assert (done.exit_code, "There is no file" in done.output) == (2, True)
 
 
 @pytest.mark.parametrize("port", ["-1", "65536"])
