@@ -123,10 +123,8 @@ def test_dev_reloads_what_is_saved_and_prints_what_a_run_cost(
     assert httpx.get(f"{server.url}/v1/runs/{run_id}/steps").status_code == 200
     until(lambda: run_id in server.log(), 60)
     (line,) = [line for line in server.log().splitlines() if run_id in line]
-    assert re.fullmatch(
-        rf"\d\d:\d\d:\d\d echo completed  [\d.]+ s  \d+ tokens  \$0  {server.url}/console/#/runs/{run_id}",
-        line,
-    )
+    link = f"{server.url}/console/#/runs/{run_id}"
+    assert re.fullmatch(rf"\d\d:\d\d:\d\d echo completed  [\d.]+ s  \d+ tokens  \$0  {link}", line)
 
 
 def test_sigterm_ends_it_with_0_and_without_noise(config: Path, server_process: ServerFactory) -> None:

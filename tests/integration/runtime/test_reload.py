@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
+import pytest
 import yaml
 
 from astromesh.runtime.agent_directory import call_tool
@@ -26,6 +27,12 @@ nodes:
   - {id: done, kind: deterministic, role: exit, context: none, op: ops:answer}
 edges: [{from: take, to: done}]
 """
+
+
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A reload forgets the modules below the working directory, to which the tests belong."""
+    monkeypatch.chdir(tmp_path)
 
 
 def agent_file(folder: Path) -> Path:
