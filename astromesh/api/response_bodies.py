@@ -12,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, Ta
 from astromesh.api.client_tools import MAX_TOOLS, FunctionIn
 from astromesh.api.conversations import add_call, attachment_of, file_of
 from astromesh.api.requests import RunMetadata
-from astromesh.api.sampling import Sampling
+from astromesh.api.sampling import Sampling, not_open
 from astromesh.errors import InvalidInput
 from astromesh.tools.client import ClientTools
 from astromesh.types import Attachment, JsonObject, Message, ToolCall
@@ -223,6 +223,20 @@ class ReasoningOptions(BaseModel):
 
     effort: str | None = None
     summary: str | None = None
+    generate_summary: str | None = None
+    context: str | None = None
+    mode: str | None = None
+
+    @property
+    def is_default(self) -> bool:
+        """Whether an agent follows it: its model is configured with its own."""
+        return (
+            self.effort in (None, "medium")
+            and self.summary in (None, "auto")
+            and self.generate_summary in (None, "auto")
+            and self.context in (None, "auto")
+            and self.mode in (None, "standard")
+        )
 
 
 class ConversationBody(BaseModel):
@@ -243,7 +257,7 @@ class ConversationBody(BaseModel):
 class CompactBody(ConversationBody):
     """A conversation to compact."""
 
-    model_config = ConfigDict(extra="ignore")
+    model_config = ConfigDict(extra="allow")
 
 
 class ResponseBody(ConversationBody, Sampling):
@@ -325,13 +339,13 @@ class ResponseBody(ConversationBody, Sampling):
 
 
 def reject_impossible(body: ResponseBody) -> None:
-    """Raises: InvalidInput: a combination or a value that an agent cannot follow."""
+    """Raises: InvalidInput, NotOverridable: a combination or a value that an agent cannot follow."""
     if body.background and not body.is_stored:
         raise InvalidInput("A response in the background is stored: remove store.", param="store")
-    if body.reasoning and (body.reasoning.effort or body.reasoning.summary not in (None, "auto")):
-        raise InvalidInput("Remove reasoning: it is configured with the agent's model.", param="reasoning")
+    if body.reasoning and not body.reasoning.is_default:
+        raise not_open("reasoning")
     if body.text and body.text.verbosity not in (None, "medium"):
-        raise InvalidInput("Remove verbosity: it is configured with the agent's model.", param="text")
+        raise not_open("text.verbosity")
 
 
 class Said(NamedTuple):

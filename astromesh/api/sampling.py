@@ -12,16 +12,20 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.errors import InvalidInput
+from astromesh.errors import InvalidInput, NotOverridable
 from astromesh.providers.base import Provider
+from astromesh.runtime.agent import Agent
+from astromesh.runtime.request_options import is_open
 
 Penalty = Annotated[float, Field(ge=-2, le=2)]
 _StopText = Annotated[str, Field(min_length=1, max_length=256)]
 #: parameters without an effect on the answer
 _NO_EFFECT = frozenset({
     "store", "user", "stream_options",
-    "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "prediction",
+    "service_tier", "safety_identifier", "prompt_cache_key", "prompt_cache_options", "prompt_cache_retention",
+    "prediction",
 })  # fmt: skip
+_CONFIGURED = "it is configured with the agent's model"
 _OWN_TOOLS = "an agent has its own tools"
 #: the values that are accepted of parameters that an agent cannot follow, and why it cannot
 _DEFAULTS: Mapping[str, tuple[tuple[Any, ...], str]] = {
@@ -33,8 +37,8 @@ _DEFAULTS: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "logprobs": ((False,), "agents return no log probabilities"),
     "top_logprobs": ((0,), "agents return no log probabilities"),
     "logit_bias": (({},), "not every model has it"),
-    "reasoning_effort": ((), "it is configured with the agent's model"),
-    "verbosity": ((), "it is configured with the agent's model"),
+    "reasoning_effort": (("medium",), _CONFIGURED),
+    "verbosity": (("medium",), _CONFIGURED),
     "max_tool_calls": ((), "the agent's budgets limit its calls"),
     "conversation": ((), "previous_response_id continues a conversation"),
     "prompt": ((), "an agent has its own prompt"),
@@ -83,14 +87,45 @@ class ChatSampling(Sampling):
         return {**super().parameters(), **{name: value for name, value in found.items() if value is not None}}
 
 
-def reject_unsupported(body: Sampling, protocol: str = "chat completions") -> None:
-    """Raises: InvalidInput: a parameter that an agent cannot follow, or that the protocol does not have."""
+def reject_unsupported(body: BaseModel, protocol: str = "chat completions") -> None:
+    """Checks the parameters that have no field.
+
+    Raises:
+        NotOverridable: the agent's model has its own.
+        InvalidInput: an agent cannot follow one, or the protocol does not have it.
+    """
     for name, value in (body.model_extra or {}).items():
         if value is None or name in _NO_EFFECT:
             continue
-        accepted, reason = _DEFAULTS.get(name, ((), f"{protocol} have no such parameter"))
-        if not any(value == one for one in accepted):
-            raise InvalidInput(f"Remove {name}: {reason}.", param=name)
+        if name not in _DEFAULTS:
+            raise InvalidInput(f"Remove {name}: {protocol} have no such parameter.", param=name)
+        accepted, reason = _DEFAULTS[name]
+        if any(value == one for one in accepted):
+            continue
+        raise (
+            not_open(name) if reason is _CONFIGURED else InvalidInput(f"Remove {name}: {reason}.", param=name)
+        )
+
+
+def not_open(name: str) -> NotOverridable:
+    """Returns the error of a parameter that an agent has, and that no key of `spec.overridable` opens."""
+    return NotOverridable(
+        f"Remove {name}: {_CONFIGURED} (`spec.model.primary.parameters` in its YAML).", param=name
+    )
+
+
+def asked_parameters(body: Sampling, agent: Agent) -> dict[str, Any]:
+    """Returns the parameters of the model calls: the default temperature only where an agent opens it.
+
+    Raises: InvalidInput: one of the models of the agent has no such parameter.
+    """
+    found = body.parameters()
+    models = agent.router.providers
+    known = all("temperature" in one.capabilities.parameters for one in models)
+    if found.get("temperature") == 1 and not (known and is_open(agent, "temperature")):
+        del found["temperature"]
+    reject_unknown_to(models, found)
+    return found
 
 
 def reject_unknown_to(providers: Iterable[Provider], parameters: Mapping[str, Any]) -> None:

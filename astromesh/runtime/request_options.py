@@ -35,11 +35,19 @@ def require_allowed(agent: Agent, request: RunRequest) -> None:
         _schema_of(request)
 
 
-def _require_open(agent: Agent, key: str, name: str) -> None:
+def is_open(agent: Agent, key: str) -> bool:
+    """Whether requests may change what a key of `spec.overridable` stands for."""
+    return key in _opened(agent)
+
+
+def _opened(agent: Agent) -> frozenset[str]:
     written = agent.manifest.spec.overridable
-    opened = OPEN if written is None else frozenset(written)
-    if key not in opened:
-        listed = ", ".join(sorted({*opened, key}))
+    return OPEN if written is None else frozenset(written)
+
+
+def _require_open(agent: Agent, key: str, name: str) -> None:
+    if not is_open(agent, key):
+        listed = ", ".join(sorted({*_opened(agent), key}))
         raise NotOverridable(
             f"Remove {name}: the agent {agent.name!r} does not open it. "
             f"`spec.overridable: [{listed}]` in its YAML does.",

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Annotated, Any, Literal, NamedTuple
 
 from fastapi import APIRouter, Query, Request, Response
+from msgspec.structs import replace
 from pydantic import TypeAdapter
 
 from astromesh.access.scopes import Viewer, permits, principal_of
@@ -48,7 +49,7 @@ from astromesh.api.response_events import (
     usage_json,
 )
 from astromesh.api.responses import EventBuffer, EventStreamResponse, Hold, RunStreamResponse, json_bytes
-from astromesh.api.sampling import reject_unknown_to, reject_unsupported
+from astromesh.api.sampling import asked_parameters, reject_unsupported
 from astromesh.api.schemas import (
     CompactionOut,
     DeletedOut,
@@ -117,7 +118,7 @@ async def create(request: Request) -> Response:
     reject_impossible(body)
     runtime = runtime_of(request)
     asked = _Request(request, body, runtime.agent(body.model))
-    reject_unknown_to(asked.agent.router.providers, body.parameters())
+    parameters = asked_parameters(body, asked.agent)
     tools, previous = body.client_tools(), None
     if body.previous_response_id:
         previous = await _find(request, body.previous_response_id, "previous_response_id")
@@ -140,7 +141,7 @@ async def create(request: Request) -> Response:
             protocol=kept.to_json(),
         )
         return await _answer(asked, ResponseId(row.run_id, last))
-    new = await _run_request(asked, previous, context, messages, said)
+    new = replace(await _run_request(asked, previous, context, messages, said), parameters=parameters)
     require_allowed(asked.agent, new)
     key = await idempotency_key(request)
     if body.is_stored or runtime.runner.may_wait(asked.agent, new):
@@ -209,7 +210,6 @@ async def _run_request(
         metadata=body.metadata or {},
         caused_by=read_traceparent(asked.http.headers.get("traceparent")),
         continuation=told.continuation,
-        parameters=body.parameters(),
         client_tools=body.client_tools(),
         output_schema=body.output_schema(has_own=agent.output_schema is not None),
         protocol=kept.to_json(),
@@ -347,6 +347,7 @@ async def compact(request: Request) -> Response:
     The agent's model for summaries writes it. Nothing is stored.
     """
     body = await read_body(request, _COMPACT)
+    reject_unsupported(body, "compactions")
     _require_scope(request, body.model)
     runtime = runtime_of(request)
     agent = runtime.agent(body.model)

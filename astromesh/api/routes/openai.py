@@ -44,7 +44,7 @@ from astromesh.api.requests import (
     runtime_of,
 )
 from astromesh.api.responses import Hold, RunStreamResponse, json_bytes
-from astromesh.api.sampling import ChatSampling, reject_unknown_to, reject_unsupported
+from astromesh.api.sampling import ChatSampling, asked_parameters, reject_unsupported
 from astromesh.api.schemas import (
     ChatCompletionOut,
     ModelOut,
@@ -232,8 +232,7 @@ async def chat_completions(request: Request) -> Response:
     reject_unsupported(body)
     require_results(_messages(body.messages))
     agent = _agent(request, body)
-    parameters = body.parameters()
-    reject_unknown_to(agent.router.providers, parameters)
+    parameters = asked_parameters(body, agent)
     tools = client_tools(body.tools or [], body.tool_choice)
     if not tools and (body.tool_choice not in (None, "auto", "none") or body.parallel_tool_calls is False):
         name = "tool_choice" if body.parallel_tool_calls is not False else "parallel_tool_calls"

@@ -163,7 +163,7 @@ async def test_pictures_reach_the_model(house: House) -> None:
     message = house.provider.requests[0].messages[-1]
     (inline,) = message.attachments
     assert (inline.data, inline.media_type) == (PIXEL, "image/png")
-    assert message.content == "What is this?\n\nFile a.csv:\n```\na,b\n```"
+    assert message.content == 'What is this?\n\nFile "a.csv":\n```\na,b\n```'
 
 
 def picture(url: str) -> dict[str, Any]:

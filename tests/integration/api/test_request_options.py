@@ -6,10 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 import pytest
 from pydantic import BaseModel
 
+from astromesh.providers.base import Capabilities
 from astromesh.testing import Reply, ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, served, write
 
@@ -159,3 +161,57 @@ async def test_a_run_may_choose_among_the_models_of_its_agent(tmp_path: Path) ->
     known = wrong.json()["detail"].partition("It has: ")[2].rstrip(".").split(", ")
     answer = await run(tmp_path, provider, {"model": known[-1]}, model=model, overridable=["model"])
     assert answer.status_code == 200
+
+
+#: what the documentation of the OpenAI SDK calls a default, of chat completions and of both protocols
+DEFAULTS: dict[str, Any] = {
+    "temperature": 1, "top_p": 1, "stream": False, "store": False, "metadata": {}, "service_tier": "auto",
+    "prompt_cache_options": {"mode": "implicit", "ttl": "30m"}, "prompt_cache_retention": "in_memory",
+    "parallel_tool_calls": True, "tool_choice": "auto", "tools": [], "top_logprobs": 0,
+    "user": "u", "safety_identifier": "u", "moderation": None, "stream_options": None,
+}  # fmt: skip
+OF_CHAT: dict[str, Any] = {
+    "n": 1, "frequency_penalty": 0, "presence_penalty": 0, "reasoning_effort": "medium",
+    "verbosity": "medium", "response_format": {"type": "text"}, "modalities": ["text"], "logprobs": False,
+    "logit_bias": {}, "function_call": "none", "stop": None, "seed": None, "max_completion_tokens": None,
+    "web_search_options": None, "audio": None, "tool_choice": "none",
+}  # fmt: skip
+OF_RESPONSES: dict[str, Any] = {
+    "store": True, "background": False, "truncation": "disabled", "include": [],
+    "text": {"format": {"type": "text"}, "verbosity": "medium"}, "context_management": None,
+    "reasoning": {"effort": "medium", "summary": "auto", "context": "auto", "mode": "standard"},
+    "conversation": None, "prompt": None, "max_tool_calls": None, "max_output_tokens": None,
+}  # fmt: skip
+NOT_FOLLOWED: list[tuple[str, dict[str, Any]]] = [
+    ("chat/completions", {"reasoning_effort": "high"}), ("chat/completions", {"verbosity": "low"}),
+    ("responses", {"reasoning": {"effort": "high"}}), ("responses", {"reasoning": {"mode": "pro"}}),
+]  # fmt: skip
+
+
+async def test_defaults_of_the_protocols_are_accepted_and_what_is_not_followed_is_named(
+    tmp_path: Path, subtests: pytest.Subtests
+) -> None:
+    takes = Capabilities(parameters=frozenset())
+    provider = ScriptedProvider("x", repeat=True, capabilities=takes)
+    folder = write(tmp_path, manifest(overridable=[]))
+    bodies = {"chat/completions": {"messages": USER}, "responses": {"input": "hi"}}
+    async with client_of(runtime_of(folder, provider)) as client:
+
+        async def post(door: str, body: Any) -> httpx.Response:
+            return await client.post(f"/v1/{door}", json={"model": "helper", **bodies[door], **body})
+
+        for door, own in (("chat/completions", OF_CHAT), ("responses", OF_RESPONSES)):
+            answer = await post(door, {**DEFAULTS, **own})
+            assert answer.status_code == 200, answer.text
+        assert all(not request.parameters for request in provider.requests)
+        for door, body in NOT_FOLLOWED:
+            with subtests.test(door, **body):
+                refused = await post(door, body)
+                error = refused.json()["error"]
+                assert (refused.status_code, error["code"], error["param"]) == (
+                    422, "not_overridable", next(iter(body))
+                )  # fmt: skip
+        compact = {"model": "helper", "input": "hi", "service_tier": "auto"}
+        assert (await client.post("/v1/responses/compact", json=compact)).status_code == 200
+        refused = await client.post("/v1/responses/compact", json={**compact, "temprature": 1})
+        assert (refused.status_code, refused.json()["error"]["param"]) == (400, "temprature")

@@ -389,7 +389,7 @@ async def test_images_and_files_go_with_the_message(tmp_path: Path) -> None:
     await agent.run("Look", attachments=given)
     message = model.requests[0].messages[-1]
     assert [one.media_type for one in message.attachments] == ["image/png", "image/jpeg", "image/gif"]
-    assert message.content == "Look\n\nFile notes.csv:\n```\na,b\n1,2\n\n```\n\nFile c.md:\n```\n# C\n```"
+    assert message.content == 'Look\n\nFile "notes.csv":\n```\na,b\n1,2\n\n```\n\nFile "c.md":\n```\n# C\n```'
     with pytest.raises(InvalidInput, match="no image, no audio, no text and no PDF"):
         await agent.run("Look", attachments=[File("d.bin", b"\xff")])
     with pytest.raises(InvalidInput, match=r"d\.pdf.*not a readable PDF"):
@@ -403,7 +403,7 @@ async def test_the_text_of_a_pdf_goes_with_the_message(tmp_path: Path) -> None:
     model = ScriptedProvider("Two.")
     await Agent(model).run("How many?", attachments=[tmp_path / "tea.pdf"])
     (message,) = model.requests[0].messages
-    assert message.content.startswith("How many?\n\nFile tea.pdf:\n```\n")
+    assert message.content.startswith('How many?\n\nFile "tea.pdf":\n```\n')
     assert [line for line in message.content.splitlines() if "Page" in line or "tea" in line][1:] == [
         "## Page 1", "Green tea", "## Page 2", "Black tea",
     ]  # fmt: skip
