@@ -43,10 +43,12 @@ run: $(VENV)/.runtime $(VENV)/.project $(VENV)/.console ## serve the agents in c
 
 # -- checking -------------------------------------------------------------------------------------
 
-# Assertions of tests are rewritten once for all workers while mypy has the other processor.
+# Types are checked beside the tests, whose assertions are rewritten once for all workers.
 test: lint ## lint, types and all tests
-	@$(PYTEST) --collect-only -q >/dev/null 2>&1 & $(BIN)/mypy; status=$$?; wait; exit $$status
-	$(PYTEST) -n auto --maxschedchunk 40 $(AGAIN) $(ARGS)
+	@report=$$(mktemp); $(BIN)/mypy >$$report 2>&1 & types=$$!; \
+	$(PYTEST) --collect-only -q >/dev/null 2>&1; \
+	$(PYTEST) -n auto --maxschedchunk 40 $(AGAIN) $(ARGS); tests=$$?; \
+	wait $$types; types=$$?; cat $$report; rm -f $$report; [ $$types -ne 0 ] || exit $$tests; exit $$types
 
 lint: venv ## style and layout of the code
 	$(BIN)/ruff check

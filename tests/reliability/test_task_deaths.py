@@ -31,7 +31,7 @@ ROOT = Path(__file__).parents[2]
 def test_a_task_that_is_killed_anywhere_ends_as_if_nothing_had_happened(
     tmp_path: Path, subtests: pytest.Subtests, place: str
 ) -> None:
-    """Stage by stage, once before and once behind its commit: same path, same output, replayable."""
+    """Once before and once behind a stage's commit: same path, same output, replayable."""
     config = sample(tmp_path / "config")
     scheduler = config / "workflows" / "contract_review" / "scheduler.yaml"
     scheduler.write_text("scheduler: {max_stage_concurrency: 1}\n")
@@ -45,7 +45,8 @@ def test_a_task_that_is_killed_anywhere_ends_as_if_nothing_had_happened(
     assert ran.returncode == 0, ran.stderr
     told = json.loads(ran.stdout.splitlines()[-1])
     whole = told["whole"]
-    assert len(told["deaths"]) == len(whole["path"]) == 14
+    every = os.environ.get("ASTROMESH_EVERY_CUT")
+    assert (len(told["deaths"]), len(whole["path"])) == (14 if every else 5, 14)
     for death in told["deaths"]:
         with subtests.test(f"{place}:{death['n']}"):
             assert death["signal"] == signal.SIGKILL
