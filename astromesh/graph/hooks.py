@@ -75,8 +75,9 @@ class Hook(Protocol):
 
 
 Method: TypeAlias = Callable[..., Any]
-#: One execution of a node.
+#: One execution of a node, and what hooks make of its result.
 Execution: TypeAlias = Callable[[GraphState, NodeConfig], Awaitable[NodeResult]]
+After: TypeAlias = Callable[[NodeResult, GraphState], Awaitable[NodeResult]]
 
 _METHODS = tuple(name for name, value in vars(Hook).items() if callable(value) and not name.startswith("_"))
 
@@ -133,24 +134,43 @@ class HookSet:
 
         return self._with_after(node, run) if self.methods["post_node"] else run
 
+    def after(self, node: BaseNode) -> After | None:
+        """Returns the calls of `post_node` with a result of a node. None if hooks do anything else to it."""
+        methods = self.methods
+        if methods["pre_node"] or methods["on_error"] or not methods["post_node"]:
+            return None
+        return self._after(node)
+
     def _with_after(
         self, node: BaseNode, call: Execution, *, tells_of_cancellation: bool = False
     ) -> Execution:
-        after, name = self.methods["post_node"], node.name
+        after = self._after(node)
 
         async def run(state: GraphState, config: NodeConfig) -> NodeResult:
-            begun = 0
             try:
                 result = await call(state, config)
-                for method in after:
+            except BaseException:  # cancelled
+                if tells_of_cancellation:
+                    await self.notify_cancelled(node, state)
+                raise
+            return await after(result, state)
+
+        return run
+
+    def _after(self, node: BaseNode) -> After:
+        methods, name = self.methods["post_node"], node.name
+
+        async def run(result: NodeResult, state: GraphState) -> NodeResult:
+            begun = 0
+            try:
+                for method in methods:
                     begun += 1
                     if (value := _call(method, node, result, state)) is not None:
                         other = await _value_of(method, value)
                         if isinstance(other, NodeResult):
                             result = self._accepted(node, result, other)
             except BaseException:  # cancelled: the remaining hooks are called too
-                if begun or tells_of_cancellation:
-                    await self.notify_cancelled(node, state, begun)
+                await self.notify_cancelled(node, state, begun)
                 raise
             if (problem := invalid_field(result)) is not None:
                 return NodeResult(

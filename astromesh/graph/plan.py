@@ -181,6 +181,7 @@ class Step(RoutedNode):
         call: The body in its wrappers.
         is_unwrapped: Whether there are no wrappers. Then the loop awaits `body` itself and makes the result
             with `settle` and `fail`, as `call` would.
+        after: What hooks make of the results of an unwrapped node. None without such hooks.
         updates: The typed state, which the values of an unwrapped function update. Else None.
         needs_no_config: Whether the node reads nothing but the state, so that no config is made for it.
         takes_state_only: Whether `body` is called without a config.
@@ -225,7 +226,9 @@ class Step(RoutedNode):
         writes_plainly = schema is not None and is_function and node.output_key not in schema.fields
         wrappers = tuple(self._wrappers())
         is_bare = len(wrappers) == writes_plainly + self.hooks.watches_nodes  # no flags, no retries
-        self.is_unwrapped = is_bare and not self.hooks.watches_nodes
+        #: hooks that only see results need no wrapper
+        self.after = self.hooks.after(node) if is_bare and not writes_plainly else None
+        self.is_unwrapped = is_bare and (self.after is not None or not self.hooks.watches_nodes)
         self.updates = schema if writes_plainly else None
         self.needs_no_config = is_bare and takes_state
         self.function: Callable[..., Any] | None = None

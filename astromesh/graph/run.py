@@ -697,6 +697,8 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                             value = step.write_update(value, schema, state)
                 except BaseException as error:  # the boundary of a node, as in its call
                     if not is_failure(error):
+                        if step.after is not None:
+                            await step.hooks.notify_cancelled(step.node, state)
                         raise
                     result = step.fail(error, state, config, (perf_counter() - started) * 1000)
                 else:
@@ -718,6 +720,8 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                         result.node_name, result.output, result.duration_ms = name, value, duration_ms
                         kind = type(value)
                         is_plain = kind in SCALARS or decides_nothing(value, kind)
+                if step.after is not None:
+                    result, is_plain = await step.after(result, state), False
         finally:
             if active is not None:  # somebody listens, or records
                 leave(active)
