@@ -108,8 +108,6 @@ class HookSet:
     def around(self, node: BaseNode, call: Execution) -> Execution:
         """Returns the execution of a node in its hooks: `pre_node`, the node, `on_error`, `post_node`."""
         before, paired = self.methods["pre_node"], self.paired_post_nodes
-        if not before and not self.methods["on_error"]:
-            return self._with_after(node, call, tells_of_cancellation=True)
 
         async def run(state: GraphState, config: NodeConfig) -> NodeResult:
             begun: int | None = None
@@ -121,7 +119,7 @@ class HookSet:
                         if isinstance(other, GraphState) and other is not state:
                             state.replace_with(other)
                 begun = None
-                if state.current_node == END:
+                if before and state.current_node == END:
                     result = NodeResult(node.name, transition_reason="stopped", skipped=True)
                 else:
                     result = await call(state, config)
@@ -132,7 +130,14 @@ class HookSet:
                 raise
             return result
 
-        return self._with_after(node, run) if self.methods["post_node"] else run
+        if not self.methods["post_node"]:
+            return run
+        after = self._after(node)
+
+        async def run_and_after(state: GraphState, config: NodeConfig) -> NodeResult:
+            return await after(await run(state, config), state)
+
+        return run_and_after
 
     def after(self, node: BaseNode) -> After | None:
         """Returns the calls of `post_node` with a result of a node. None if hooks do anything else to it."""
@@ -140,22 +145,6 @@ class HookSet:
         if methods["pre_node"] or methods["on_error"] or not methods["post_node"]:
             return None
         return self._after(node)
-
-    def _with_after(
-        self, node: BaseNode, call: Execution, *, tells_of_cancellation: bool = False
-    ) -> Execution:
-        after = self._after(node)
-
-        async def run(state: GraphState, config: NodeConfig) -> NodeResult:
-            try:
-                result = await call(state, config)
-            except BaseException:  # cancelled
-                if tells_of_cancellation:
-                    await self.notify_cancelled(node, state)
-                raise
-            return await after(result, state)
-
-        return run
 
     def _after(self, node: BaseNode) -> After:
         methods, name = self.methods["post_node"], node.name
