@@ -34,7 +34,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "new": ("astromesh.cli.commands.new", "Write a project that runs at once."),
     "run": ("astromesh.cli.commands.agents", "Ask an agent one question, without a server."),
-    "chat": ("astromesh.cli.commands.agents", "Talk to an agent in the terminal."),
+    "chat": ("astromesh.cli.commands.chat", "Talk to an agent in the terminal."),
     "validate": ("astromesh.cli.commands.validate", "Report every fault of a configuration."),
     "doctor": (
         "astromesh.cli.commands.doctor",

@@ -68,14 +68,17 @@ class Printer(_EventPrinter):
         super().finish(response)
         if self._printed != response:
             self._end_line()
-            write(response)
+            self._text(response)
             self._printed = response
         self._end_line()
 
     def _delta(self, data: JsonObject) -> None:
         if data["role"] == "assistant":
             self._printed += data["content"]
-            write(data["content"])
+            self._text(data["content"])
+
+    def _text(self, text: str) -> None:
+        write(text)
 
     def _tool_started(self, data: JsonObject) -> None:
         self._end_line()

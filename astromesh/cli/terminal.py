@@ -24,30 +24,31 @@ class LineReader:
         self._prompt = prompt
         self.interactive = sys.stdin.isatty()
 
-    async def next(self, text: str = "") -> str | None:
+    async def next(self, text: str = "", prompt: str = "") -> str | None:
         """Returns the next line without its end, None after the last.
 
         Args:
             text: a text to edit.
+            prompt: instead of the usual one.
         """
         loop = asyncio.get_running_loop()
         answer: asyncio.Future[str | None] = loop.create_future()
 
         def read() -> None:
-            line = self._read_typed(text) if self.interactive else _read_piped()
+            line = self._read_typed(text, prompt or self._prompt) if self.interactive else _read_piped()
             with suppress(RuntimeError):  # the loop is closed, and nobody waits
                 loop.call_soon_threadsafe(_set_line, answer, line)
 
         threading.Thread(target=read, daemon=True).start()
         return await answer
 
-    def _read_typed(self, text: str) -> str | None:
+    def _read_typed(self, text: str, prompt: str) -> str | None:
         import readline  # gives input() history and editing
 
         fill: Callable[[], None] | None = (lambda: readline.insert_text(text)) if text else None
         readline.set_startup_hook(fill)
         try:
-            return input(self._prompt).strip()
+            return input(prompt).strip()
         except EOFError:
             print()
             return None

@@ -1,11 +1,10 @@
-"""`astromesh run`, `chat` and `graph`: a question to an agent, a conversation with it, a diagram of it."""
+"""`astromesh run` and `graph`: a question to an agent, a diagram of it."""
 
 from __future__ import annotations
 
 import asyncio
 import difflib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Annotated, NamedTuple
 from uuid import uuid4
@@ -13,13 +12,12 @@ from uuid import uuid4
 import typer
 from pydantic import BaseModel, ConfigDict
 
-from astromesh.cli.errors import report, reported_errors
+from astromesh.cli.errors import reported_errors
 from astromesh.cli.event_loop import EventLoop
-from astromesh.cli.loop_thread import LoopThread
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, Session, folders_of
 from astromesh.cli.printer import JsonEvents, Printer, print_fallback
-from astromesh.cli.terminal import note, plain, print_json
-from astromesh.errors import AgentNotFoundError, AstromeshError, InvalidInput
+from astromesh.cli.terminal import plain, print_json
+from astromesh.errors import AgentNotFoundError, InvalidInput
 from astromesh.logs import configure_logging
 from astromesh.plugins import Deps, Plugins
 from astromesh.runtime.agent import Agent
@@ -51,103 +49,6 @@ def checked_query(query: str) -> str:
     if any("\ud800" <= char <= "\udfff" for char in query):  # Python decodes other bytes so
         raise InvalidInput("The query is not UTF-8.")
     return query
-
-
-# -- chat --------------------------------------------------------------------------------------------------
-
-PROMPT = "> "
-HELP = "/new starts a new conversation, /quit (or Ctrl-D) ends, Ctrl-C cancels an answer."
-
-
-def chat(
-    agent: Annotated[str, typer.Argument()],
-    config: Config = CONFIG_FOLDER,
-    data: Data = DATA_FOLDER,
-    session: Session = "",
-) -> None:
-    """Talk to an agent in the terminal.
-
-    /new starts a new conversation, /quit (or Ctrl-D) ends, Ctrl-C cancels an answer. From a pipe, each line
-    is a message, and the exit code is that of the last failure.
-    """
-    folders = folders_of(config, data)
-    configure_logging("warning")
-    runtime = AgentRuntime(folders[0], data_dir=folders[1])
-    with LoopThread() as loop:
-        try:
-            loop.run(runtime.bootstrap())
-            find_agent(runtime, agent)
-            failed = _Conversation(loop, runtime, agent, session).talk()
-        finally:
-            loop.run(runtime.close(grace=0.0))
-    if failed and not sys.stdin.isatty():
-        raise typer.Exit(failed)
-
-
-class _Conversation:
-    """Answers line by line. The loop runs while a line is awaited: other processes may need the files."""
-
-    def __init__(self, loop: LoopThread, runtime: AgentRuntime, agent: str, session: str) -> None:
-        self._loop = loop
-        self._runtime = runtime
-        self._agent = agent
-        self._session = session or _new_session()
-
-    def talk(self) -> int:
-        """Returns the exit code of the last failure, 0 without one."""
-        if sys.stdin.isatty():
-            note(f"{self._agent}, conversation {self._session}\n{HELP}")
-        failed = 0
-        for line in _lines():
-            if line == "/quit":
-                break
-            if line == "/help":
-                note(HELP)
-            elif line == "/new":
-                self._session = _new_session()
-                note(f"conversation {self._session}")
-            elif line:
-                failed = self._answer(line) or failed
-        return failed
-
-    def _answer(self, query: str) -> int:
-        printer = Printer()
-        try:
-            answer = self._loop.run(self._run(checked_query(query), printer))
-        except AstromeshError as error:
-            printer.finish("")
-            return report(error)
-        except KeyboardInterrupt:  # the run has been cancelled
-            printer.finish("")
-            note("cancelled")
-            return 0
-        printer.finish(answer.response)
-        print_fallback(answer)
-        return 0
-
-    async def _run(self, query: str, printer: Printer) -> RunAnswer:
-        return await self._runtime.run(self._agent, query, self._session, sinks=(printer,))
-
-
-def _lines() -> Iterator[str]:
-    """Reads lines from a terminal, with history and editing, or from a pipe."""
-    if not sys.stdin.isatty():
-        yield from (line.strip() for line in sys.stdin)
-        return
-    import readline  # noqa: F401  gives input() history and editing
-
-    while True:
-        try:
-            yield input(PROMPT).strip()
-        except KeyboardInterrupt:
-            note("\n(/quit or Ctrl-D ends)")
-        except EOFError:
-            print()
-            return
-
-
-def _new_session() -> str:
-    return f"chat-{uuid4().hex[:12]}"
 
 
 # -- graph and run -----------------------------------------------------------------------------------------

@@ -7,11 +7,11 @@ Custom commands get a `Session` as their second argument. Its `ask` and `queue` 
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 from uuid import uuid4
@@ -20,9 +20,10 @@ import orjson
 import typer
 
 from astromesh.cli.commands.workflow import OPERATOR, Name, Start, app, parse_input
-from astromesh.cli.errors import RUN_FAILED, report
+from astromesh.cli.errors import RUN_FAILED
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
-from astromesh.cli.terminal import LineReader, note, write
+from astromesh.cli.repl import Command, Lines, Repl, open_lines
+from astromesh.cli.terminal import note, write
 from astromesh.config.workflow.operations import CommandProfile, CustomCommand, InputMapping, ProfilesFile
 from astromesh.errors import AstromeshError, InvalidInput, is_failure
 from astromesh.logs import configure_logging
@@ -35,7 +36,8 @@ from astromesh.workflow.base import TaskResult
 from astromesh.workflow.operations import call_function, load_operation
 from astromesh.workflow.project import PROFILES_FILE, Project, parse_settings
 
-PROMPT = "> "
+#: other names of commands
+ALIASES = {"quit": "exit", "edit-last": "edit"}
 #: bytes of one attached file
 _MAX_ATTACHMENT_BYTES = 1 << 20
 #: characters of an input that /history prints
@@ -58,16 +60,23 @@ def repl(
         Path, typer.Option(metavar="DIR", help="Folder that contains all attachments.")
     ] = Path(),
     start: Start = "",
+    plain: Annotated[bool, typer.Option("--plain", help="No editing, as in a pipe.")] = False,
 ) -> None:
     """Work with a workflow line by line; /help lists the commands."""
     folders = folders_of(config, data)
     configure_logging("warning")
-    if asyncio.run(_talk(folders, name, profile, settings or [], workspace, start)):
+    if asyncio.run(_talk(folders, name, profile, settings or [], workspace, start, plain)):
         raise typer.Exit(RUN_FAILED)
 
 
 async def _talk(
-    folders: tuple[Path, Path], name: str, profile: str, settings: list[str], workspace: Path, start: str
+    folders: tuple[Path, Path],
+    name: str,
+    profile: str,
+    settings: list[str],
+    workspace: Path,
+    start: str,
+    plain: bool,
 ) -> bool:
     """Returns whether a line of a pipe failed."""
     overrides = parse_settings(settings)
@@ -77,9 +86,9 @@ async def _talk(
         project = workflow.engine.project
         project.plan(start or None)
         session = Session(runtime.workflows, project, profile_of(project, profile), workspace, start or None)
-        console = Console(session, project, LineReader(PROMPT))
-        failed = await console.talk()
-        return failed and not console.interactive
+        lines = open_lines(folders[1] / "workflow-history", plain=plain)
+        failed = await Console(session, project, lines).talk()
+        return bool(failed) and not lines.interactive
 
 
 def profile_of(project: Project, profile_id: str) -> CommandProfile:
@@ -234,68 +243,45 @@ class Session:
 class Console:
     """Handles the lines of one session, one after the other."""
 
-    def __init__(self, session: Session, project: Project, lines: LineReader) -> None:
+    def __init__(self, session: Session, project: Project, lines: Lines) -> None:
         self._session, self._project, self._lines = session, project, lines
         self._rules = session.profile.presentation_rules
-        self._failed = self._ended = False
-        self._custom_commands: dict[str, CustomCommand] = {
-            name: command
-            for command in session.profile.custom_commands
-            for name in (command.name, *command.aliases)
+        commands = {
+            "attach": Command("FILE: attaches a text file of the workspace to the next line", self.attach),
+            "history": Command("lists the inputs with their Tasks", self.history),
+            "retry": Command("runs the last input again", self.retry),
+            "edit": Command("[TEXT]: runs the last line again with another text", self.edit),
+            "queue": Command(
+                "[LINE]: submits a Task without waiting; without a line: lists these Tasks", self.queue
+            ),
         }
+        aliases = dict(ALIASES)
+        for own in session.profile.custom_commands:
+            about = f"{own.description}{f' ({own.help})' if own.help else ''}"
+            commands.setdefault(own.name, Command(about, partial(self.custom, own)))
+            aliases = {**dict.fromkeys(own.aliases, own.name), **aliases}
+        self._repl = Repl(lines, commands, self._line, aliases)
         if self._rules.show_system_messages:
             session.sinks = (_Stages(),)
 
-    @property
-    def interactive(self) -> bool:
-        return self._lines.interactive
-
-    async def talk(self) -> bool:
-        """Returns whether anything failed."""
-        if self.interactive:
+    async def talk(self) -> int:
+        """Returns the exit code of the last failure, 0 without one."""
+        if self._lines.interactive:
             label = self._session.profile.label or self._project.name
             note(f"{label}, {self._session.id}\n/help lists the commands; Ctrl-C cancels a Task.")
-        while not self._ended and (line := await self._lines.next()) is not None:
-            if line:
-                await self._run_guarded(self._handle_line(line))
-        await self._run_guarded(self._finish_queue())
-        return self._failed
+        await self._repl.talk()
+        await self._repl.guarded(self._finish_queue())
+        return self._repl.failed
 
-    async def _run_guarded(self, work: Awaitable[None]) -> None:
-        """Handles a line. An error or Ctrl-C ends only this line."""
-        task = asyncio.ensure_future(work)
-        loop = asyncio.get_running_loop()
-        loop.add_signal_handler(signal.SIGINT, task.cancel)
-        try:
-            await task
-        except AstromeshError as error:
-            report(error)
-            self._failed = True
-        except asyncio.CancelledError:
-            if not task.cancelled():
-                raise
-            note("cancelled")
-        finally:
-            loop.remove_signal_handler(signal.SIGINT)
-
-    async def _handle_line(self, line: str) -> None:
-        if not line.startswith("/"):
-            await self._ask(self._session.build_request(line))
-            return
-        name, _, argument = line[1:].partition(" ")
-        command = _COMMANDS.get(name)
-        if command is not None:
-            await command[1](self, argument.strip())
-        elif name in self._custom_commands:
-            await self._custom(self._custom_commands[name], argument.strip())
-        else:
-            raise InvalidInput(f"There is no command /{name}. /help lists them.")
+    async def _line(self, line: str) -> None:
+        await self._ask(self._session.build_request(line))
 
     # -- answers -------------------------------------------------------------------------------------------
 
     async def _ask(self, request: TaskRequest) -> None:
         result = await self._session.ask(request)
-        self._failed = self._failed or result.status == "failure"
+        if result.status == "failure":
+            self._repl.failed = RUN_FAILED
         if result.error:
             note(f"{result.error['code']}: {result.error['message']}", "red")
         self._show(result.output)
@@ -312,7 +298,7 @@ class Console:
         if len(lines) > most:
             note(f"… {len(lines) - most} more lines (presentation_rules.truncate_output_lines)")
 
-    async def _custom(self, command: CustomCommand, argument: str) -> None:
+    async def custom(self, command: CustomCommand, argument: str) -> None:
         function = load_operation(self._project.folder, command.entrypoint)
         try:
             answer = await call_function(function, argument, self._session)
@@ -326,13 +312,6 @@ class Console:
 
     # -- commands ------------------------------------------------------------------------------------------
 
-    async def help(self, _: str) -> None:
-        for name, (about, _function) in _COMMANDS.items():
-            note(f"/{name:<10} {about}")
-        for own in self._session.profile.custom_commands:
-            names = ", ".join(f"/{name}" for name in (own.name, *own.aliases))
-            note(f"{names:<11} {own.description}{f' ({own.help})' if own.help else ''}")
-
     async def attach(self, path: str) -> None:
         attachment = self._session.attach(path)
         note(f"{attachment['name']} goes with the next line")
@@ -345,12 +324,12 @@ class Console:
     async def retry(self, _: str) -> None:
         await self._ask(self._last())
 
-    async def edit_last(self, text: str) -> None:
+    async def edit(self, text: str) -> None:
         last = self._last()
         if not text:
-            if not self.interactive:
-                raise InvalidInput("/edit-last needs a text when the input is not a terminal.")
-            text = await self._lines.next(self._session.line) or ""
+            if not self._lines.interactive:
+                raise InvalidInput("/edit needs a text when the input is not a terminal.")
+            text = await self._lines.next(self._session.line, "edit: ") or ""
         if isinstance(last.input, Mapping):
             self._session.attachments = list(last.input.get("attachments", ()))
         await self._ask(self._session.build_request(text))
@@ -362,9 +341,6 @@ class Console:
         for state in await self._session.queue_states():
             write(f"{state['task_id']}  {state['status']}\n")
 
-    async def quit(self, _: str) -> None:
-        self._ended = True
-
     def _last(self) -> TaskRequest:
         if self._session.last is None:
             raise InvalidInput("There is no earlier input.")
@@ -373,20 +349,10 @@ class Console:
     async def _finish_queue(self) -> None:
         """Waits for the queued Tasks. Ctrl-C leaves them to the next process."""
         for state in await self._session.wait_for_queue():
-            self._failed = self._failed or state["status"] == "failure"
+            if state["status"] == "failure":
+                self._repl.failed = RUN_FAILED
             note(f"{state['task_id']}: {state['status']}")
             self._show(state["output"])
-
-
-_COMMANDS: Mapping[str, tuple[str, Callable[[Console, str], Awaitable[None]]]] = {
-    "help": ("lists the commands", Console.help),
-    "attach": ("FILE: attaches a text file of the workspace to the next line", Console.attach),
-    "history": ("lists the inputs with their Tasks", Console.history),
-    "retry": ("runs the last input again", Console.retry),
-    "edit-last": ("[TEXT]: runs the last line again with another text", Console.edit_last),
-    "queue": ("[LINE]: submits a Task without waiting; without a line: lists these Tasks", Console.queue),
-    "quit": ("waits for the queued Tasks and ends (also Ctrl-D)", Console.quit),
-}
 
 
 def _overlay(result: TaskResult, profile: Any) -> list[str]:

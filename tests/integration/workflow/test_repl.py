@@ -180,7 +180,7 @@ async def test_the_sample_has_a_command_that_reviews_a_file(config: Path, tmp_pa
         project = workflow.engine.project
         session = Session(runtime.workflows, project, profile_of(project, ""), tmp_path)
         console = command.Console(session, project, LineReader(""))
-        await console._custom(session.profile.custom_commands[0], "nda.txt")
+        await console.custom(session.profile.custom_commands[0], "nda.txt")
     assert session.history[-1]["output"]["verdict"] == "accept"
     log = config / "workflows" / "contract_review" / ".state" / "audit.jsonl"
     assert [json.loads(line)["type"] for line in log.read_text().splitlines()][-1] == "task.finished"
