@@ -306,6 +306,10 @@ class ToolNameTaken(InvalidInput, code="tool_name_taken"):
         super().__init__(f"Rename the tool {tool!r}: the agent has one of this name.", param="tools")
 
 
+class InvalidCursor(InvalidInput, code="invalid_cursor"):
+    """A page is asked for behind a place that its list has not named."""
+
+
 class NotOverridable(InvalidInput, code="not_overridable"):
     """A request changes what its agent does not open.
 

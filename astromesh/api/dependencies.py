@@ -2,46 +2,97 @@
 
 from __future__ import annotations
 
+from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any, TypeVar
+from contextlib import suppress
+from hashlib import sha256
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
-from fastapi import Depends, Header, Query
+from fastapi import Depends, Header, Query, Request
 
 from astromesh.api.auth import RequiredScope
 from astromesh.api.middleware.audit import Audited
 from astromesh.api.requests import MAX_SEQ
+from astromesh.errors import InvalidCursor
 from astromesh.types import JsonObject
 
 Item = TypeVar("Item")
+_MARK_BYTES = 6
+After = Annotated[str, Query(max_length=4096, description="`next` of the page before.")]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 #: of lists that are long only where a program makes them so
 LongLimit = Annotated[int, Query(ge=1, le=10_000)]
-After = Annotated[str, Query(max_length=64, pattern=r"^[^\x00]*$", description="`next` of the page before.")]
-#: of lists whose cursors are names that have no bound
-LongAfter = Annotated[
-    str, Query(max_length=1024, pattern=r"^[^\x00]*$", description="`next` of the page before.")
-]
-NextStep = Annotated[int, Query(ge=0, le=MAX_SEQ, description="`next` of the page before.")]
 LastEventId = Annotated[int, Header(ge=0, le=MAX_SEQ, description="Resume after this event.")]
 
 
+class Cursor(NamedTuple):
+    """A place in a list.
+
+    Args:
+        path: of the list.
+        after: the key of the last item of the page before; empty: there is none.
+    """
+
+    path: str
+    after: str = ""
+
+    @property
+    def number(self) -> int:
+        """The key of a list whose items have numbers; 0: there is none."""
+        return int(self.after or 0)
+
+    def next(self, key: str | int | None) -> str | None:
+        """Returns `after` of the next page. Args: key: of the last item of this page; None: there is none."""
+        if key is None:
+            return None
+        place = str(key).encode()
+        return urlsafe_b64encode(_mark(self.path, place) + place).decode().rstrip("=")
+
+    @classmethod
+    def read(cls, path: str, text: str) -> Self:
+        """Raises: InvalidCursor: this list has not given the text as `next`."""
+        with suppress(ValueError):
+            data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
+            mark, place = data[:_MARK_BYTES], data[_MARK_BYTES:]
+            if mark == _mark(path, place):
+                return cls(path, place.decode())
+        raise InvalidCursor(
+            f"after: {text[:64]!r} is no place in this list. Send `next` of the page before as it is, "
+            "or begin without `after`.",
+            param="after",
+        )
+
+
+def _mark(path: str, place: bytes) -> bytes:
+    return sha256(path.encode() + b"\0" + place).digest()[:_MARK_BYTES]
+
+
+async def _cursor(request: Request, after: After = "") -> Cursor:
+    path = request.scope["path"]
+    return Cursor.read(path, after) if after else Cursor(path)
+
+
+#: where a page of a list begins, of the query parameter `after`
+PageCursor = Annotated[Cursor, Depends(_cursor)]
+
+
 def page(
-    items: Sequence[Item], key: Callable[[Item], str], limit: int, after: str
+    items: Sequence[Item], key: Callable[[Item], str], limit: int, cursor: Cursor
 ) -> tuple[list[Item], str | None]:
     """Returns the items of a page by their keys, and `after` of the next page.
 
     Args:
         key: of an item; it is unique, and orders the items.
     """
-    found = sorted((one for one in items if key(one) > after), key=key)
-    return found[:limit], key(found[limit - 1]) if len(found) > limit else None
+    found = sorted((one for one in items if key(one) > cursor.after), key=key)
+    return found[:limit], cursor.next(key(found[limit - 1]) if len(found) > limit else None)
 
 
-def steps_page(steps: Sequence[JsonObject], limit: int, after: int) -> JsonObject:
+def steps_page(steps: Sequence[JsonObject], limit: int, cursor: Cursor) -> JsonObject:
     """Returns `steps` and `next` of a page of numbered steps, which are in order."""
-    found = [one for one in steps if one["step"] > after]
+    found = [one for one in steps if one["step"] > cursor.number]
     listed = found[:limit]
-    return {"steps": listed, "next": listed[-1]["step"] if len(found) > limit else None}
+    return {"steps": listed, "next": cursor.next(listed[-1]["step"] if len(found) > limit else None)}
 
 
 def scope(name: str, resource: str = "", *, any_resource: bool = False) -> Any:

@@ -173,7 +173,7 @@ class HistoryOut(BaseModel):
     agent: str
     session_id: str
     turns: list[TurnOut]
-    next: int | None = Field(description="Pass it as `after` to get the next page; null on the last page.")
+    next: str | None = Field(description="Pass it as `after` to get the next page; null on the last page.")
 
 
 class SessionOut(BaseModel):

@@ -6,7 +6,7 @@ from fastapi import APIRouter, Depends, Request
 from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, Field
 
-from astromesh.api.dependencies import After, LongAfter, LongLimit, page, scope
+from astromesh.api.dependencies import LongLimit, PageCursor, page, scope
 from astromesh.api.fast_routes import RUN_PATH, RUN_SCOPE, run
 from astromesh.api.requests import RunBody, runtime_of, viewer_of
 from astromesh.api.routes.operations import FaultOut, fault_json
@@ -51,12 +51,12 @@ router.post(
     "/v1/agents", summary="List the agents", response_model=None, responses=answers(AgentsOut),
     dependencies=[scope("agents:read")],
 )  # fmt: skip
-async def agents(request: Request, limit: LongLimit = 10_000, after: After = "") -> JsonObject:
+async def agents(request: Request, cursor: PageCursor, limit: LongLimit = 10_000) -> JsonObject:
     """Lists the configured agents by name, those with faults included."""
     runtime = runtime_of(request)
     sound = [_summary(a) for a in runtime.agents.values()]
     broken = [_broken(runtime, name) for name in runtime.broken]
-    listed, more = page(sound + broken, lambda one: str(one["name"]), limit, after)
+    listed, more = page(sound + broken, lambda one: str(one["name"]), limit, cursor)
     return {"agents": listed, "next": more}
 
 
@@ -177,11 +177,11 @@ tools_router = APIRouter(tags=["tools"])
     "/v1/tools", summary="List tools", response_model=None, responses=answers(ToolsOut),
     dependencies=[scope("tools:read")],
 )  # fmt: skip
-async def tools(request: Request, limit: LongLimit = 10_000, after: LongAfter = "") -> JsonObject:
+async def tools(request: Request, cursor: PageCursor, limit: LongLimit = 10_000) -> JsonObject:
     """Lists the tools of all agents by name, in function-calling form, with the agents that may call them."""
     found = describe_tools(runtime_of(request).agents.values())
     # agents may have different tools of one name
-    listed, more = page(found, lambda one: f"{one['name']} {one['agents'][0]}", limit, after)
+    listed, more = page(found, lambda one: f"{one['name']} {one['agents'][0]}", limit, cursor)
     return {"tools": listed, "next": more}
 
 
@@ -189,8 +189,8 @@ async def tools(request: Request, limit: LongLimit = 10_000, after: LongAfter = 
     "/v1/providers", summary="List providers", response_model=None, responses=answers(ProvidersOut),
     dependencies=[scope("agents:read")],
 )  # fmt: skip
-async def providers(request: Request, limit: LongLimit = 10_000, after: LongAfter = "") -> JsonObject:
+async def providers(request: Request, cursor: PageCursor, limit: LongLimit = 10_000) -> JsonObject:
     """Lists the models of all agents by name, with the state of their circuit breakers and their latency."""
     found = runtime_of(request).state.health.snapshot()
-    listed, more = page(found, lambda one: str(one["name"]), limit, after)
+    listed, more = page(found, lambda one: str(one["name"]), limit, cursor)
     return {"providers": listed, "next": more}

@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
 
-from astromesh.api.dependencies import Limit, audited, scope
+from astromesh.api.dependencies import Limit, PageCursor, audited, scope
 from astromesh.api.requests import runtime_of, viewer_of
 from astromesh.api.schemas import problems
 from astromesh.durable.base import DeliveryQuery
@@ -39,7 +39,7 @@ class DeliveryOut(BaseModel):
 
 class DeliveriesOut(BaseModel):
     callbacks: list[DeliveryOut]
-    next: int | None = Field(description="`after` of the next page; null: there is none.")
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 @router.get(
@@ -50,17 +50,17 @@ class DeliveriesOut(BaseModel):
 )
 async def callbacks(
     request: Request,
+    cursor: PageCursor,
     state: Literal["", DeliveryState] = "",
     run: Annotated[str, Query(pattern=r"^[^\x00]*$")] = "",
     limit: Limit = 50,
-    after: Annotated[int, Query(ge=0, le=_MAX_ID)] = 0,
 ) -> JsonObject:
     """Lists what was told and is to be told about the caller's runs, newest first."""
     sender = runtime_of(request).runner.callbacks
-    query = DeliveryQuery(*viewer_of(request), state, run, after, limit + 1)
+    query = DeliveryQuery(*viewer_of(request), state, run, cursor.number, limit + 1)
     found = () if sender is None else await sender.list(query)
     page = found[:limit]
-    following = page[-1].id if len(found) > limit else None
+    following = cursor.next(page[-1].id if len(found) > limit else None)
     return {"callbacks": [delivery_json(one) for one in page], "next": following}
 
 

@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from astromesh.api.dependencies import After, Limit, LongAfter, LongLimit, audited, page, scope
+from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, page, scope
 from astromesh.api.requests import read_body, runtime_of, viewer_of
 from astromesh.api.schemas import problems, request_body
-from astromesh.errors import EvaluationNotFound, InvalidInput
+from astromesh.errors import EvaluationNotFound, InvalidCursor
 from astromesh.evaluation.base import Evaluation
 from astromesh.evaluation.dataset import ListedDataset, list_datasets
 from astromesh.evaluation.reports import comparisons, find, stored
@@ -106,16 +106,16 @@ _CASE: TypeAdapter[CaseBody] = TypeAdapter(CaseBody)
     responses=problems(401, 403, 422),
     dependencies=[scope("evaluations:read")],
 )
-async def evaluations(request: Request, name: str = "", limit: Limit = 50, after: After = "") -> JsonObject:
+async def evaluations(request: Request, cursor: PageCursor, name: str = "", limit: Limit = 50) -> JsonObject:
     """Lists the stored reports of an agent or workflow, or all, newest first."""
     found = await asyncio.to_thread(stored, runtime_of(request).data_dir, name)
-    if after:
-        last = next((one for one in found if one.evaluation_id == after), None)
+    if cursor.after:
+        last = next((one for one in found if one.evaluation_id == cursor.after), None)
         if last is None:
-            raise InvalidInput(f"after: there is no evaluation {after!r}.", param="after")
+            raise InvalidCursor("after: the report was deleted. Begin without `after`.", param="after")
         found = found[found.index(last) + 1 :]
     listed = found[:limit]
-    more = listed[-1].evaluation_id if len(found) > limit else None
+    more = cursor.next(listed[-1].evaluation_id if len(found) > limit else None)
     return {"evaluations": [_counted(one) for one in listed], "next": more}
 
 
@@ -142,12 +142,12 @@ async def evaluation(evaluation_id: str, request: Request, compare: Id = "") -> 
     responses=problems(401, 403),
     dependencies=[scope("evaluations:read")],
 )
-async def datasets(request: Request, limit: LongLimit = 10_000, after: LongAfter = "") -> JsonObject:
+async def datasets(request: Request, cursor: PageCursor, limit: LongLimit = 10_000) -> JsonObject:
     """Lists the datasets of agents and workflows by owner and name as they are on disk, with their faults."""
     config = runtime_of(request).config_dir
     folders = {name: config / WORKFLOWS_FOLDER / name for name in workflow_names(config)}
     found = await asyncio.to_thread(list_datasets, config, folders)
-    listed, more = page(found, lambda one: f"{one.kind} {one.owner} {one.name}", limit, after)
+    listed, more = page(found, lambda one: f"{one.kind} {one.owner} {one.name}", limit, cursor)
     return {"datasets": [_dataset_json(one) for one in listed], "next": more}
 
 

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from astromesh.access.keys import MAX_DAYS, ApiKeyRequest, ApiKeyStore, key_json
 from astromesh.access.scopes import ADMIN, limit_to_agents
 from astromesh.api.auth import Auth
-from astromesh.api.dependencies import After, LongLimit, audited, page, scope
+from astromesh.api.dependencies import LongLimit, PageCursor, audited, page, scope
 from astromesh.api.middleware.audit import add_detail, name_object
 from astromesh.api.requests import caller_of, runtime_of
 from astromesh.api.schemas import problems
@@ -62,11 +62,11 @@ class KeyBody(BaseModel):
     responses=problems(409),
     dependencies=[scope(ADMIN)],
 )
-async def keys(request: Request, limit: LongLimit = 10_000, after: After = "") -> JsonObject:
+async def keys(request: Request, cursor: PageCursor, limit: LongLimit = 10_000) -> JsonObject:
     """Lists the keys of the caller's tenant by id, revoked ones too."""
     tenant, now = caller_of(request).tenant_id, runtime_of(request).clock.now()
     own = [key for key in await _store(request).list() if key.tenant_id == tenant]
-    listed, more = page(own, lambda key: key.id, limit, after)
+    listed, more = page(own, lambda key: key.id, limit, cursor)
     return {"keys": [key_json(key, now) for key in listed], "next": more}
 
 

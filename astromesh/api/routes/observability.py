@@ -11,9 +11,9 @@ from starlette.responses import PlainTextResponse
 
 from astromesh.access.audit import AuditFilter, AuditLog
 from astromesh.api.auth import RemoteScope
-from astromesh.api.dependencies import After, Limit, LongLimit, scope
+from astromesh.api.dependencies import Limit, LongLimit, PageCursor, scope
 from astromesh.api.fast_routes import HEALTH_PATH, LIVE_PATH, READY_PATH, live, ready
-from astromesh.api.requests import MAX_SEQ, caller_of, runtime_of, viewer_of
+from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import LiveOut, ReadyOut, TracesOut, TraceSpansOut, answers, problems
 from astromesh.durable.base import RunQuery, RunStatus
 from astromesh.durable.leases import LEASE_SECONDS
@@ -40,24 +40,27 @@ class ActOut(BaseModel):
 
 class ActsOut(BaseModel):
     acts: list[ActOut]
-    next: int | None = Field(description="`after` of the next page; null: there is none.")
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 @router.get("/v1/audit", summary="Audit log", response_model=ActsOut, dependencies=[scope("audit:read")])
 async def acts(
     request: Request,
+    cursor: PageCursor,
     action: str = "",
     principal: str = "",
     object: str = "",
     limit: LongLimit = 100,
-    after: Annotated[int | None, Query(ge=0, le=MAX_SEQ, description="`next` of the page before.")] = None,
 ) -> JsonObject:
     """Lists the audited acts of the caller's tenant, newest first."""
     log = cast(AuditLog, request.app.state.audit)
-    query = AuditFilter(action, principal, object, limit + 1, after)
+    query = AuditFilter(action, principal, object, limit + 1, cursor.number if cursor.after else None)
     found = await asyncio.to_thread(log.numbered, caller_of(request).tenant_id, query)
     listed = found[:limit]
-    return {"acts": [act for _, act in listed], "next": listed[-1][0] if len(found) > limit else None}
+    return {
+        "acts": [act for _, act in listed],
+        "next": cursor.next(listed[-1][0] if len(found) > limit else None),
+    }
 
 
 health_router = APIRouter(tags=["health"])
@@ -148,16 +151,16 @@ async def queues(request: Request) -> JsonObject:
 )  # fmt: skip
 async def traces(
     request: Request,
+    cursor: PageCursor,
     agent: str = "",
     session: str = "",
     status: Literal["", RunStatus] = "",
     limit: Limit = 50,
-    after: After = "",
 ) -> JsonObject:
     """Lists the newest runs, one line each."""
-    query = RunQuery(*viewer_of(request), agent, session, status, limit, after=after)
+    query = RunQuery(*viewer_of(request), agent, session, status, limit, after=cursor.after)
     page = await runtime_of(request).runs.traces(query)
-    return {"traces": page.runs, "next": page.next}
+    return {"traces": page.runs, "next": cursor.next(page.next)}
 
 
 @router.get(

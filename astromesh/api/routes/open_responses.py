@@ -61,7 +61,7 @@ from astromesh.api.schemas import (
     request_body,
 )
 from astromesh.api.stored_responses import Kept, StoredResponse, find_response, is_newest, read_response
-from astromesh.errors import ApprovalRequired, Forbidden, InvalidInput
+from astromesh.errors import ApprovalRequired, Forbidden, InvalidCursor, InvalidInput
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import find_waiting, screened_answer
 from astromesh.runtime.compaction import compact as compaction
@@ -458,7 +458,7 @@ async def input_items(
     if after:
         at = next((n for n, item in enumerate(items) if item["id"] == after), None)
         if at is None:
-            raise InvalidInput(f"after: the response has no input item {after!r}.", param="after")
+            raise InvalidCursor(f"after: the response has no input item {after[:64]!r}.", param="after")
         items = items[at + 1 :]
     page = items[:limit]
     return {

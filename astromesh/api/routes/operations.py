@@ -7,7 +7,7 @@ from typing import Literal
 from fastapi import APIRouter, Request
 from pydantic import BaseModel, Field
 
-from astromesh.api.dependencies import LongAfter, LongLimit, page, scope
+from astromesh.api.dependencies import LongLimit, PageCursor, page, scope
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.routes.channels import inbox_worker_of
 from astromesh.channels.base import ChannelBacklog
@@ -51,7 +51,7 @@ class BudgetsOut(_Page):
     "/v1/budgets", summary="List budgets", response_model=BudgetsOut, dependencies=[scope("runs:read")]
 )
 async def budgets(
-    request: Request, agent: str = "", limit: LongLimit = 1000, after: LongAfter = ""
+    request: Request, cursor: PageCursor, agent: str = "", limit: LongLimit = 1000
 ) -> JsonObject:
     """Lists what budgets of sessions and principals have used; of more than 10000, the newest."""
     runtime = runtime_of(request)
@@ -59,7 +59,7 @@ async def budgets(
         return {"budgets": [], "next": None}
     found = await runtime.runner.budgets.accounts(*viewer_of(request), _MAX_ACCOUNTS)
     wanted = [one for one in found if agent in ("", one[0].agent)]
-    listed, more = page(wanted, _account_name, limit, after)
+    listed, more = page(wanted, _account_name, limit, cursor)
     return {"budgets": [_budget(*one, runtime.agents.get(one[0].agent)) for one in listed], "next": more}
 
 
@@ -92,13 +92,13 @@ class ChannelsOut(_Page):
 @router.get(
     "/v1/channels", summary="List channels", response_model=ChannelsOut, dependencies=[scope("agents:read")]
 )
-async def channels(request: Request, limit: LongLimit = 10_000, after: LongAfter = "") -> JsonObject:
+async def channels(request: Request, cursor: PageCursor, limit: LongLimit = 10_000) -> JsonObject:
     """Lists the channels of the caller's tenant by name."""
     blocks = runtime_of(request).state.configuration.channels.spec.channels
     tenant, worker = caller_of(request).tenant_id, inbox_worker_of(request)
     backlog = {} if worker is None else await worker.backlog()
     own = [(name, block) for name, block in blocks.items() if block.tenant == tenant]
-    listed, more = page(own, lambda one: one[0], limit, after)
+    listed, more = page(own, lambda one: one[0], limit, cursor)
     return {
         "channels": [
             {
@@ -132,10 +132,10 @@ class FaultsOut(_Page):
 @router.get(
     "/v1/faults", summary="List faults", response_model=FaultsOut, dependencies=[scope("agents:read")]
 )
-async def faults(request: Request, limit: LongLimit = 10_000, after: LongAfter = "") -> JsonObject:
+async def faults(request: Request, cursor: PageCursor, limit: LongLimit = 10_000) -> JsonObject:
     """Lists the faults that the server has found in its configuration, by file and place."""
     found = configuration_faults(runtime_of(request))
-    listed, more = page(list(enumerate(found)), lambda one: f"{one[0]:08}", limit, after)
+    listed, more = page(list(enumerate(found)), lambda one: f"{one[0]:08}", limit, cursor)
     return {"faults": [fault_json(one) for _, one in listed], "next": more}
 
 

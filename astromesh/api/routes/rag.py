@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from astromesh.access.scopes import principal_of
-from astromesh.api.dependencies import audited, scope
+from astromesh.api.dependencies import PageCursor, audited, scope
 from astromesh.api.requests import caller_of, runtime_of
 from astromesh.errors import InvalidInput
 from astromesh.knowledge.base import Document, DocumentsOf, IngestReport, Passage
@@ -176,15 +176,16 @@ async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonO
 async def list_documents(
     pipeline: str,
     request: Request,
+    cursor: PageCursor,
     of: Annotated[
         DocumentsOf,
         Query(description="Of the caller's tenant, of the pipeline's folders, or of a tenant that shares."),
     ] = "tenant",
     limit: Annotated[int, Query(ge=1, le=MAX_LISTED)] = 100,
-    after: Annotated[str, Query(max_length=512, description="`next` of the page before.")] = "",
 ) -> JsonObject:
     """Returns documents that the caller's tenant may read, by id."""
-    return await documents_of(runtime_of(request), caller_of(request), pipeline, of, limit, after)
+    page = await documents_of(runtime_of(request), caller_of(request), pipeline, of, limit, cursor.after)
+    return {**page, "next": cursor.next(page["next"])}
 
 
 @router.post(

@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.access.scopes import DECIDE, Viewer, principal_of
 from astromesh.api.decisions import decide
-from astromesh.api.dependencies import After, LastEventId, Limit, LongAfter, audited, page, scope
+from astromesh.api.dependencies import LastEventId, Limit, PageCursor, audited, page, scope
 from astromesh.api.errors import public_failure
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail
@@ -174,11 +174,11 @@ async def accept(name: str, request: Request) -> Response:
 )
 async def runs(  # noqa: PLR0913 (a parameter for each filter)
     request: Request,
+    cursor: PageCursor,
     agent: Name = "",
     session: Name = "",
     status: Literal["", RunStatus] = "",
     limit: Limit = 50,
-    after: After = "",
     tag: Annotated[list[Name], Query(max_length=_MAX_FILTERS)] = [],  # noqa: B006 (FastAPI copies it)
 ) -> JsonObject:
     """Lists the caller's runs, newest first, and their total usage.
@@ -186,10 +186,10 @@ async def runs(  # noqa: PLR0913 (a parameter for each filter)
     Of several `tag` and `metadata.KEY=VALUE`, all must match.
     """
     said = tuple(filter(None, tag)), _metadata_filter(request)
-    query = RunQuery(*viewer_of(request), agent, session, status, limit, *said, after)
+    query = RunQuery(*viewer_of(request), agent, session, status, limit, *said, cursor.after)
     page = await runtime_of(request).runs.list(query)
     runs = [public_run(run) for run in page.runs]
-    return {"runs": runs, "next": page.next, "usage": page.usage.to_json()}
+    return {"runs": runs, "next": cursor.next(page.next), "usage": page.usage.to_json()}
 
 
 @router.get(
@@ -242,13 +242,13 @@ async def cancel(run_id: str, request: Request) -> JsonObject:
     response_model=ApprovalsOut,
     dependencies=[scope("runs:read")],
 )
-async def approvals(request: Request, limit: Limit = 100, after: LongAfter = "") -> JsonObject:
+async def approvals(request: Request, cursor: PageCursor, limit: Limit = 100) -> JsonObject:
     """Lists the open questions of the caller's runs and Tasks, and those for its scopes, oldest first."""
     runtime, viewer = runtime_of(request), viewer_of(request)
     found = await runtime.runs.approvals(viewer, _MAX_OPEN)
     if runtime.has_workflows:
         found += await runtime.workflows.waits.open(viewer, caller_of(request), _MAX_OPEN)
-    listed, more = page(found, _question_key, limit, after)
+    listed, more = page(found, _question_key, limit, cursor)
     return {"approvals": listed, "next": more}
 
 

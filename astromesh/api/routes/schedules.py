@@ -8,7 +8,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from astromesh.access.scopes import RUN, permits
-from astromesh.api.dependencies import After, Limit, audited, scope
+from astromesh.api.dependencies import Limit, PageCursor, audited, scope
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import LinksOut, problems
@@ -132,14 +132,14 @@ class BegunOut(BaseModel):
     dependencies=[scope("runs:read")],
 )
 async def schedules(
-    request: Request, agent: NameQuery = "", workflow: NameQuery = "", limit: Limit = 50, after: After = ""
+    request: Request, cursor: PageCursor, agent: NameQuery = "", workflow: NameQuery = "", limit: Limit = 50
 ) -> JsonObject:
     """Lists the caller's schedules by id. Those of files are the default principal's."""
     kind = "agent" if agent else "workflow" if workflow else ""
-    query = ScheduleQuery(*viewer_of(request), kind, agent or workflow, after, limit + 1)
+    query = ScheduleQuery(*viewer_of(request), kind, agent or workflow, cursor.after, limit + 1)
     found = await runtime_of(request).schedules.list(query)
     page = found[:limit]
-    following = page[-1].id if len(found) > limit else None
+    following = cursor.next(page[-1].id if len(found) > limit else None)
     return {"schedules": [schedule_json(one) for one in page], "next": following}
 
 

@@ -8,8 +8,8 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 
 from astromesh.access.scopes import Viewer, principal_of
-from astromesh.api.dependencies import Limit, audited, scope
-from astromesh.api.requests import MAX_SEQ, caller_of, runtime_of, viewer_of
+from astromesh.api.dependencies import Limit, PageCursor, audited, scope
+from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import HistoryOut, SessionOut, SessionsOut, TurnOut, problems
 from astromesh.errors import AmbiguousSession, Forbidden, SessionNotFound
 from astromesh.memory.base import ConversationStore, SessionInfo
@@ -20,15 +20,14 @@ router = APIRouter(tags=["sessions"])
 Principal = Annotated[str, Query(max_length=256, description="Whose session; needs `sessions:any`.")]
 #: what separates a session's id from its principal in `SessionKey.columns`, and a place behind all of them
 _SEPARATOR, _AFTER_EVERY_PRINCIPAL = "\x1e", "\x1e\U0010ffff"
-After = Annotated[int, Query(ge=0, le=MAX_SEQ)]
 
 
 @router.get("/v1/agents/{name}/sessions", summary="List sessions", dependencies=[scope("sessions:read")])
 async def sessions(
     name: str,
     request: Request,
+    cursor: PageCursor,
     limit: Limit = 50,
-    after: Annotated[str, Query(max_length=1024)] = "",
     principal: Principal = "",
 ) -> SessionsOut:
     """Lists the caller's sessions with this agent, by session_id; with `sessions:any` those of all."""
@@ -37,10 +36,11 @@ async def sessions(
     if store is None:
         return SessionsOut(agent=name, sessions=[], next=None)
     # an id alone is in front of every session of that id
+    after = cursor.after
     place = after if not after or _SEPARATOR in after else after + _AFTER_EVERY_PRINCIPAL
     found = await store.sessions(viewer.tenant, name, owner=viewer.owner, after=place, limit=limit + 1)
     page = found[:limit]
-    more = _place_of(page[-1], viewer) if len(found) > limit else None
+    more = cursor.next(_place_of(page[-1], viewer) if len(found) > limit else None)
     return SessionsOut(agent=name, sessions=[_session(s) for s in page], next=more)
 
 
@@ -54,8 +54,8 @@ async def history(
     name: str,
     session_id: str,
     request: Request,
+    cursor: PageCursor,
     limit: Limit = 50,
-    after: After = 0,
     principal: Principal = "",
 ) -> HistoryOut:
     """Lists the turns of a session, oldest first."""
@@ -65,9 +65,9 @@ async def history(
     if store is None or not owners:
         raise _no_session(name, session_id)
     key = SessionKey(viewer.tenant, name, session_id, _only(owners, session_id))
-    found = await store.page(key, after=after, limit=limit + 1)
+    found = await store.page(key, after=cursor.number, limit=limit + 1)
     page = found[:limit]
-    more = page[-1].seq if len(found) > limit else None
+    more = cursor.next(page[-1].seq if len(found) > limit else None)
     return HistoryOut(agent=name, session_id=session_id, turns=[_turn(t) for t in page], next=more)
 
 

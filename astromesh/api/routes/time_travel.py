@@ -9,7 +9,7 @@ from fastapi import Query as QueryParameter
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, model_validator
 
 from astromesh.access.scopes import RUN
-from astromesh.api.dependencies import LongLimit, NextStep, audited, scope, steps_page
+from astromesh.api.dependencies import LongLimit, PageCursor, audited, scope, steps_page
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.requests import (
     MAX_SEQ,
@@ -58,7 +58,7 @@ class StepContentOut(StepOut):
 class StepsOut(BaseModel):
     run_id: str
     steps: list[StepOut]
-    next: int | None = Field(description="`after` of the next page; null: there is none.")
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 class OneEdit(BaseModel):
@@ -245,10 +245,10 @@ async def compare(a: RunId, b: RunId, request: Request, c: RunId | None = None) 
     responses=_PROBLEMS,
     dependencies=[scope("runs:read")],
 )
-async def steps(run_id: str, request: Request, limit: LongLimit = 10_000, after: NextStep = 0) -> JsonObject:
+async def steps(run_id: str, request: Request, cursor: PageCursor, limit: LongLimit = 10_000) -> JsonObject:
     """Lists the recorded steps of a run and of its nested runs, in the order in which they ended."""
     found = await runtime_of(request).time_travel.steps(run_id, viewer_of(request))
-    return {"run_id": run_id, **steps_page(found, limit, after)}
+    return {"run_id": run_id, **steps_page(found, limit, cursor)}
 
 
 @router.get(

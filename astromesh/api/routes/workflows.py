@@ -12,11 +12,10 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from astromesh.access.scopes import DECIDE
 from astromesh.api.dependencies import (
-    After,
     LastEventId,
     Limit,
     LongLimit,
-    NextStep,
+    PageCursor,
     audited,
     page,
     scope,
@@ -180,7 +179,7 @@ class TaskForkedOut(BaseModel):
 class TaskStepsOut(BaseModel):
     task_id: str
     steps: list[StepOut]
-    next: int | None = Field(description="`after` of the next page; null: there is none.")
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 class ComparedTaskOut(ComparedTotals):
@@ -288,10 +287,10 @@ def _tasks(request: Request) -> TaskView:
     "/v1/workflows", summary="List the workflows", response_model=None, responses=answers(WorkflowsOut),
     dependencies=[scope("workflows:read")],
 )  # fmt: skip
-async def workflows(request: Request, limit: LongLimit = 10_000, after: After = "") -> JsonObject:
+async def workflows(request: Request, cursor: PageCursor, limit: LongLimit = 10_000) -> JsonObject:
     """Lists the configured workflows by name, those with faults included."""
     found = runtime_of(request).workflows.loaded.to_json()
-    listed, more = page(found, lambda one: str(one["name"]), limit, after)
+    listed, more = page(found, lambda one: str(one["name"]), limit, cursor)
     return {"workflows": listed, "next": more}
 
 
@@ -326,15 +325,15 @@ async def accept(name: str, request: Request) -> Response:
 )  # fmt: skip
 async def tasks(
     request: Request,
+    cursor: PageCursor,
     workflow: str = "",
     status: Literal["", TaskStatus] = "",
     limit: Limit = 50,
-    after: After = "",
 ) -> JsonObject:
     """Lists the caller's Tasks, newest first."""
-    found = await _tasks(request).list(viewer_of(request), workflow, status, limit + 1, after)
+    found = await _tasks(request).list(viewer_of(request), workflow, status, limit + 1, cursor.after)
     page = found[:limit]
-    return {"tasks": page, "next": page[-1]["task_id"] if len(found) > limit else None}
+    return {"tasks": page, "next": cursor.next(page[-1]["task_id"] if len(found) > limit else None)}
 
 
 @router.get(
@@ -364,10 +363,10 @@ async def trace(task_id: str, request: Request) -> JsonObject:
 
 
 @_read_route("/steps", "Steps of a Task", response_model=TaskStepsOut)
-async def steps(task_id: str, request: Request, limit: LongLimit = 10_000, after: NextStep = 0) -> JsonObject:
+async def steps(task_id: str, request: Request, cursor: PageCursor, limit: LongLimit = 10_000) -> JsonObject:
     """Lists the calls of the stages that have ended, in order, each behind the calls that were made in it."""
     found = await _tasks(request).listed_steps(task_id, viewer_of(request))
-    return {"task_id": task_id, **steps_page(found, limit, after)}
+    return {"task_id": task_id, **steps_page(found, limit, cursor)}
 
 
 @_read_route("/steps/{step}", "One step of a Task", response_model=StepContentOut)
@@ -416,6 +415,7 @@ def _is_timestamp(text: Any) -> Any:
 async def artifacts(  # noqa: PLR0913 (a parameter for each filter)
     task_id: str,
     request: Request,
+    cursor: PageCursor,
     node: str = "",
     type: Annotated[Literal["", ArtifactType], Query(description="Only artifacts of this type.")] = "",
     since: Annotated[
@@ -424,17 +424,14 @@ async def artifacts(  # noqa: PLR0913 (a parameter for each filter)
         Query(description="Only artifacts that are not older."),
     ] = None,
     limit: LongLimit = 1000,
-    after: Annotated[
-        str, Query(pattern=r"^(\d{1,12}(\.\d{1,12})?-\d{1,9})?$", description="`next` of the page before.")
-    ] = "",
 ) -> JsonObject:
     """Lists validated outputs, tool results, telemetry and evaluations, oldest first."""
-    at, _, n = after.partition("-")
+    at, _, n = cursor.after.partition("-")
     earliest = since.timestamp() if since else 0.0
     query = ArtifactFilter(task_id, node, type, earliest, limit + 1, float(at or 0), int(n or 0))
     found = await _tasks(request).artifacts(task_id, viewer_of(request), query)
     listed = found[:limit]
-    more = f"{listed[-1].created_at!r}-{listed[-1].n}" if len(found) > limit else None
+    more = cursor.next(f"{listed[-1].created_at!r}-{listed[-1].n}" if len(found) > limit else None)
     return {"artifacts": [_artifact_json(one) for one in listed], "next": more}
 
 

@@ -77,3 +77,18 @@ async def test_pages_of_one_are_the_whole_list(tmp_path: Path, subtests: pytest.
                 for one in (*whole[name], *(pages := await walked(http, path, name))):
                     one.pop("duration_ms", None)  # a run that waits becomes longer
                 assert pages == whole[name]
+        other = (await http.get("/v1/runs", params={"limit": 1})).json()["next"]
+        paths = (await http.get("/openapi.json")).json()["paths"]
+        places = {"{run_id}": run, "{task_id}": task, "{name}": "helper", "{session_id}": "a"}
+        for path, route in paths.items():
+            names = {one["name"] for one in route.get("get", {}).get("parameters", ())}
+            if "after" not in names or path in ("/v1/runs", "/v1/responses/{response_id}/input_items"):
+                continue
+            for key, value in places.items():
+                path = path.replace(key, value)
+            for after in (other, "made-up", run):
+                with subtests.test(path, after=after):
+                    answer = await http.get(path, params={"after": after})
+                    problem = answer.json()
+                    assert (answer.status_code, problem["code"]) == (422, "invalid_cursor"), answer.text
+                    assert "`next` of the page before" in problem["detail"]
