@@ -19,6 +19,7 @@ from astromesh.access.audit import AuditLog
 from astromesh.api import errors
 from astromesh.api.auth import Auth, auth_from_config
 from astromesh.api.fast_routes import FastRoutes
+from astromesh.api.middleware.head import as_get
 from astromesh.api.middleware.limits import (
     DEFAULT_LIMITS,
     BodyLimit,
@@ -105,7 +106,10 @@ class Server:
         if scope["type"] == "lifespan":
             await self.router.lifespan(scope, receive, send)
             return
-        send, is_http = wrap_send(scope, send), scope["type"] == "http"
+        is_http = scope["type"] == "http"
+        if is_http and scope["method"] == "HEAD":
+            scope, receive, send = as_get(scope, receive, send)
+        send = wrap_send(scope, send)
         exporter, trace = self.state.runtime.runner.exporter, None
         if exporter is not None and is_http and is_traced(scope):
             trace = RequestTrace(scope, exporter)

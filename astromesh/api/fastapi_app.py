@@ -143,10 +143,11 @@ def _handle_method(request: Request, raised: HTTPException) -> Response:
     matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
     # a path that a route names as it is, is described by that route: compact is no id
     named = [route for route in matching if route.path == request.scope["path"]]
-    found = {method for route in named or matching for method in route.methods}
+    exact = [route for route in matching if ":path}" not in route.path]
+    found = {method for route in named or exact or matching for method in route.methods}
     if request.method in found:  # an application below the route does not accept it
         found = set((raised.headers or {}).get("Allow", "").split(", "))
-    allowed = ", ".join(sorted({*found, "OPTIONS"}))
+    allowed = ", ".join(sorted({*found, "OPTIONS", *(("HEAD",) if "GET" in found else ())}))
     if request.method == "OPTIONS":
         return Response(status_code=204, headers={"allow": allowed})
     error = MethodNotAllowed(f"{request.url.path} accepts {allowed}, not {request.method}.")

@@ -9,7 +9,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
-from fastapi import APIRouter, Request, Response
+from fastapi import APIRouter, HTTPException, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astromesh.api.dependencies import scope
@@ -66,6 +66,8 @@ async def card(name: str, request: Request) -> Response:
 @router.delete(_PREFIX + "/{path:path}", include_in_schema=False, dependencies=[scope("agents:run", "name")])
 async def a2a(name: str, request: Request) -> Response:
     """Serves A2A: JSON-RPC at the path itself, HTTP+JSON below it."""
+    if request.scope["path"].endswith(_CARD):
+        raise HTTPException(405)
     runtime = runtime_of(request)
     runtime.agent(name)
     server = await _server(runtime)

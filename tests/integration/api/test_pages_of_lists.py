@@ -84,11 +84,12 @@ async def test_pages_of_one_are_the_whole_list(tmp_path: Path, subtests: pytest.
             names = {one["name"] for one in route.get("get", {}).get("parameters", ())}
             if "after" not in names or path in ("/v1/runs", "/v1/responses/{response_id}/input_items"):
                 continue
+            listed = path
             for key, value in places.items():
-                path = path.replace(key, value)
+                listed = listed.replace(key, value)
             for after in (other, "made-up", run):
-                with subtests.test(path, after=after):
-                    answer = await http.get(path, params={"after": after})
+                with subtests.test(listed, after=after):
+                    answer = await http.get(listed, params={"after": after})
                     problem = answer.json()
                     assert (answer.status_code, problem["code"]) == (422, "invalid_cursor"), answer.text
                     assert "`next` of the page before" in problem["detail"]

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -12,6 +14,7 @@ from starlette.testclient import TestClient, WebSocketDenialResponse
 from astromesh.api.app import create_app
 from astromesh.api.middleware.limits import MAX_TARGET_BYTES
 from astromesh.testing import ScriptedProvider
+from astromesh.types import CompletionRequest
 from tests.integration.agents_folder import manifest, runtime_of, served, write
 
 NOT_UTF_8 = b'{"decision": "approve\xff"}'
@@ -64,12 +67,12 @@ def test_root_and_health_are_public(locked: TestClient) -> None:
 @pytest.mark.parametrize(
     ("path", "methods"),
     [
-        ("/v1/agents/helper/sessions/s", "DELETE, GET, OPTIONS"),
+        ("/v1/agents/helper/sessions/s", "DELETE, GET, HEAD, OPTIONS"),
         ("/v1/agents/helper/run", "OPTIONS, POST"),
-        ("/health/live", "GET, OPTIONS"),
+        ("/health/live", "GET, HEAD, OPTIONS"),
         ("/v1/responses/compact", "OPTIONS, POST"),
-        ("/v1/responses/resp_1", "DELETE, GET, OPTIONS"),
-        ("/v1/principals/me/data", "DELETE, GET, OPTIONS"),
+        ("/v1/responses/resp_1", "DELETE, GET, HEAD, OPTIONS"),
+        ("/v1/principals/me/data", "DELETE, GET, HEAD, OPTIONS"),
     ],
 )
 def test_options_and_a_wrong_method_name_all_methods_of_a_path(
@@ -83,12 +86,49 @@ def test_options_and_a_wrong_method_name_all_methods_of_a_path(
     assert f"accepts {methods}" in wrong.json()["detail"]
 
 
+def test_a_card_of_a2a_names_its_methods(client: TestClient) -> None:
+    """The delegated paths beside it accept others."""
+    card = "/v1/agents/helper/a2a/.well-known/agent-card.json"
+    for method in ("PATCH", "PUT", "POST", "DELETE"):
+        wrong = client.request(method, card)
+        assert (wrong.status_code, wrong.headers["allow"]) == (405, "GET, HEAD, OPTIONS"), method
+
+
+@pytest.mark.parametrize("path", ["/v1/agents", "/health/live", "/openapi.json", "/v1/agents/none", "/"])
+def test_head_is_get_without_a_body(client: TestClient, path: str) -> None:
+    head, get = client.head(path), client.get(path)
+    assert (head.status_code, head.content) == (get.status_code, b"")
+    names = ("content-type", "content-length")
+    assert [head.headers[name] for name in names] == [get.headers[name] for name in names]
+
+
+async def test_head_of_a_stream_ends_behind_the_head(tmp_path: Path) -> None:
+    started, go_on = asyncio.Event(), asyncio.Event()
+
+    async def waits(_: CompletionRequest) -> str:
+        started.set()
+        await go_on.wait()
+        return "ok"
+
+    provider = ScriptedProvider(waits)
+    async with (
+        served(runtime_of(write(tmp_path, manifest()), provider)) as at,
+        httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as http,
+    ):
+        accepted = await http.post("/v1/agents/helper/runs", json={"query": "q", "session_id": "s"})
+        await started.wait()
+        head = await http.head(f"/v1/runs/{accepted.json()['run_id']}/events")
+        go_on.set()
+        assert (head.status_code, head.content) == (200, b"")
+        assert head.headers["content-type"].startswith("text/event-stream")
+
+
 def test_a_path_that_is_none_has_no_methods(client: TestClient) -> None:
     assert client.options("/v1/nothing").status_code == 404
 
 
 def test_methods_are_named_without_a_key(locked: TestClient) -> None:
-    assert locked.options("/v1/agents").headers["allow"] == "GET, OPTIONS"
+    assert locked.options("/v1/agents").headers["allow"] == "GET, HEAD, OPTIONS"
 
 
 # -- paths that are too long -------------------------------------------------------------------------------

@@ -143,7 +143,7 @@ async def test_history_is_paged_and_erased(tmp_path: Path) -> None:
         erased = await client.delete(path)
         gone = await client.get(path)
     assert [t["seq"] for t in first["turns"] + rest["turns"]] == [1, 2, 3, 4, 5, 6]
-    assert (first["next"], rest["next"]) == (4, None)
+    assert first["next"] is not None and rest["next"] is None
     assert [(s["session_id"], s["turns"]) for s in listed] == [("s/a b", 6)]
     assert erased.status_code == 204
     assert (gone.status_code, gone.json()["code"]) == (404, "session_not_found")
