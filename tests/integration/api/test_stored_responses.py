@@ -134,7 +134,6 @@ REFUSED: dict[str, dict[str, Any]] = {
     "input": {"input": [{"type": "web_search_call", "id": "x"}]},
     "store": {"store": False, "background": True},
     "previous_response_id": {"previous_response_id": "resp_unknown"},
-    "reasoning": {"reasoning": {"effort": "high"}},
     "conversation": {"conversation": "conv_1"},
     "colour": {"colour": "red"},
     "temperature": {"temperature": 3},
