@@ -122,8 +122,29 @@ class Console:
             if not self._open:
                 return
 
+    def lasting(self, find: Callable[[], list[str]]) -> list[str]:
+        """What `find` finds for seconds: a page may be drawn a moment after its last answer."""
+        for _ in range(40):
+            if not (found := find()):
+                return []
+            self.page.wait_for_timeout(250)
+        return found
+
     def violations(self, *, colours_only: bool = False) -> list[str]:
-        """What axe-core finds on the page as it is. Its other rules do not depend on the colour scheme."""
+        """What axe-core finds on the page. Its other rules do not depend on the colour scheme."""
+        return self.lasting(lambda: self._violations(colours_only))
+
+    def wider_than(self, limit: int) -> list[str]:
+        """Says so where the page is wider than so many pixels."""
+        return self.lasting(
+            lambda: (
+                [f"{wide} of {limit} px"]
+                if (wide := self.page.evaluate("() => document.querySelector('main').scrollWidth")) > limit
+                else []
+            )
+        )
+
+    def _violations(self, colours_only: bool) -> list[str]:
         if not self.page.evaluate("() => 'axe' in window"):
             self.page.evaluate(AXE.read_text())
         rules = {"runOnly": {"type": "rule", "values": list(COLOUR_RULES)}} if colours_only else {}

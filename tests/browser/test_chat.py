@@ -7,7 +7,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import FilePayload, Page
+from playwright.sync_api import FilePayload, Page, expect
 
 from tests.browser.conftest import QUESTION, Console, recorded
 from tests.conftest import ServerFactory
@@ -77,7 +77,7 @@ def test_a_message_is_edited_and_the_conversation_goes_on_beside_the_old_one(
     ]
     page.go_back()
     page.locator(".turn.user", has_text=QUESTION).wait_for()
-    assert page.locator(".turn.user").count() == 2
+    expect(page.locator(".turn.user")).to_have_count(2)
 
 
 def test_a_message_is_tried_again(server: ServerProcess, console: Callable[..., Console]) -> None:
@@ -134,7 +134,7 @@ def assert_shows_the_answer(page: Page, server: ServerProcess) -> None:
     result = newest(server)["result"]
     assert isinstance(result, dict)
     assert text.split() == result["response"].split()
-    assert page.locator(".turn").count() == 2
+    expect(page.locator(".turn")).to_have_count(2)
 
 
 def test_a_thousand_tokens_a_second_leave_the_page_free(
@@ -148,7 +148,7 @@ def test_a_thousand_tokens_a_second_leave_the_page_free(
         box.press_sequentially("abc")
         assert box.input_value() == "abc" * (n + 1)
         page.wait_for_function("(drawn) => window.drawn > drawn + 3", arg=drawn)
-    assert page.locator(".cursor").count() == 1
+    expect(page.locator(".cursor")).to_have_count(1)
     assert_shows_the_answer(page, streaming)
 
 

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.conftest import Console, with_evaluations
 from tests.conftest import ServerFactory
@@ -32,7 +33,7 @@ def test_what_became_worse_is_seen_and_leads_to_its_case(
     compared = page.get_by_role("region", name="Comparison")
     compared.get_by_text("passed 1 of 1, now 0 of 1").wait_for()
     page.get_by_label("Show").select_option("failed")
-    assert page.locator("button.case").count() == 1
+    expect(page.locator("button.case")).to_have_count(1)
 
 
 def test_datasets_are_listed_with_their_cases_and_faults(
@@ -66,4 +67,4 @@ def test_the_pages_are_accessible_and_fit(
 
 def fits(shown: Console, width: int) -> None:
     inner = width if width < 720 else width - 200
-    assert shown.page.evaluate("() => document.querySelector('main').scrollWidth") <= inner
+    assert shown.wider_than(inner) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import httpx
 import pytest
+from playwright.sync_api import expect
 
 from tests.browser.conftest import QUESTION, Console, ask, fork, newest_run, recorded
 from tests.conftest import ServerFactory
@@ -77,9 +78,8 @@ def test_every_page_is_accessible_in_both_schemes_and_no_wider_than_its_window(
         page.emulate_media(color_scheme="light")
         for width in (1600, 390):
             page.set_viewport_size({"width": width, "height": 850})
-            limit = width if width < 720 else width - 200
-            if (wide := page.evaluate("() => document.querySelector('main').scrollWidth")) > limit:
-                found.append(f"{place}: {wide} of {limit} px")
+            wide = shown.wider_than(width if width < 720 else width - 200)
+            found += [f"{place}: {one}" for one in wide]
         page.set_viewport_size({"width": 1600, "height": 850})
     assert not found, "\n".join(found)
 
@@ -92,10 +92,10 @@ def test_a_question_is_answered_and_its_run_opens(
     page.keyboard.press("Enter")
     answers = page.locator(".turn .markdown", has_text="Forgot password?")
     answers.wait_for()
-    assert page.locator(".turn.user").inner_text() == QUESTION
+    expect(page.locator(".turn.user")).to_have_text(QUESTION)
     page.reload()
     answers.wait_for()
-    assert page.locator(".turn").count() == 2
+    expect(page.locator(".turn")).to_have_count(2)
 
 
 #: Keeps the name of every step that has ever been drawn.
@@ -151,7 +151,7 @@ def test_new_runs_wait_behind_a_button(server: ServerProcess, console: Callable[
     known = rows.count()
     ask(server, QUESTION, "second")
     page.get_by_role("button", name="1 new").click(timeout=15_000)
-    assert rows.count() == known + 1
+    expect(rows).to_have_count(known + 1)
 
 
 def test_an_idle_page_asks_once_in_five_seconds(
@@ -219,7 +219,7 @@ def test_the_documents_of_a_pipeline_are_listed_by_whose_they_are(
     page.get_by_role("cell", name="My title").wait_for()
     page.get_by_label("Documents of").select_option("sources")
     page.get_by_role("cell", name=".md").first.wait_for()
-    assert page.get_by_role("cell", name="My title").count() == 0
+    expect(page.get_by_role("cell", name="My title")).to_have_count(0)
 
 
 def test_faults_of_the_configuration_are_listed_with_their_places(
@@ -236,4 +236,4 @@ def test_faults_of_the_configuration_are_listed_with_their_places(
     page.get_by_text("spec.modell").first.wait_for()
     assert shown.violations() == []
     page.set_viewport_size({"width": 390, "height": 800})
-    assert page.evaluate("() => document.querySelector('main').scrollWidth") <= 390
+    assert shown.wider_than(390) == []

@@ -44,7 +44,7 @@ def test_another_system_message_and_model_are_tried_without_saving(
     page.get_by_role("region", name="Model mock+say=By_another").get_by_text("By another").last.wait_for()
     assert shown.violations() == []
     inner = width if width < 720 else width - 200
-    assert page.evaluate("() => document.querySelector('main').scrollWidth") <= inner
+    assert shown.wider_than(inner) == []
     sessions = httpx.get(f"{server.url}/v1/agents/helper/sessions").json()["sessions"]
     assert len(sessions) <= 1  # that of the first question, if the agent has a memory
     page.get_by_role("link", name="Compare").first.click()

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import httpx
-from playwright.sync_api import Page, Route
+from playwright.sync_api import Page, Route, expect
 
 from tests.browser.conftest import ROOT, Console, ask, fork, recorded
 from tests.conftest import ServerFactory
@@ -54,12 +54,12 @@ def test_a_result_is_edited_in_place_and_the_run_goes_on_and_is_compared(
     page.get_by_text("Fork at step 5, tool_result edited").wait_for()
     page.locator(".msg pre", has_text=EDITED).first.wait_for()
     fork_id = page.url.rsplit("/", 1)[-1].split("?")[0]
-    assert page.locator(".step", has_text="from the recording").count() == 4
+    expect(page.locator(".step", has_text="from the recording")).to_have_count(4)
     page.get_by_role("link", name="Compare").click()
     first = page.locator(".row-of-steps.first")
     first.locator("ins", has_text="No").wait_for()
     assert "search_knowledge_base" in first.locator("button").inner_text()
-    assert page.locator(".cmp > div").count() == 2
+    expect(page.locator(".cmp > div")).to_have_count(2)
     assert (
         httpx.get(f"{server.url}/v1/runs/{fork_id}").json()["forked_from"]["run_id"] == run
     )  # what is shown is so
@@ -122,7 +122,7 @@ def test_a_run_that_is_not_recorded_says_which_key_records_the_next_one(
 ) -> None:
     page = console(server).open(f"runs/{ask(server, 'Hello', 'plain')}")
     page.get_by_text("recording: true", exact=False).first.wait_for()
-    assert page.locator("button", has_text="Replay").count() == 0
+    expect(page.locator("button", has_text="Replay")).to_have_count(0)
 
 
 def test_three_runs_stand_side_by_side_and_differences_are_walked_by_keyboard(
@@ -132,7 +132,7 @@ def test_three_runs_stand_side_by_side_and_differences_are_walked_by_keyboard(
     b, c = (fork(server, run, 5, {"tool_result": text}) for text in ("One.", "Two."))
     page = console(server).open(f"compare?a={run}&b={b}&c={c}")
     page.locator(".row-of-steps.first .diff").nth(3).wait_for()
-    assert page.locator(".cmp.three > div").count() == 3
+    expect(page.locator(".cmp.three > div")).to_have_count(3)
     assert page.locator(".row-of-steps.same").first.inner_text().startswith("4 steps · the same")
     page.keyboard.press("n")
     page.locator(".row-of-steps.on button[aria-expanded=true]").wait_for()
