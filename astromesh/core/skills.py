@@ -6,9 +6,11 @@ a script is a file that the model can read. What it shall call is a tool of the 
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections.abc import Iterator, Mapping
 from html import escape
+from itertools import islice
 from pathlib import Path
 
 from msgspec.structs import replace
@@ -21,6 +23,8 @@ from astromesh.tools.functions import FunctionTool
 
 #: bytes of one file, and files that the instructions are followed by
 _MAX_BYTES, _MAX_FILES = 1_048_576, 100
+#: files beyond these are not looked for
+_MAX_WALKED = 1000
 _INTRODUCTION = f"""## Skills
 
 A skill has instructions for one kind of work. If a description fits the task, read the skill with the tool
@@ -54,7 +58,7 @@ def read_skill_tool(skills: Mapping[str, Skill]) -> FunctionTool:
         if skill is None:
             raise InvalidToolCall(f"There is no skill {name[:64]!r}. {did_you_mean(name, skills)}".strip())
         if path == SKILL_FILE:
-            return skill.instructions + _files_note(skill.folder)
+            return skill.instructions + await asyncio.to_thread(_files_note, skill.folder)
         return await roots[name].read(path)
 
     tool = FunctionTool(read_skill)
@@ -63,17 +67,18 @@ def read_skill_tool(skills: Mapping[str, Skill]) -> FunctionTool:
 
 
 def _files_note(folder: Path) -> str:
-    files = sorted(_other_files(folder))
+    files = sorted(islice(_other_files(folder), _MAX_WALKED))
     if not files:
         return ""
-    more = f"\n… and {len(files) - _MAX_FILES} more" if len(files) > _MAX_FILES else ""
+    count = "many" if len(files) == _MAX_WALKED else len(files) - _MAX_FILES
+    more = f"\n… and {count} more" if len(files) > _MAX_FILES else ""
     return "\n\nFiles of this skill:\n" + "\n".join(f"- {one}" for one in files[:_MAX_FILES]) + more
 
 
 def _other_files(folder: Path) -> Iterator[str]:
     for above, folders, names in os.walk(folder):
-        folders[:] = [one for one in folders if not one.startswith(".")]
-        for name in names:
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        for name in sorted(names):
             path = (Path(above) / name).relative_to(folder).as_posix()
             if path != SKILL_FILE and not name.startswith("."):
                 yield path

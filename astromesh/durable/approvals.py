@@ -153,7 +153,8 @@ def check_decision(question: JsonObject, decision: JsonObject) -> None:
         raise InvalidInput(
             f"decision: {word!r} does not answer a question of kind {kind}. Use {' or '.join(allowed)}."
         )
-    if word == "answer" and decision.get("answer") is None:
+    is_null = word == "answer" and decision.get("answer") is None
+    if is_null and not (kind == "client_tool" and "answer" in decision):  # null is the result of a tool
         raise InvalidInput("answer: the decision 'answer' needs an answer that is not null.")
     if word != "answer" and decision.get("answer") is not None:
         raise InvalidInput(f"answer: only the decision 'answer' takes an answer, not {word!r}.")

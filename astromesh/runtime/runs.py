@@ -75,6 +75,11 @@ class Decision(NamedTuple):
     answer: object = None
     question: str | None = None
 
+    def to_json(self) -> JsonObject:
+        """Returns what is set. The decision `answer` has an answer, null too."""
+        values = {key: value for key, value in self._asdict().items() if value is not None}
+        return {**values, "answer": self.answer} if self.decision == "answer" else values
+
 
 class RunPage(NamedTuple):
     """A page of a list of runs, as JSON.
@@ -298,7 +303,7 @@ class Runs:
         _, run = await self._require(run_id, viewer)
         if not run.durable:
             raise NotDurable(f"The run {run_id!r} is not durable: it never waits for a person.")
-        values = {key: value for key, value in decision._asdict().items() if value is not None}
+        values = decision.to_json()
         which = values.pop("question", "")
         return await self._durable.decide(run, {which: values}, by)
 

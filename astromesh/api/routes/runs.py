@@ -71,7 +71,7 @@ class WaitingOut(BaseModel):
 _HAS_DECISION: JsonObject = {
     "anyOf": [
         {"required": ["decision"], "properties": {"decision": {"type": "string"}}},
-        {"required": ["answer"], "properties": {"answer": {"not": {"type": "null"}}}},
+        {"required": ["answer"]},
     ]
 }
 
@@ -87,15 +87,20 @@ class DecisionBody(BaseModel):
     arguments: dict[str, Any] | None = Field(
         None, description="For an approved call, in place of the model's."
     )
-    answer: Any = Field(None, description="Required for the decision `answer`.")
+    answer: Any = Field(
+        None, description="Required for the decision `answer`; null only as the result of a client's tool."
+    )
     question: str = Field("", description="Id of the question; empty: the oldest one of the run.")
     id: str = Field("", description="As `question`.")
 
     def made(self) -> Decision:
         """Raises: InvalidInput: it has neither a decision nor an answer."""
-        if self.decision is None and self.answer is None:
+        has_answer = "answer" in self.model_fields_set
+        if self.decision is None and not has_answer:
             raise InvalidInput("decision: it is required, or an answer.", param="decision")
         decision = self.decision or "answer"
+        if decision == "answer" and not has_answer:
+            raise InvalidInput("answer: the decision 'answer' needs it.", param="answer")
         return Decision(decision, self.arguments, self.answer, self.id or self.question or None)
 
 
@@ -276,7 +281,7 @@ async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObjec
     if decision.answer is not None and open_calls(row.waiting_for):
         answer = screened_answer(runtime.agent(row.agent), decision.answer)
         decision = decision._replace(answer=answer)
-    values = {key: value for key, value in decision._asdict().items() if value is not None}
+    values = decision.to_json()
     question = values.pop("question", "")
     await decide(runtime, row, {question: values}, caller_of(request), None)
     return await runtime.runs.get(run_id, viewer)

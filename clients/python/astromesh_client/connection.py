@@ -19,6 +19,8 @@ IDEMPOTENT = re.compile(
 )
 #: the server has not begun: it says when to try again
 _RETRIED_STATUSES = frozenset({429, 503})
+#: without a `code`, it is a proxy that has not reached the server, or has lost it
+_PROXY_STATUSES = frozenset({502, 503, 504})
 _KEY = "Idempotency-Key"
 
 
@@ -32,6 +34,11 @@ class ApiError(Exception):
         self.problem = problem
         self.retry_after = retry_after
         super().__init__(f"{status} {self.code}: {self.detail}")
+
+    @property
+    def is_of_proxy(self) -> bool:
+        """Whether a proxy has answered in place of the server, as after a broken connection."""
+        return self.status in _PROXY_STATUSES and not self.code
 
 
 def connect(
@@ -49,8 +56,8 @@ def connect(
 
     Args:
         key: An API key or a JSON Web Token. None: the server needs none.
-        retries: How often a request is repeated after a broken connection, 429 or 503. Only requests that are
-            safe to repeat are.
+        retries: How often a request is repeated after a broken connection, 429 or 503, or a 502 or 504 of a
+            proxy. Only requests that are safe to repeat are.
         timeout: Seconds without an answer.
         transport, async_transport: In place of those of httpx.
     """
@@ -138,7 +145,8 @@ def _make_repeatable(request: httpx.Request) -> bool:
 
 
 def _is_retried(error: ApiError, repeatable: bool) -> bool:
-    return repeatable and error.status in _RETRIED_STATUSES and error.retry_after is not None
+    is_late = error.status in _RETRIED_STATUSES and error.retry_after is not None
+    return repeatable and (is_late or error.is_of_proxy)
 
 
 def _pause(attempt: int, wait: float | None) -> float:

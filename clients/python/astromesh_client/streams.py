@@ -14,6 +14,7 @@ from attrs import frozen
 
 from astromesh_client.api.runs import accept_run
 from astromesh_client.client import Client
+from astromesh_client.connection import ApiError
 from astromesh_client.events import EVENTS, RunEvent, TaskEvent
 from astromesh_client.models import AcceptedOut, RunBody
 
@@ -84,8 +85,8 @@ def _follow(client: Client, path: str, after: int) -> Iterator[Any]:
                         yield event
                         if event.event in ENDS:
                             return
-        except httpx.TransportError:
-            if failures >= MAX_RECONNECTS:
+        except (httpx.TransportError, ApiError) as error:
+            if failures >= MAX_RECONNECTS or (isinstance(error, ApiError) and not error.is_of_proxy):
                 raise
         else:  # a proxy has ended it
             failures = 0
@@ -107,8 +108,8 @@ async def _afollow(client: Client, path: str, after: int) -> AsyncIterator[Any]:
                         yield event
                         if event.event in ENDS:
                             return
-        except httpx.TransportError:
-            if failures >= MAX_RECONNECTS:
+        except (httpx.TransportError, ApiError) as error:
+            if failures >= MAX_RECONNECTS or (isinstance(error, ApiError) and not error.is_of_proxy):
                 raise
         else:  # a proxy has ended it
             failures = 0

@@ -16,7 +16,7 @@ export interface Options {
   baseUrl: string;
   /** An API key or a JSON Web Token; absent: the server needs none. */
   key?: string;
-  /** How often a request is repeated after a broken connection, 429 or 503; only if that is safe. Default 3. */
+  /** How often a request is repeated after a broken connection, 429 or 503, or a 502 or 504 of a proxy; only if that is safe. Default 3. */
   retries?: number;
   /** In place of the global one. */
   fetch?: typeof fetch;
@@ -30,6 +30,11 @@ export class ApiError extends Error {
     super(`${status} ${problem.code ?? ""}: ${problem.detail ?? ""}`);
     this.code = problem.code ?? "";
     this.detail = problem.detail ?? "";
+  }
+
+  /** Whether a proxy has answered in place of the server, as after a broken connection. */
+  get isOfProxy(): boolean {
+    return [502, 503, 504].includes(this.status) && this.code === "";
   }
 }
 
@@ -64,11 +69,12 @@ async function repeated(request: Request, retries: number, send: typeof fetch): 
       const response = await send(request.clone());
       if (response.status < 400) return response;
       const error = await apiError(response);
-      if (!repeatable || error.retryAfter === undefined || ![429, 503].includes(error.status)) throw error;
-      if (attempt === retries) throw error;
+      const isLate = error.retryAfter !== undefined && [429, 503].includes(error.status);
+      if (!isLate || attempt === retries) throw error;
       wait = error.retryAfter;
+      if (!repeatable) throw error;
     } catch (error) {
-      if (error instanceof ApiError && wait === undefined) throw error;
+      if (error instanceof ApiError && wait === undefined && !error.isOfProxy) throw error;
       if (request.signal.aborted || !repeatable || attempt === retries) throw error;
     }
     await pause(wait ?? Math.min(0.2 * 2 ** attempt, 5) * (0.5 + Math.random() / 2), request.signal);
@@ -145,7 +151,8 @@ async function* follow<E extends { id: number; event: string }>(
       }
       failures = 0; // a proxy has ended it
     } catch (error) {
-      if (error instanceof ApiError || options.signal?.aborted || failures >= MAX_RECONNECTS) throw error;
+      const isRefused = error instanceof ApiError && !error.isOfProxy;
+      if (isRefused || options.signal?.aborted || failures >= MAX_RECONNECTS) throw error;
     }
     failures += 1;
     await pause(Math.min(0.1 * 2 ** failures, 5), options.signal);

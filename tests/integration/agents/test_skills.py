@@ -11,6 +11,7 @@ import skills_ref
 from astromesh import Agent
 from astromesh.config.folder import load
 from astromesh.config.skills import read_skills
+from astromesh.core.skills import read_skill_tool
 from astromesh.testing import ScriptedProvider
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
@@ -82,6 +83,18 @@ async def test_a_model_reads_a_skill_in_three_levels(tmp_path: Path) -> None:
     assert "not a path inside the folder" in outside
     assert "No such file" in missing
     assert str(folder) not in missing
+
+
+async def test_of_a_skill_with_many_files_some_are_named(tmp_path: Path) -> None:
+    """No more are looked for, and never on the event loop."""
+    made = skill(tmp_path)
+    (made / "data").mkdir()
+    for n in range(1100):
+        (made / "data" / f"{n:04}.txt").touch()
+    read = read_skill_tool(read_skills([tmp_path]).skills)
+    said = await read("invoice")
+    assert said.count("- data/") == 100
+    assert "- data/0099.txt\n… and many more" in said
 
 
 async def test_an_agent_in_python_has_skills(tmp_path: Path) -> None:

@@ -340,7 +340,8 @@ async def test_a_new_question_in_the_session_does_not_wait_for_the_client(tmp_pa
 
 
 async def test_a_run_answers_202_and_goes_on_with_the_answer(tmp_path: Path) -> None:
-    async with house_of(tmp_path, [ROME, LIMA], "Done.") as house:
+    rain = ToolCall("call_3", "weather", '{"city": "Oslo"}')
+    async with house_of(tmp_path, [ROME, LIMA, rain], "Done.") as house:
         body = {"query": "Weather?", "session_id": "s", "client_tools": [WEATHER["function"]]}
         waits = await house.http.post("/agents/helper/run", json=body)
         assert waits.status_code == 202
@@ -358,13 +359,19 @@ async def test_a_run_answers_202_and_goes_on_with_the_answer(tmp_path: Path) -> 
         await house.http.post(f"{run}/resume", json={"id": asked["id"], "answer": {"degrees": 22}})
         other = asked["others"][0]["id"]
         await house.http.post(f"{run}/resume", json={"id": other, "decision": "deny"})
+        last = asked["others"][1]["id"]
+        nothing = await house.http.post(f"{run}/resume", json={"id": last, "decision": "answer"})
+        assert (nothing.status_code, nothing.json()["param"]) == (422, "answer")
+        null = await house.http.post(f"{run}/resume", json={"id": last, "answer": None})
+        assert null.status_code == 200, null.text
         events = (await house.http.get(f"{run}/events")).text
         state = (await house.http.get(run)).json()
     assert state["result"]["response"] == "Done."
-    assert [d["decision"] for d in state["decisions"]] == ["answer", "deny"]
+    assert [d["decision"] for d in state["decisions"]] == ["answer", "deny", "answer"]
     results = [m.content for m in house.provider.requests[-1].messages if m.role == "tool"]
     assert results[0] == '{"degrees":22}'
     assert "refused" in results[1]
+    assert results[2] == "null"
     assert "event: run.waiting" in events
 
 
