@@ -206,10 +206,19 @@ class Runs:
         leave = await self.follow(run.run_id, Viewer(run.tenant, run.owner), after, listener)
         try:
             await listener.ended.wait()
+            return answer_of(await self._rested(run.run_id, listener), run.run_id)
         finally:
             if leave is not None:
                 leave()
-        return answer_of(await self._durable.store.get(run.run_id), run.run_id)
+
+    async def _rested(self, run_id: str, listener: RunListener) -> RunRow | None:
+        """Returns the row of a run that has ended or waits now: what was heard may be an earlier wait."""
+        while True:
+            listener.ended.clear()
+            row = await self._durable.store.get(run_id)
+            if row is None or row.status not in ("queued", "running"):
+                return row
+            await _wait_briefly(listener.ended, _POLL_SECONDS)
 
     async def follow_here(self, run: RunRow, sink: EventSink) -> Callable[[], None] | None:
         """Sends the events of a run of this process.

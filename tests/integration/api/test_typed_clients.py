@@ -216,8 +216,8 @@ console.log(JSON.stringify(ids));
 
 @asynccontextmanager
 async def broken_line(url: str) -> AsyncIterator[tuple[str, list[str]]]:
-    """A proxy that loses the first answer to each start of a run, answers 502 to the second and to every other
-    stream, and cuts each stream after 2000 bytes.
+    """A proxy that loses the first answer to each start of a run, answers 502 to the second one and to
+    every other stream, and cuts each stream after 2000 bytes.
     """
     host, port = url.removeprefix("http://").split(":")
     kinds: list[str] = []

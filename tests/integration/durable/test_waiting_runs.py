@@ -8,6 +8,8 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
+import httpx
+
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import RunQuery
 from astromesh.durable.step_log import StepLog
@@ -19,7 +21,7 @@ from astromesh.runtime.segment import Segment
 from astromesh.telemetry.run_log import RunLog
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CallerContext, CompletionRequest, Event, ToolCall
-from tests.integration.agents_folder import manifest, runtime_of, write
+from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
 ME = Viewer("default", "anonymous")
 PATIENCE = 30.0
@@ -89,3 +91,32 @@ async def test_traces_of_durable_runs_come_from_the_store_and_are_among_the_newe
     assert trace is not None
     assert trace["spans"][0]["name"] == "agent.run"
     assert "llm.complete" in {span["name"] for span in trace["spans"]}
+
+
+async def test_a_repeated_request_waits_for_a_run_that_goes_on(tmp_path: Path) -> None:
+    """The wait before the decision is over."""
+    decided, go_on = asyncio.Event(), asyncio.Event()
+
+    async def slowly(request: CompletionRequest) -> Any:
+        if request.messages[-1].role == "tool":
+            decided.set()
+            await go_on.wait()
+        return says(request)
+
+    write(tmp_path, manifest("asks", tools=[TOOL]))
+    async with client_of(runtime_of(tmp_path, ScriptedProvider(slowly, repeat=True))) as client:
+
+        async def ask() -> httpx.Response:
+            body, headers = {"query": "go", "session_id": "s"}, {"idempotency-key": "k"}
+            return await client.post("/v1/agents/asks/run", json=body, headers=headers)
+
+        waits = await ask()
+        assert waits.status_code == 202
+        path = f"/v1/runs/{waits.json()['run_id']}/resume"
+        assert (await client.post(path, json={"decision": "approve"})).status_code == 200
+        await decided.wait()
+        again = asyncio.create_task(ask())
+        done, _ = await asyncio.wait([again], timeout=0.5)
+        assert not done
+        go_on.set()
+        assert (await again).json()["response"] == "done"
