@@ -12,12 +12,19 @@ function withKey(request) {
   return request;
 }
 
+/** What is wrong with the key that was sent; empty: none was. @param {Response} answer */
+async function refusal(answer) {
+  if (!sessionStorage.getItem(KEY)) return "";
+  const { detail } = await answer.json().catch(() => ({ detail: "" }));
+  return `The server refuses this key. ${detail ?? ""}`.trim();
+}
+
 async function show() {
   const { headers } = withKey({ headers: {} });
   const answer = await fetch("openapi.json", { headers });
   form.hidden = answer.status !== 401 && answer.status !== 403;
   if (!answer.ok) {
-    page.textContent = form.hidden ? `The server answered ${answer.status}.` : "";
+    page.textContent = form.hidden ? `The server answered ${answer.status}.` : await refusal(answer);
     return;
   }
   page.textContent = "";

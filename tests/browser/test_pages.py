@@ -175,6 +175,9 @@ def test_the_description_of_the_routes_is_shown_and_asks_for_a_key(
     server = _guarded(server_process, tmp_path)
     page = console(server).page
     page.goto(f"{server.url}/docs")
+    page.get_by_label("This server asks for a key").fill("wrong")
+    page.keyboard.press("Enter")
+    page.get_by_text("The server refuses this key.").wait_for()
     page.get_by_label("This server asks for a key").fill(_key(server, "agents:read"))
     page.keyboard.press("Enter")
     page.locator(".opblock-summary-path", has_text="/v1/agents/{name}/run").first.wait_for()
