@@ -390,12 +390,17 @@ class ApprovalRequired(Conflict, code="approval_required"):
     Args:
         run_id: of the waiting run; it continues after the decision.
         waiting_for: the question and its parameters.
+        questions: all questions with their ids (`question`), where a channel can put them to people.
     """
 
     def __init__(
-        self, message: str, run_id: str = "", waiting_for: Mapping[str, object] | None = None
+        self,
+        message: str,
+        run_id: str = "",
+        waiting_for: Mapping[str, object] | None = None,
+        questions: Sequence[dict[str, Any]] = (),
     ) -> None:
-        self.run_id, self.waiting_for = run_id, waiting_for
+        self.run_id, self.waiting_for, self.questions = run_id, waiting_for, questions
         super().__init__(message)
 
 

@@ -356,7 +356,11 @@ def entrances() -> Iterator[str]:
     groups = [project["scripts"], *project["entry-points"].values()]
     yield from (target.partition(":")[0] for group in groups for target in group.values())
     yield from ("astromesh", "astromesh.__main__", "astromesh.testing")
-    yield from ("astromesh.testing.telegram", "astromesh.testing.whatsapp")  # too heavy for the face
+    yield from (
+        "astromesh.testing.slack",
+        "astromesh.testing.telegram",
+        "astromesh.testing.whatsapp",
+    )  # too heavy for the face
 
 
 def named_by(module: Module) -> tuple[str, ...]:

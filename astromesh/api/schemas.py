@@ -434,6 +434,7 @@ class ReadyOut(_Described):
 
 class ReceivedOut(_Described):
     status: Literal["received"]
+    challenge: str = Field("", description="Only where the messenger asks for it: Slack.")
 
 
 def answers(body: type[BaseModel], status: int = 200) -> dict[int | str, dict[str, Any]]:

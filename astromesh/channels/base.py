@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, Protocol, TypeAlias
+from typing import Literal, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 from astromesh.types import Attachment, CallerContext, JsonObject
 
@@ -29,10 +29,15 @@ class WebhookRequest(NamedTuple):
 
 
 class ConversationAddress(NamedTuple):
-    """The two ends of a conversation: our address, e.g. a number's id, and the person's (never logged)."""
+    """The two ends of a conversation: our address, e.g. a number's id, and the person's (never logged).
+
+    Args:
+        thread: of the messenger, if one person has several conversations.
+    """
 
     account: str
     user: str
+    thread: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +73,34 @@ class DeliveryStatus(NamedTuple):
     outside_window: bool = False
 
 
+class ChannelDecision(NamedTuple):
+    """What a person has decided for a waiting run, e.g. by a button.
+
+    Args:
+        question: its id; empty: the oldest one.
+        by: the messenger's id of the person.
+        message: the messenger's id of the message with the buttons.
+    """
+
+    address: ConversationAddress
+    run_id: str
+    question: str
+    approved: bool
+    by: str
+    message: str = ""
+
+
 class WebhookContent(NamedTuple):
-    """The content of one webhook request."""
+    """The content of one webhook request.
+
+    Args:
+        answer: what the messenger wants to read in the response.
+    """
 
     messages: tuple[ReceivedMessage, ...] = ()
     statuses: tuple[DeliveryStatus, ...] = ()
+    decisions: tuple[ChannelDecision, ...] = ()
+    answer: JsonObject | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +170,35 @@ class Channel(Protocol):
     async def close(self) -> None: ...
 
 
+@runtime_checkable
+class StreamingChannel(Protocol):
+    """A channel that can show an answer while it is made."""
+
+    #: whether it does
+    streams: bool
+
+    async def show(self, address: ConversationAddress, text: str) -> None:
+        """Shows the answer so far. The next `send` to the address replaces it.
+
+        Raises:
+            ChannelError: it could not be shown; the answer continues.
+        """
+
+
+@runtime_checkable
+class DecidingChannel(Protocol):
+    """A channel that can ask a person to decide for a waiting run."""
+
+    async def ask_decision(self, address: ConversationAddress, run_id: str, question: JsonObject) -> None:
+        """Asks. Raises: ChannelError: it could not ask; others may still decide."""
+
+    def may_decide(self, decision: ChannelDecision) -> bool:
+        """Whether the operator lets this person decide."""
+
+    async def show_decision(self, decision: ChannelDecision, outcome: str) -> None:
+        """Shows what came of a decision. Raises: ChannelError: it could not be shown."""
+
+
 # -- how a channel's messages become runs -------------------------------------------------------------------
 
 
@@ -153,6 +210,7 @@ class ChannelRunRequest:
         key: the idempotency key: the same for the same messages, also after a crash.
         context: variables for the prompt's template.
         traceparent: of the first message that has one.
+        on_text: called with the answer so far, while it is made; None: nobody sees it.
     """
 
     agent: str
@@ -164,10 +222,13 @@ class ChannelRunRequest:
     metadata: Mapping[str, object] = field(default_factory=dict)
     attachments: tuple[Attachment, ...] = ()
     traceparent: str = ""
+    on_text: Callable[[str], None] | None = None
 
 
 #: runs an agent and returns its answer; injected, so that the inbox worker does not import the runtime
 AskAgent: TypeAlias = Callable[[ChannelRunRequest], Awaitable[str]]
+#: decides for a waiting run: whose run it is, who decides, and what
+DecideRun: TypeAlias = Callable[[CallerContext, CallerContext, ChannelDecision], Awaitable[None]]
 
 
 # -- the inbox ----------------------------------------------------------------------------------------------
@@ -308,8 +369,8 @@ class InboxWorker(Protocol):
     def challenge(self, channel: str, request: WebhookRequest) -> str:
         """See `Channel.challenge`. Raises: ChannelNotFound."""
 
-    async def receive(self, channel: str, request: WebhookRequest) -> None:
-        """Stores the content of a webhook, on disk when it returns.
+    async def receive(self, channel: str, request: WebhookRequest) -> JsonObject:
+        """Stores the content of a webhook, on disk when it returns. Returns what the messenger wants to read.
 
         Raises:
             ChannelNotFound: there is no such channel. Unauthorized: it is not signed.

@@ -20,12 +20,14 @@ from astromesh.channels.base import (
     AskAgent,
     ChannelRunRequest,
     ConversationAddress,
+    DecidingChannel,
     DeliveryReport,
     InboundMessage,
     Inbox,
     LeasedQueue,
     PendingMessage,
     ReceivedMessage,
+    StreamingChannel,
 )
 from astromesh.channels.setup import ConfiguredChannel
 from astromesh.errors import (
@@ -54,6 +56,10 @@ APPROVAL_PAUSE, MAX_APPROVAL_WAITS = 5.0, 1000
 FIRST_PAUSE, MAX_RUN_PAUSE, MAX_SEND_PAUSE = 1.0, 60.0, 300.0
 #: seconds that an answer waits until its question is marked as read
 ACKNOWLEDGE_SECONDS = 1.0
+#: seconds between two edits of an answer that is being made: Slack allows 50 in a minute
+SHOW_SECONDS = 1.5
+#: kinds of questions that buttons can answer
+_DECIDABLE = ("approval", "unknown_outcome")
 #: code of a report that only a template can reach the person
 OUTSIDE_WINDOW = "outside_window"
 _FAILED = DELIVERY_STATES.index("failed")
@@ -61,6 +67,38 @@ _FAILED = DELIVERY_STATES.index("failed")
 _NOT_BEGUN = (Unavailable, StoreUnavailable, SessionBusy, RateLimited)
 
 log = get_logger("astromesh.channels")
+
+
+class LiveReply:
+    """Shows an answer while it is made, at most once in `SHOW_SECONDS`."""
+
+    def __init__(self, channel: StreamingChannel, address: ConversationAddress, clock: Clock) -> None:
+        self._channel, self._address, self._clock = channel, address, clock
+        self._text = ""
+        self._changed, self._showing = asyncio.Event(), asyncio.Lock()
+        self._task = asyncio.create_task(self._show())
+
+    def update(self, text: str) -> None:
+        """Takes the answer so far."""
+        self._text = text
+        self._changed.set()
+
+    async def close(self) -> None:
+        """Shows nothing more. What is being shown is shown to its end, so that `send` can replace it."""
+        async with self._showing:
+            self._task.cancel()
+        await asyncio.wait([self._task])
+
+    async def _show(self) -> None:
+        try:
+            while True:
+                await self._changed.wait()
+                self._changed.clear()
+                async with self._showing:
+                    await self._channel.show(self._address, self._text)
+                await self._clock.sleep(SHOW_SECONDS)
+        except ChannelError as error:  # the whole answer is sent at its end
+            log.info("answer_not_shown", error=str(error))
 
 
 class RetryLater(Exception):
@@ -94,6 +132,8 @@ class Responder:
         self.queues_in_runs: set[str] = set()
         #: questions whose runs wait for a person, by key; without pictures, which the runs have stored
         self._waiting: dict[str, ChannelRunRequest] = {}
+        #: questions that were put to people: run and id
+        self._questions: set[tuple[str, str]] = set()
 
     async def serve(self, configured: ConfiguredChannel, leased: LeasedQueue) -> None:
         """Answers the next messages of a queue and releases the queue.
@@ -154,16 +194,29 @@ class Responder:
                 return ()
         key = pending[0][0].id
         if (question := self._waiting.pop(key, None)) is not None:
-            return configured.channel.split(await self._run(configured, leased, question))
+            return configured.channel.split(await self._live(configured, leased, question))
         acknowledging = asyncio.create_task(_acknowledge(configured, messages[-1]))
         try:
             prepared = [await configured.channel.prepare(message) for message in messages]
             trace = next((message.traceparent for message in messages if message.traceparent), "")
             question = configured.question(leased, messages[0].address, key, prepared, trace)
-            return configured.channel.split(await self._run(configured, leased, question))
+            return configured.channel.split(await self._live(configured, leased, question))
         finally:
             await asyncio.wait([acknowledging], timeout=ACKNOWLEDGE_SECONDS)
             acknowledging.cancel()
+
+    async def _live(
+        self, configured: ConfiguredChannel, leased: LeasedQueue, question: ChannelRunRequest
+    ) -> str:
+        """Runs the agent, and shows the answer while it is made where the channel can."""
+        channel = configured.channel
+        if not (isinstance(channel, StreamingChannel) and channel.streams):
+            return await self._run(configured, leased, question)
+        live = LiveReply(channel, configured.address(leased), self._clock)
+        try:
+            return await self._run(configured, leased, replace(question, on_text=live.update))
+        finally:
+            await live.close()
 
     async def _run(
         self, configured: ConfiguredChannel, leased: LeasedQueue, question: ChannelRunRequest
@@ -177,6 +230,7 @@ class Responder:
             raise
         except ApprovalRequired as paused:  # the run continues when a person has decided
             self._remember(question)
+            await self._ask_decisions(configured, configured.address(leased), paused)
             raise RetryLater(APPROVAL_PAUSE, failed=False) from paused
         except _NOT_BEGUN as error:
             if leased.attempts < MAX_RUN_ATTEMPTS:
@@ -188,8 +242,28 @@ class Responder:
         finally:
             self.queues_in_runs.discard(leased.queue)
 
+    async def _ask_decisions(
+        self, configured: ConfiguredChannel, address: ConversationAddress, paused: ApprovalRequired
+    ) -> None:
+        """Puts the questions of a waiting run to the person, each once in this process."""
+        channel = configured.channel
+        if not isinstance(channel, DecidingChannel):
+            return
+        for question in paused.questions:
+            key = (paused.run_id, str(question.get("question")))
+            if question.get("kind") not in _DECIDABLE or key in self._questions:
+                continue
+            try:
+                await channel.ask_decision(address, paused.run_id, question)
+            except ChannelError as error:
+                log.warning("question_not_sent", channel=configured.name, error=str(error))
+                continue
+            if len(self._questions) >= MAX_APPROVAL_WAITS:
+                self._questions.clear()
+            self._questions.add(key)
+
     def _remember(self, question: ChannelRunRequest) -> None:
-        self._waiting[question.key] = replace(question, attachments=())
+        self._waiting[question.key] = replace(question, attachments=(), on_text=None)
         if len(self._waiting) > MAX_APPROVAL_WAITS:
             del self._waiting[next(iter(self._waiting))]
 

@@ -66,7 +66,7 @@ class ConfiguredChannel:
     def to_inbox(self, message: ReceivedMessage, now: float) -> InboundMessage:
         """Returns a message as it is stored: nothing in it can be read without the key."""
         address = message.address
-        queue = self.cipher.digest("queue", *address)
+        queue = self.cipher.digest("queue", *address[:2], *filter(None, [address.thread]))
         content = {"id": message.id, "text": message.text, "kind": message.kind, "about": message.details}
         if message.traceparent:
             content["traceparent"] = message.traceparent
@@ -75,8 +75,10 @@ class ConfiguredChannel:
             id=self.cipher.digest("message", message.id),
             queue=queue,
             tenant=self.setup.tenant,
-            principal=f"{self.name}:{self.cipher.digest('person', address.user)}",
-            address=self.cipher.encrypt({"ours": address.account, "theirs": address.user}, queue),
+            principal=self.principal(address.user),
+            address=self.cipher.encrypt(
+                {"ours": address.account, "theirs": address.user, "thread": address.thread}, queue
+            ),
             content=self.cipher.encrypt(content, queue),
             now=now,
             due_at=now + (self.setup.debounce if message.kind == "message" else 0.0),
@@ -85,7 +87,15 @@ class ConfiguredChannel:
     def address(self, leased: LeasedQueue) -> ConversationAddress:
         """Raises: ConfigError: the message was encrypted with another key."""
         ends = self.cipher.decrypt(leased.address, leased.queue)
-        return ConversationAddress(ends["ours"], ends["theirs"])
+        return ConversationAddress(ends["ours"], ends["theirs"], ends.get("thread", ""))
+
+    def principal(self, user: str) -> str:
+        """Returns the pseudonym of a person."""
+        return f"{self.name}:{self.cipher.digest('person', user)}"
+
+    def caller(self, user: str) -> CallerContext:
+        """Returns a person as the caller who decides for a run."""
+        return CallerContext(user_id=self.principal(user), tenant_id=self.setup.tenant)
 
     def from_inbox(
         self, kept: PendingMessage, leased: LeasedQueue, address: ConversationAddress

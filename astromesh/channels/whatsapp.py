@@ -213,8 +213,12 @@ def _message(
     about: JsonObject = {"kind": what or "unknown", "sent_at": text_of(message, "timestamp"), **more}
     if name := names.get(sender):
         about["profile_name"] = name
-    if object_of(message, "context").get("forwarded") is True:
+    context = object_of(message, "context")
+    if context.get("forwarded") is True:
         about["forwarded"] = True
+    if quoted := text_of(context, "id", MAX_NAME):
+        about["quoted"] = {"id": quoted, "author": "user" if context.get("from") == sender else "agent"}
+        text = f"{_QUOTES[about['quoted']['author']]}\n{text}" if text and what in _QUOTING else text
     kind: MessageKind = "message" if text else "unreadable"
     return ReceivedMessage(own, ConversationAddress(ours, sender), text, kind, about)
 
@@ -228,6 +232,14 @@ def _status(status: Mapping[str, Any], ours: str) -> DeliveryStatus | None:
     known: DeliveryState = next(known for known in DELIVERY_STATES if known == state)
     return DeliveryStatus(own, ConversationAddress(ours, to), known, code, OUTSIDE_WINDOW in codes)
 
+
+#: Meta sends the id of a quoted message, and not its text
+_QUOTES = {
+    "agent": "[The user replies to an earlier message of yours.]",
+    "user": "[The user replies to an earlier message of their own.]",
+}
+#: types whose context is a quote, and whose text is the person's; buttons and lists answer a message, too
+_QUOTING = ("text",)
 
 # -- types of messages ---------------------------------------------------------------------------------------
 

@@ -19,6 +19,9 @@ from astromesh.channels.base import (
     DELIVERY_STATES,
     AskAgent,
     ChannelBacklog,
+    ChannelDecision,
+    DecideRun,
+    DecidingChannel,
     DeliveryReport,
     DeliveryStatus,
     Inbox,
@@ -35,10 +38,19 @@ from astromesh.channels.responder import (
 )
 from astromesh.channels.setup import ChannelSetup, ConfiguredChannel
 from astromesh.durable.leases import PeriodicJob, Worker, WorkerHeartbeat
-from astromesh.errors import AstromeshError, ChannelNotFound, ShuttingDown, StoreError, is_failure
+from astromesh.errors import (
+    AstromeshError,
+    ChannelError,
+    ChannelNotFound,
+    RequestError,
+    ShuttingDown,
+    StoreError,
+    is_failure,
+)
 from astromesh.logs import OutageLog, get_logger
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
+from astromesh.types import JsonObject
 
 #: queues in work at once; of these, how many are begun without a pause, and the seconds until as many more
 MAX_ACTIVE, BURST, BURST_SECONDS = 64, 8, 0.1
@@ -48,6 +60,8 @@ POLL_SECONDS = 2.0
 GRACE_SECONDS, RUN_GRACE_SECONDS = 5.0, 0.25
 #: seconds that answered messages are known: Meta repeats a webhook for seven days
 RETENTION_SECONDS, EXPIRY_SECONDS = 8 * 86_400.0, 3600.0
+#: seconds for which a webhook waits until a decision is shown: Slack waits for three
+SHOW_DECISION_SECONDS = 2.0
 #: maximum characters of a stored trace context
 _MAX_TRACEPARENT = 512
 #: folder below the data folder that holds the files of live workers
@@ -62,6 +76,7 @@ class InboxWorkerOptions(BaseModel):
     Args:
         channels: opened ones by name, each with its setup's keys.
         ask: runs an agent.
+        decide: decides for a waiting run; None: nobody can.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -69,6 +84,7 @@ class InboxWorkerOptions(BaseModel):
     inbox: Any
     channels: Mapping[str, tuple[Any, Mapping[str, Any]]]
     ask: Any
+    decide: Any = None
 
 
 class ChannelInboxWorker:
@@ -83,7 +99,9 @@ class ChannelInboxWorker:
         ask: AskAgent,
         clock: Clock,
         heartbeat: WorkerHeartbeat,
+        decide: DecideRun | None = None,
     ) -> None:
+        self._decide_run = decide
         self._inbox, self._channels, self._clock = inbox, channels, clock
         self._lease = min(channel.setup.lease for channel in channels.values())
         outages = OutageLog(log, "inbox_unavailable", "inbox_available")
@@ -106,7 +124,7 @@ class ChannelInboxWorker:
             for name, (channel, setup) in options.channels.items()
         }
         heartbeat = WorkerHeartbeat(deps.data_dir / _FOLDER)
-        opened = cls(options.inbox, channels, options.ask, deps.clock, heartbeat)
+        opened = cls(options.inbox, channels, options.ask, deps.clock, heartbeat, options.decide)
         opened.start()
         return opened
 
@@ -138,7 +156,7 @@ class ChannelInboxWorker:
     def challenge(self, channel: str, request: WebhookRequest) -> str:
         return self._channel(channel).channel.challenge(request)
 
-    async def receive(self, channel: str, request: WebhookRequest) -> None:
+    async def receive(self, channel: str, request: WebhookRequest) -> JsonObject:
         configured = self._channel(channel)
         configured.channel.verify(request)
         received = configured.channel.parse(request.body)
@@ -153,6 +171,30 @@ class ChannelInboxWorker:
             self._worker.wake()
         if received.statuses:
             await self._report(configured, received.statuses, now)
+        for decision in received.decisions:
+            await self._decide(configured, decision)
+        return received.answer or {}
+
+    async def _decide(self, configured: ConfiguredChannel, decision: ChannelDecision) -> None:
+        """Decides for a run of the conversation, if the person may, and shows what came of it."""
+        channel = configured.channel
+        if self._decide_run is None or not isinstance(channel, DecidingChannel):
+            return
+        if not channel.may_decide(decision):
+            log.warning("decision_refused", channel=configured.name, run_id=decision.run_id)
+            return
+        owner, by = configured.caller(decision.address.user), configured.caller(decision.by)
+        outcome = "Approved." if decision.approved else "Denied."
+        try:
+            await self._decide_run(owner, by, decision)
+        except RequestError as error:  # decided before, or no run of this conversation
+            log.info("decision_without_effect", channel=configured.name, error=str(error))
+            outcome = "There is nothing to decide any more."
+        try:
+            async with asyncio.timeout(SHOW_DECISION_SECONDS):
+                await channel.show_decision(decision, outcome)
+        except (ChannelError, TimeoutError) as error:
+            log.info("decision_not_shown", channel=configured.name, error=str(error))
 
     async def backlog(self) -> Mapping[str, ChannelBacklog]:
         return await self._inbox.backlog()

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
-from astromesh.access.scopes import principal_of
-from astromesh.channels.base import AskAgent, ChannelRunRequest, Inbox, InboxWorker
+from astromesh.access.scopes import Viewer, principal_of
+from astromesh.channels.base import (
+    AskAgent,
+    ChannelDecision,
+    ChannelRunRequest,
+    DecideRun,
+    Inbox,
+    InboxWorker,
+)
 from astromesh.config.connections import ChannelBlock
+from astromesh.durable.approvals import question_id, questions_in
 from astromesh.durable.base import IdempotencyKey, RunRow
 from astromesh.errors import (
     AgentUnavailable,
+    ApprovalRequired,
     GuardrailBlocked,
     RateLimited,
     RunFailed,
@@ -22,7 +31,10 @@ from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
+from astromesh.runtime.runs import Decision
+from astromesh.telemetry.events import MODEL_DELTA, EventSink
 from astromesh.telemetry.ids import read_traceparent
+from astromesh.types import CallerContext, Event
 
 
 async def open_inbox_worker(runtime: AgentRuntime) -> InboxWorker | None:
@@ -41,7 +53,9 @@ async def open_inbox_worker(runtime: AgentRuntime) -> InboxWorker | None:
         name: (await _channel(runtime, name, block, deps), _setup(block)) for name, block in blocks.items()
     }
     plugin = runtime.plugins.load("inbox_workers", "channels")
-    options = plugin.Options(inbox=inbox, channels=channels, ask=channel_runner(runtime))
+    options = plugin.Options(
+        inbox=inbox, channels=channels, ask=channel_runner(runtime), decide=channel_decider(runtime)
+    )
     worker: InboxWorker = await plugin.open(options, deps)
     opened.resources.on_close(worker.close)
     opened.checks["store:inbox"] = inbox.ping
@@ -70,16 +84,49 @@ def channel_runner(runtime: AgentRuntime) -> AskAgent:
             key = _run_key(question, attempt, runtime.clock.now())
             row = await runtime.runner.accept(agent, request, caller=question.caller, key=key)
             if not _may_retry(row):
-                return await _answer(runtime, row)
+                sinks = () if question.on_text is None else (_TextSink(question.on_text),)
+                return await _answer(runtime, row, sinks)
         raise AssertionError("some attempt has a new key")
 
     return ask
 
 
-async def _answer(runtime: AgentRuntime, row: RunRow) -> str:
+def channel_decider(runtime: AgentRuntime) -> DecideRun:
+    """Returns the function that decides for a waiting run of a conversation."""
+
+    async def decide(owner: CallerContext, by: CallerContext, decision: ChannelDecision) -> None:
+        word: Literal["approve", "deny"] = "approve" if decision.approved else "deny"
+        made = Decision(word, question=decision.question or None)
+        await runtime.runs.decide(decision.run_id, Viewer(*principal_of(owner)), by, made)
+
+    return decide
+
+
+class _TextSink:
+    """An EventSink that passes on the answer so far: the text of the present step."""
+
+    wants_deltas = True
+
+    def __init__(self, on_text: Callable[[str], None]) -> None:
+        self._on_text, self._text = on_text, ""
+
+    def send(self, event: Event) -> None:
+        if event.type in ("model.started", "model.restarted"):
+            self._text = ""
+        elif event.type == MODEL_DELTA and event.data["role"] == "assistant":
+            self._text += event.data["content"]
+            self._on_text(self._text)
+
+
+async def _answer(runtime: AgentRuntime, row: RunRow, sinks: tuple[EventSink, ...]) -> str:
     """Raises: ApprovalRequired: a person must decide first; call again then."""
     try:
-        return (await runtime.runs.wait(row, ())).response
+        return (await runtime.runs.wait(row, sinks)).response
+    except ApprovalRequired as waits:
+        questions = [
+            {**one, "question": question_id(one["path"], one["n"])} for one in questions_in(waits.waiting_for)
+        ]
+        raise ApprovalRequired(str(waits), waits.run_id, waits.waiting_for, questions) from waits
     except RunFailed as failed:
         if failed.code == GuardrailBlocked.code:
             raise GuardrailBlocked(str(failed.details.get("guardrail", "")), str(failed)) from failed

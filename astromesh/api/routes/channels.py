@@ -29,8 +29,7 @@ async def verification(channel: str, request: Request) -> Response:
 async def messages(channel: str, request: Request) -> JsonObject:
     """Stores the messages and answers 200; a wrong or missing signature is 401. Replies are sent later."""
     webhook = WebhookRequest("POST", dict(request.query_params), dict(request.headers), await request.body())
-    await _inbox(request).receive(channel, webhook)
-    return {"status": "received"}
+    return {"status": "received", **await _inbox(request).receive(channel, webhook)}
 
 
 def _inbox(request: Request) -> InboxWorker:

@@ -78,7 +78,7 @@ function Channels({ value: { channels } }) {
     ? html`<${Table} label="Channels" head=${["Channel", "Agents", "Webhook", ["Wait for an answer", "r"], ["Tried again", "r"]]} rows=${channels.map((/** @type {any} */ one) => html`
         <tr key=${one.channel}><td>${plain(one.channel)}</td><td>${one.agents.map((/** @type {string} */ name) => html`<a class="link" href=${link(["agents", name])}>${plain(name)}</a> `)}</td><td class="mono">${plain(one.webhook)}</td>
           <td class="r num">${count(one.waiting)}</td><td class="r num">${one.retried ? html`<span class="warn-text">${count(one.retried)}</span>` : "0"}</td></tr>`)} />`
-    : html`<${Empty}>No messenger is connected. <code>channels.yaml</code> connects WhatsApp and Telegram.<//>`;
+    : html`<${Empty}>No messenger is connected. <code>channels.yaml</code> connects WhatsApp, Telegram and Slack.<//>`;
 }
 
 /** @param {{value: any}} props */

@@ -1,7 +1,8 @@
-"""One suite for every channel: WhatsApp, Telegram, and one that shows that a channel is one file."""
+"""One suite for every channel: WhatsApp, Telegram, Slack, and one that shows that a channel is one file."""
 
 from __future__ import annotations
 
+import time
 from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 
@@ -18,6 +19,7 @@ from astromesh.errors import (
 )
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins
+from astromesh.testing.slack import DIRECT, SLACK_TOKEN, FakeSlackApi, event, press, sign_event
 from astromesh.testing.telegram import BOT_TOKEN, FakeTelegramApi, sign_update, update
 from astromesh.testing.whatsapp import (
     PHONE_NUMBER_ID,
@@ -52,7 +54,12 @@ class Bird(NamedTuple):
     wrong: dict[str, str]
 
     def headers(self, body: bytes) -> dict[str, str]:
-        return sign_webhook(SECRET, body)[1] | {"ring": SECRET} | sign_update(body, SECRET)[1]
+        return (
+            sign_webhook(SECRET, body)[1]
+            | {"ring": SECRET}
+            | sign_update(body, SECRET)[1]
+            | sign_event(body, SECRET)[1]
+        )
 
     def messages(self) -> list[ReceivedMessage]:
         return [message for body in self.two for message in self.channel.parse(body).messages]
@@ -70,14 +77,21 @@ async def bots() -> AsyncIterator[FakeTelegramApi]:
         yield bots
 
 
-@pytest.fixture(params=("whatsapp", "telegram", "pigeon"))
+@pytest.fixture
+async def slack() -> AsyncIterator[FakeSlackApi]:
+    async with FakeSlackApi() as slack:
+        yield slack
+
+
+@pytest.fixture(params=("whatsapp", "telegram", "slack", "pigeon"))
 async def bird(
-    request: pytest.FixtureRequest, graph: FakeWhatsAppApi, bots: FakeTelegramApi
+    request: pytest.FixtureRequest, graph: FakeWhatsAppApi, bots: FakeTelegramApi, slack: FakeSlackApi
 ) -> AsyncIterator[Bird]:
     plugins = Plugins({"channels": {"pigeon": Pigeon}})
-    at = {"whatsapp": {"api_base": graph.url}, "telegram": {"api_base": bots.url}}
+    at = {"whatsapp": graph.url, "telegram": bots.url, "slack": slack.url}
     async with Http() as http:
-        options = OPTIONS[request.param] | at.get(request.param, {})
+        base = {"api_base": at[request.param]} if request.param in at else {}
+        options = OPTIONS[request.param] | base
         channel = await plugins.open("channels", request.param, options, Deps(http=http))
         yield Bird(channel, *SPOKEN[request.param])
         await channel.close()
@@ -91,6 +105,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "app_secret": SECRET,
     },
     "telegram": {"bot_token": BOT_TOKEN, "secret_token": SECRET},
+    "slack": {"bot_token": SLACK_TOKEN, "signing_secret": SECRET},
     "pigeon": {"ring": SECRET},
 }
 SPOKEN: dict[str, Any] = {
@@ -104,6 +119,13 @@ SPOKEN: dict[str, Any] = {
     "telegram": (
         tuple(sign_update(update(n, int(SENDER), text=t))[0] for n, t in ((1, "Hello"), (2, "Again"))),
         sign_update(update(3, int(SENDER), dice={"value": 6}))[0],
+        b"",
+        {},
+        {"hub.challenge": "42"},
+    ),
+    "slack": (
+        tuple(sign_event(event(n, t, SENDER))[0] for n, t in (("1", "Hello"), ("2", "Again"))),
+        sign_event(event("3", "", SENDER))[0],
         b"",
         {},
         {"hub.challenge": "42"},
@@ -204,6 +226,43 @@ async def test_a_bot_api_that_is_away_can_be_tried_again_and_its_token_is_not_to
         await bird.channel.send(bird.messages()[0].address, "x")
     assert type(caught.value) is ChannelError
     assert BOT_TOKEN not in str(caught.value)
+
+
+# -- what Slack answers ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "pause", "kind"),
+    [
+        (429, "ratelimited", 7, ChannelError),
+        (503, "", 0, ChannelError),
+        (200, "invalid_auth", 0, ChannelError),
+        (200, "channel_not_found", 0, ChannelRejected),
+    ],
+)
+@pytest.mark.parametrize("bird", ["slack"], indirect=True)
+async def test_faults_of_the_web_api_of_slack_are_told_apart(bird, slack, status, error, pause, kind):
+    slack.fail(status, error, pause)
+    with pytest.raises(ChannelError) as caught:
+        await bird.channel.send(bird.messages()[0].address, "x")
+    assert (type(caught.value), caught.value.retry_after) == (kind, float(pause))
+    assert SENDER not in str(caught.value)
+
+
+@pytest.mark.parametrize("bird", ["slack"], indirect=True)
+async def test_a_message_of_slack_is_marked_as_seen_and_buttons_are_read(bird, slack):
+    await bird.channel.acknowledge(bird.messages()[0])
+    mark = {"channel": DIRECT, "timestamp": "1700000000.000001", "name": "eyes"}
+    assert slack.of("reactions.add") == [mark]
+    read = [bird.channel.parse(press(f"run_1 - {word}")).decisions for word in ("approve", "deny", "x")]
+    assert [[one.approved for one in found] for found in read] == [[True], [False], []]
+
+
+@pytest.mark.parametrize("bird", ["slack"], indirect=True)
+async def test_a_signature_of_slack_is_valid_for_five_minutes(bird):
+    body, headers = sign_event(event("1", "Hello"), SECRET, sent_at=time.time() - 400)
+    with pytest.raises(Unauthorized, match="five minutes"):
+        bird.channel.verify(WebhookRequest("POST", {}, headers, body))
 
 
 # -- what the Graph API answers ------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from astromesh.channels.whatsapp import parse_webhook
 from astromesh.storage.cipher import StoredCipher
 from astromesh.testing import ScriptedProvider
 from astromesh.testing.whatsapp import (
@@ -200,6 +201,16 @@ TYPES = [
         '[The user sent a document ("bill.pdf", application/pdf). Its content cannot be shown to you.]',
     ),
 ]
+
+
+@pytest.mark.parametrize(
+    ("author", "told"), [(SENDER, "of their own"), ("4900000", "of yours")], ids=["own", "ours"]
+)
+def test_a_quoted_reply_reaches_the_agent(author: str, told: str) -> None:
+    quoting = {**text_message("2", "And this one?"), "context": {"from": author, "id": "1"}}
+    (read,) = parse_webhook(webhook(quoting)).messages
+    assert read.text == f"[The user replies to an earlier message {told}.]\nAnd this one?"
+    assert read.details["quoted"]["id"] == "1"
 
 
 @pytest.mark.parametrize(("kind", "content", "expected"), TYPES, ids=[t[0] for t in TYPES])
