@@ -236,7 +236,7 @@ class RunBody(BaseModel):
             "anyOf": [
                 {"properties": {"query": {"type": "string", "minLength": 1, "pattern": r"\S"}}},
                 {
-                    "properties": {"attachments": {"type": "array", "minItems": 1}},
+                    "properties": {"attachments": {"type": "array", "items": {}, "minItems": 1}},
                     "required": ["attachments"],
                 },
             ]
