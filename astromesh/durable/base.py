@@ -338,6 +338,9 @@ class RunQuery(NamedTuple):
         tags: the run has all of them.
         metadata: keys and values that the run's metadata has; a number or boolean as JSON writes it.
         after: the id of the last run of the page before; ids begin with the time.
+        since, until: the least id of a match, and the one that all matches are below.
+        min_cost_usd: US dollars that a match has cost at least.
+        min_seconds: seconds that a match took at least; it has ended.
     """
 
     tenant: str
@@ -349,6 +352,16 @@ class RunQuery(NamedTuple):
     tags: tuple[str, ...] = ()
     metadata: tuple[tuple[str, str], ...] = ()
     after: str = ""
+    since: str = ""
+    until: str = ""
+    min_cost_usd: float = 0.0
+    min_seconds: float = 0.0
+
+    def matches_outcome(self, run_id: str, cost_usd: float, seconds: float | None) -> bool:
+        """Whether the time, the cost and the duration of a run match; no duration: it has not ended."""
+        in_time = run_id >= self.since and (not self.until or run_id < self.until)
+        is_long = not self.min_seconds or (seconds is not None and seconds >= self.min_seconds)
+        return in_time and is_long and cost_usd >= self.min_cost_usd
 
     def matches(self, metadata: Mapping[str, Any], tags: Collection[str]) -> bool:
         """Whether what a caller says about a run matches."""

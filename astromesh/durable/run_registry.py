@@ -82,6 +82,7 @@ class RunRegistry:
             and query.session in ("", log.session_id)
             and query.status in ("", log.status)
             and query.matches(log.metadata, log.tags)
+            and query.matches_outcome(log.run_id, log.meter.usage.cost_usd, _seconds_of(log))
             and not (active and log.ended_at is not None)
         ]
         of_page = [log for log in found if not query.after or log.run_id < query.after]
@@ -137,6 +138,11 @@ def _total_usage(found: Sequence[RunLog]) -> Usage:
     ids = {log.run_id for log in found}
     tops = (log for log in found if log.parent.partition(".")[0] not in ids)
     return sum((log.meter.usage for log in tops), Usage())
+
+
+def _seconds_of(log: RunLog) -> float | None:
+    """Returns how long a run took; None: it has not ended."""
+    return log.events[-1].ts - log.events[0].ts if log.ended_at is not None and log.events else None
 
 
 def row_of(log: RunLog) -> RunRow:

@@ -142,7 +142,8 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
     async def list(self, filter: RunQuery) -> tuple[tuple[RunRow, ...], Usage]:
         # a text, and a number or boolean, as JSON writes them
         values = [(key, json.dumps(value, ensure_ascii=False), value) for key, value in filter.metadata]
-        where = (*filter[:5], json.dumps(filter.tags), json.dumps(values))
+        said = json.dumps(filter.tags), json.dumps(values)
+        where = *filter[:5], *said, filter.since, filter.until, filter.min_cost_usd, filter.min_seconds
         rows = await self._queries.read("list", *where, filter.limit, filter.after)
         numbers = await self._queries.read("usage", *where)
         return tuple(map(run_of, rows)), usage_of(numbers[0])

@@ -154,6 +154,26 @@ def test_new_runs_wait_behind_a_button(server: ServerProcess, console: Callable[
     expect(rows).to_have_count(known + 1)
 
 
+def test_runs_are_filtered_by_time_cost_and_duration(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    page = console(server).open("runs")
+    page.locator("tbody tr").first.wait_for()
+    for label, none, some in (
+        ("From", "2999-01-01T00:00", "2020-01-01T00:00"),
+        ("To", "2020-01-01T00:00", "2999-01-01T00:00"),
+        ("Cost from, US$", "1000", "0"),
+        ("Takes from, s", "3600", "0.0001"),
+    ):
+        field = page.get_by_label(label, exact=True)
+        field.fill(none)
+        field.press("Tab")
+        page.get_by_text("No run matches.").wait_for()
+        field.fill(some)
+        field.press("Tab")
+        page.locator("tbody tr").first.wait_for()
+
+
 def test_an_idle_page_asks_once_in_five_seconds(
     server: ServerProcess, console: Callable[..., Console]
 ) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
@@ -36,6 +37,7 @@ from astromesh.durable.base import RunQuery, RunStatus
 from astromesh.errors import EventsGone, InvalidInput
 from astromesh.runtime.client_tools import open_calls, screened_answer
 from astromesh.runtime.runs import Decision
+from astromesh.telemetry import ids
 from astromesh.tools.long_results import LongResults
 from astromesh.types import JsonObject, SessionKey
 
@@ -49,6 +51,10 @@ _MAX_OPEN = 5000
 _MAX_FILTERS = 16
 #: a name without NUL, which PostgreSQL refuses to search for
 Name = Annotated[str, Query(pattern=r"^[^\x00]*$")]
+
+
+#: a point in time; UTC where it names no zone
+Moment = Annotated[datetime | None, Query(description="ISO 8601, UTC where it names no zone.")]
 
 
 class AcceptedOut(BaseModel):
@@ -185,13 +191,22 @@ async def runs(  # noqa: PLR0913 (a parameter for each filter)
     status: Literal["", RunStatus] = "",
     limit: Limit = 50,
     tag: Annotated[list[Name], Query(max_length=_MAX_FILTERS)] = [],  # noqa: B006 (FastAPI copies it)
+    created_after: Moment = None,
+    created_before: Moment = None,
+    min_cost_usd: Annotated[float, Query(ge=0, allow_inf_nan=False, description="US dollars.")] = 0.0,
+    min_duration_ms: Annotated[
+        float, Query(ge=0, allow_inf_nan=False, description="Of runs that have ended.")
+    ] = 0.0,
 ) -> JsonObject:
     """Lists the caller's runs, newest first, and their total usage.
 
     Of several `tag` and `metadata.KEY=VALUE`, all must match.
     """
     said = tuple(filter(None, tag)), _metadata_filter(request)
-    query = RunQuery(*viewer_of(request), agent, session, status, limit, *said, cursor.after)
+    query = RunQuery(
+        *viewer_of(request), agent, session, status, limit, *said, cursor.after,
+        _first_id(created_after), _first_id(created_before), min_cost_usd, min_duration_ms / 1000,
+    )  # fmt: skip
     page = await runtime_of(request).runs.list(query)
     runs = [public_run(run) for run in page.runs]
     return {"runs": runs, "next": cursor.next(page.next), "usage": page.usage.to_json()}
@@ -318,6 +333,13 @@ async def result(run_id: str, result_id: str, request: Request) -> Response:
     if found is None:
         raise EventsGone(f"This run has no stored result {result_id!r}, or it has expired.")
     return Response(found.text, media_type="text/plain; charset=utf-8")
+
+
+def _first_id(at: datetime | None) -> str:
+    """Returns the least id of a run of a time, or an empty text."""
+    if at is None:
+        return ""
+    return ids.first_id("run_", max(0.0, (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()))
 
 
 def _metadata_filter(request: Request) -> tuple[tuple[str, str], ...]:

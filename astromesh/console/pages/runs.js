@@ -1,5 +1,5 @@
 // @ts-check
-// Runs: newest first, by agent, status and session; new ones wait behind a button until they are wanted.
+// Runs: newest first, by agent, status, session, tag, time, cost and duration; new ones wait behind a button.
 import { html, useEffect, useRef, useState } from "../lib.js";
 import { useKeys } from "../keys.js";
 import { useResource } from "../poll.js";
@@ -9,8 +9,13 @@ import { Ago, brief, briefMarkdown, CopyRequest, cost, count, duration, Empty, H
 const STATES = ["", "queued", "running", "waiting", "completed", "failed", "cancelled"];
 
 export default function Runs() {
-  const { agent = "", status = "", session = "", tag = "", limit = "50" } = place.value.query;
-  const query = new URLSearchParams(Object.entries({ agent, status, session, tag, limit }).filter(([, value]) => value)).toString();
+  const { agent = "", status = "", session = "", tag = "", from = "", to = "", cost: least = "", seconds = "", limit = "50" } = place.value.query;
+  const filters = {
+    agent, status, session, tag, limit,
+    created_after: instant(from), created_before: instant(to),
+    min_cost_usd: least, min_duration_ms: seconds && String(Number(seconds) * 1000),
+  };
+  const query = new URLSearchParams(Object.entries(filters).filter(([, value]) => value)).toString();
   const path = `/v1/runs?${query}`;
   const found = useResource(path);
   const agents = useResource("/v1/agents", { live: false });
@@ -29,8 +34,12 @@ export default function Runs() {
     <div class="filters">
       <${Select} label="Agent" value=${agent} options=${[["", "all"], ...names]} onChange=${(/** @type {string} */ value) => refine({ agent: value })} />
       <${Select} label="Status" value=${status} options=${STATES.map((one) => [one, one || "all"])} onChange=${(/** @type {string} */ value) => refine({ status: value })} />
-      <label class="field"><span>Session</span><input value=${session} onChange=${(/** @type {any} */ event) => refine({ session: event.target.value.trim() })} /></label>
-      <label class="field"><span>Tag</span><input value=${tag} onChange=${(/** @type {any} */ event) => refine({ tag: event.target.value.trim() })} /></label>
+      <${Filter} label="Session" name="session" value=${session} />
+      <${Filter} label="Tag" name="tag" value=${tag} />
+      <${Filter} label="From" name="from" value=${from} type="datetime-local" />
+      <${Filter} label="To" name="to" value=${to} type="datetime-local" />
+      <${Filter} label="Cost from, US$" name="cost" value=${least} type="number" />
+      <${Filter} label="Takes from, s" name="seconds" value=${seconds} type="number" />
       <${Select} label="Rows" value=${limit} options=${["50", "200", "1000"]} onChange=${(/** @type {string} */ value) => refine({ limit: value })} />
       <span class="grow"></span>
       ${found.value && html`<span class="muted num">All that match: ${count(tokens(found.value.usage))} tokens · ${cost(found.value.usage.cost_usd)}</span>`}
@@ -43,6 +52,13 @@ export default function Runs() {
         ? html`<${RunTable} runs=${shown.rows} chosen=${chosen} />`
         : html`<${Empty} command=${`astromesh run ${agent || "AGENT"} "How do I get started?"`}>No run matches. A run appears here once an agent is asked.<//>`}`;
 }
+
+/** @param {{label: string, name: string, value: string, type?: string}} props */
+const Filter = ({ label, name, value, type = "text" }) => html`
+  <label class="field"><span>${label}</span><input type=${type} min="0" step="any" value=${value} onChange=${(/** @type {any} */ event) => refine({ [name]: event.target.value.trim() })} /></label>`;
+
+/** A local time of a field as an instant; what is no time filters nothing. @param {string} local */
+const instant = (local) => (isNaN(Date.parse(local)) ? "" : new Date(local).toISOString());
 
 /** Holds back rows that are newer than those shown, until they are asked for. @param {any[] | undefined} rows @param {string} of */
 function useHeld(rows, of) {

@@ -52,8 +52,9 @@ SELECT {columns} FROM astromesh.runs WHERE run_id = $1
 SELECT {columns} FROM astromesh.runs
 WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
     AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
-    AND ($9 = '' OR run_id < $9)
-ORDER BY run_id DESC LIMIT $8
+    AND run_id >= $8 AND ($9 = '' OR run_id < $9) AND cost_usd >= $10
+    AND ($11 = 0.0 OR finished_at - created_at >= $11) AND ($13 = '' OR run_id < $13)
+ORDER BY run_id DESC LIMIT $12
 
 -- name: next_of_agent
 SELECT run_id, segment FROM astromesh.runs
@@ -238,10 +239,12 @@ SELECT coalesce(sum(input_tokens), 0)::bigint, coalesce(sum(output_tokens), 0)::
 FROM astromesh.runs r
 WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
     AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
+    AND run_id >= $8 AND ($9 = '' OR run_id < $9) AND cost_usd >= $10
+    AND ($11 = 0.0 OR finished_at - created_at >= $11)
     AND (parent = '' OR NOT EXISTS (
         SELECT 1 FROM astromesh.runs a WHERE a.run_id = split_part(r.parent, '.', 1)
             AND a.tenant = $1 AND ($2::text IS NULL OR a.owner = $2) AND ($3 = '' OR a.agent = $3)
-            AND ($4 = '' OR a.session_id = $4) AND ($5 = '' OR a.status = $5)))
+            AND ($4 = '' OR a.session_id = $4) AND ($5 = '' OR a.status = $5) AND a.run_id >= $8))
 
 -- name: samples
 -- The id of a run begins with its time. A nested run is part of the run above it.

@@ -577,6 +577,25 @@ async def test_lists_are_by_tenant_owner_and_filter_newest_first(store):
     assert await listed(RunQuery("acme", limit=2)) == (["3", "2"], 1111)
 
 
+async def test_a_list_is_filtered_by_time_cost_and_duration(store) -> None:
+    for n in range(3):
+        ended = {"finished_at": NOW + n * 10, "status": "completed"} if n < 2 else {}
+        made = ids.first_id("run_", NOW + n)
+        await store.accept(run(made, created_at=NOW, usage=Usage(10**n, cost_usd=n / 10), **ended))
+
+    async def listed(**query: Any) -> tuple[int, int]:
+        rows, usage = await store.list(RunQuery("acme", **query))
+        return len(rows), usage.input_tokens
+
+    second = ids.first_id("run_", NOW + 1)
+    assert await listed(since=second) == (2, 110)
+    assert await listed(until=second) == (1, 1)
+    assert await listed(since=second, until=second) == (0, 0)
+    assert await listed(min_cost_usd=0.15) == (1, 100)
+    assert await listed(min_seconds=10.0) == (1, 10)
+    assert await listed(min_seconds=10.1) == (0, 0)
+
+
 async def test_a_list_is_filtered_by_tags_and_metadata(store) -> None:
     said: list[tuple[dict[str, Any], tuple[str, ...]]] = [
         ({"plan": "gold", "seats": 5, "trial": False}, ("beta", 'a"b')),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -128,7 +129,15 @@ async def test_runs_are_listed_by_agent_session_and_status_newest_first(tmp_path
         assert await listed(agent="one", session="s") == ([("one", "s")], 10)
         assert (await listed(status="failed"))[0] == []
         assert (await listed(limit="1"))[0] == [("two", "s")]
-        assert (await client.get("/v1/runs", params={"status": "odd"})).status_code == 422
+        now = datetime.now(UTC)
+        before, behind = (now - timedelta(minutes=5)).isoformat(), (now + timedelta(minutes=5)).isoformat()
+        assert len((await listed(created_after=before, created_before=behind))[0]) == 3
+        for none in ({"created_after": behind}, {"created_before": before}, {"created_before": "0001-01-01"}):
+            assert await listed(**none) == ([], 0)
+        assert await listed(min_cost_usd="1") == await listed(min_duration_ms="600000") == ([], 0)
+        odd = {"status": "odd", "created_after": "soon", "min_cost_usd": "-1", "min_duration_ms": "inf"}
+        for name, value in odd.items():
+            assert (await client.get("/v1/runs", params={name: value})).status_code == 422
 
 
 async def test_lists_have_pages(tmp_path: Path) -> None:
