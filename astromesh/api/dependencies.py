@@ -49,8 +49,13 @@ class Cursor(NamedTuple):
         return urlsafe_b64encode(_mark(self.path, place) + place).decode().rstrip("=")
 
     @classmethod
-    def read(cls, path: str, text: str) -> Self:
-        """Raises: InvalidCursor: this list has not given the text as `next`."""
+    def of(cls, path: str, text: str) -> Self:
+        """Returns a place. Args: text: `next` of the page before; empty: the beginning of the list.
+
+        Raises: InvalidCursor: this list has not given it.
+        """
+        if not text:
+            return cls(path)
         with suppress(ValueError):
             data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
             mark, place = data[:_MARK_BYTES], data[_MARK_BYTES:]
@@ -68,8 +73,7 @@ def _mark(path: str, place: bytes) -> bytes:
 
 
 async def _cursor(request: Request, after: After = "") -> Cursor:
-    path = request.scope["path"]
-    return Cursor.read(path, after) if after else Cursor(path)
+    return Cursor.of(request.scope["path"], after)
 
 
 #: where a page of a list begins, of the query parameter `after`

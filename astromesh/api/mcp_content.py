@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast, get_args
 from urllib.parse import parse_qs, quote, unquote, urlsplit
 
 import orjson
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from astromesh.access.scopes import permits
 from astromesh.api.auth import caller_or_local
+from astromesh.api.dependencies import Cursor
 from astromesh.api.requests import viewer_of_caller
 from astromesh.api.routes.rag import DocumentsOut, PassagesOut, QueryIn, documents_of, passages_of
 from astromesh.api.routes.runs import public_run
@@ -26,6 +27,7 @@ from astromesh.config.parser import Document, parse_text
 from astromesh.core.prompt_engine import PromptEngine, PromptTemplate
 from astromesh.durable.base import RunQuery
 from astromesh.errors import ConfigError, Forbidden, InvalidInput, NotFound
+from astromesh.knowledge.base import DocumentsOf
 from astromesh.runtime.configuration_faults import agent_manifest
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.types import CallerContext, JsonObject, MemoryContext
@@ -37,8 +39,9 @@ _KNOWLEDGE, _RUNS, _MANIFESTS = "rag:query", "runs:read", "agents:manifest"
 #: runs and documents of one page
 _PAGE = 50
 _JSON = "application/json"
+_DOCUMENTS = "astromesh://rag/{pipeline}/documents{?of,after}"
 _TEMPLATES = (
-    (_KNOWLEDGE, "documents", "astromesh://rag/{pipeline}/documents{?after}", "Documents of a pipeline."),
+    (_KNOWLEDGE, "documents", _DOCUMENTS, "Documents of a pipeline; `next` of a page is `after`."),
     (_KNOWLEDGE, "passages", "astromesh://rag/{pipeline}/passages{?query}", "The best passages for a query."),
     (_RUNS, "run", "astromesh://runs/{run_id}", "The state and outcome of a run."),
 )  # fmt: skip
@@ -63,8 +66,12 @@ class AgentContent:
     # -- resources -----------------------------------------------------------------------------------------
 
     async def resources(self, request: Request | None, params: JsonObject) -> JsonObject:
-        """Lists pipelines, then runs, the newest first. The cursor is the last run of a page."""
-        caller, after = caller_or_local(request), params.get("cursor", "")
+        """Lists pipelines, then runs, the newest first. The cursor is of the last run of a page.
+
+        Raises: InvalidCursor: this list has not given it.
+        """
+        caller, cursor = caller_or_local(request), Cursor.of("resources", params.get("cursor", ""))
+        after = cursor.after
         listed: list[JsonObject] = []
         if not after and permits(caller.scopes, _KNOWLEDGE):
             listed += map(_pipeline_resource, sorted(self._runtime.state.knowledge))
@@ -72,7 +79,8 @@ class AgentContent:
             return {"resources": listed}
         page = await self._runtime.runs.list(RunQuery(*viewer_of_caller(caller), limit=_PAGE, after=after))
         listed += map(_run_resource, page.runs)
-        return {"resources": listed, **({"nextCursor": page.next} if page.next else {})}
+        more = cursor.next(page.next)
+        return {"resources": listed, **({"nextCursor": more} if more else {})}
 
     async def templates(self, request: Request | None, params: JsonObject) -> JsonObject:
         """Lists the forms of addresses that the caller may read."""
@@ -94,8 +102,7 @@ class AgentContent:
                 text = _json(RunStateOut, run)
             case "rag", [pipeline, "documents"], query:
                 _require(caller, _KNOWLEDGE)
-                page = await documents_of(self._runtime, caller, pipeline, after=query.get("after", ""))
-                text = _json(DocumentsOut, page)
+                text = _json(DocumentsOut, await self._documents(caller, pipeline, query))
             case "rag", [pipeline, "passages"], query:
                 _require(caller, _KNOWLEDGE)
                 asked = _query(query.get("query", ""))
@@ -103,6 +110,14 @@ class AgentContent:
             case _:
                 raise NotFound(f"There is no resource {uri[:200]!r}. resources/templates/list has the forms.")
         return {"contents": [{"uri": uri, "mimeType": _JSON, "text": text}]}
+
+    async def _documents(self, caller: CallerContext, pipeline: str, query: Mapping[str, str]) -> JsonObject:
+        of = query.get("of", "tenant")
+        if of not in get_args(DocumentsOf):
+            raise InvalidInput(f"of: use one of {', '.join(get_args(DocumentsOf))}.", param="of")
+        cursor = Cursor.of(f"rag/{pipeline}/{of}", query.get("after", ""))
+        page = await documents_of(self._runtime, caller, pipeline, cast(DocumentsOf, of), after=cursor.after)
+        return {**page, "next": cursor.next(page["next"])}
 
     # -- prompts -------------------------------------------------------------------------------------------
 

@@ -131,8 +131,26 @@ async def test_the_runs_have_pages(house: House) -> None:
     async with house.client(FULL) as alice:
         first = await alice.list_resources()
         second = await alice.list_resources(cursor=first.next_cursor)
+        with pytest.raises(MCPError, match="begin without"):
+            await alice.list_resources(cursor="made-up")
     listed = [one.uri for page in (first, second) for one in page.resources]
     assert (len(listed), len(set(listed)), second.next_cursor) == (52, 52, None)
+
+
+async def test_the_documents_have_pages(house: House) -> None:
+    put = {"documents": [{"id": f"d{n:03}", "text": "Tea."} for n in range(101)]}
+    body = await house.http.post("/v1/rag/notes/documents", json=put, headers=headers(FULL))
+    assert body.status_code == 200, body.text
+    documents = "astromesh://rag/notes/documents"
+    async with house.client(FULL) as alice:
+        first = await read(alice, documents)
+        second = await read(alice, f"{documents}?of=tenant&after={first['next']}")
+        names = [one["id"] for one in (*first["documents"], *second["documents"])]
+        assert (names, second["next"]) == ([f"d{n:03}" for n in range(101)], None)
+        assert (await read(alice, f"{documents}?of=sources"))["documents"] == []
+        for wrong in ("of=nobody", "after=made-up", f"of=sources&after={first['next']}"):
+            with pytest.raises(MCPError, match="of: use one of|begin without"):
+                await alice.read_resource(f"{documents}?{wrong}")
 
 
 async def test_a_prompt_is_the_template_as_the_manifest_shows_it(house: House) -> None:
