@@ -178,6 +178,8 @@ def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
                 schema.pop("type", None)  # FastAPI adds that of a text
         if "422" in responses:  # FastAPI declares its own form of it
             responses["422"] = _described(422)
+        for status in _usual(route, operation):
+            responses.setdefault(str(status), _described(status))
         responses["default"] = _described("default")
         required = next(_scopes(route), None)
         if required is None:
@@ -189,6 +191,14 @@ def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
         for status in (401, 403, 429):
             responses.setdefault(str(status), _described(status))
     return description
+
+
+def _usual(route: APIRoute, operation: JsonObject) -> Iterator[int]:
+    """Yields the statuses of all routes that name something in their path, or have a body."""
+    if "{" in route.path_format:
+        yield 404
+    if "requestBody" in operation:
+        yield 413
 
 
 def _add(schemas: JsonObject, more: JsonObject) -> None:
@@ -216,6 +226,8 @@ def _described(status: int | str) -> JsonObject:
 _DESCRIPTIONS: Mapping[int | str, str] = {
     401: "There is no credential, or it is not valid.",
     403: "The credential lacks the scope.",
+    404: "There is no such thing, or the caller may not see it.",
+    413: "The body is larger than `api.max_body_bytes`.",
     422: "The request is not valid.",
     429: "The principal has sent too many requests. `Retry-After` says when to try again.",
     "default": "Another error.",

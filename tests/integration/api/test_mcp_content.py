@@ -149,7 +149,7 @@ async def test_the_documents_have_pages(house: House) -> None:
         assert (names, second["next"]) == ([f"d{n:03}" for n in range(101)], None)
         assert (await read(alice, f"{documents}?of=sources"))["documents"] == []
         for wrong in ("of=nobody", "after=made-up", f"of=sources&after={first['next']}"):
-            with pytest.raises(MCPError, match="of: use one of|begin without"):
+            with pytest.raises(MCPError, match=r"of: use one of|begin without"):
                 await alice.read_resource(f"{documents}?{wrong}")
 
 
