@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from astromesh.access.audit import AuditLog
 from astromesh.api import errors
 from astromesh.api.auth import Auth, auth_from_config
-from astromesh.api.fast_routes import FastRoutes
+from astromesh.api.fast_routes import FastRoutes, HealthOnly
 from astromesh.api.middleware.head import as_get
 from astromesh.api.middleware.limits import (
     DEFAULT_LIMITS,
@@ -136,7 +136,7 @@ class Server:
         return bool(self.state.runtime.runner.active.draining) and task is not None and task.uncancel() == 0
 
 
-def create_app(
+def create_app(  # noqa: PLR0913 (what a server is made of)
     runtime: AgentRuntime,
     auth: Auth | None = None,
     *,
@@ -144,6 +144,7 @@ def create_app(
     cors_origins: Sequence[str] = (),
     limits: ConcurrencyLimits = DEFAULT_LIMITS,
     tallies: WorkerMetrics | None = None,
+    takes_requests: bool = True,
 ) -> Server:
     """Returns the server around a runtime.
 
@@ -155,6 +156,7 @@ def create_app(
         cors_origins: browser origins whose pages may call, e.g. `https://app.example.com`, or `*`.
         limits: how many requests and sockets the server accepts at once; it answers more with 503.
         tallies: where the processes of one server add up their metrics; None for a server of one process.
+        takes_requests: False: the server answers health checks and `/metrics` only.
     """
     state = State(
         {
@@ -179,7 +181,7 @@ def create_app(
         try:
             state.auth = auth or await auth_from_config(runtime)
             state.inbox_worker = await open_inbox_worker(runtime)
-            runtime.resume_pending(shared=tallies is not None)
+            runtime.resume_pending(shared=tallies is not None or not takes_requests)
             loading = asyncio.create_task(_load_when_idle(rest, runtime))
             try:
                 yield
@@ -193,7 +195,10 @@ def create_app(
             if tallies is not None:
                 await tallies.stop()
 
-    middleware: ASGIApp = BodyLimit(FastRoutes(rest), max_bytes=max_body_bytes)
+    routes: ASGIApp = FastRoutes(rest)
+    middleware: ASGIApp = BodyLimit(
+        routes if takes_requests else HealthOnly(routes), max_bytes=max_body_bytes
+    )
     if cors_origins:
         middleware = CORSMiddleware(
             middleware,

@@ -28,13 +28,13 @@ from astromesh.api.requests import (
     wants_stream,
 )
 from astromesh.api.responses import RunStreamResponse
-from astromesh.errors import ApprovalRequired, AstromeshError
+from astromesh.errors import ApprovalRequired, AstromeshError, NotFound
 from astromesh.runtime.monitoring import check_readiness
 from astromesh.types import JsonObject
 
 RUN_PATH, LIVE_PATH, READY_PATH = "/v1/agents/{name}/run", "/health/live", "/health/ready"
-#: a second name of LIVE_PATH
-HEALTH_PATH = "/health"
+#: a second name of LIVE_PATH, and the path of what Prometheus reads
+HEALTH_PATH, METRICS_PATH = "/health", "/metrics"
 RUN_SCOPE = RequiredScope("agents:run", "name")
 _HEAD, _TAIL = RUN_PATH.split("{name}")
 
@@ -95,6 +95,22 @@ _HEALTH: dict[str, Callable[[Request], Awaitable[Response]]] = {
     LIVE_PATH: live,
     READY_PATH: ready,
 }
+
+
+class HealthOnly:
+    """The innermost routes of a process that only works: health and metrics. Everything else is 404."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await send({"type": "websocket.close", "code": 1008})
+        elif scope["path"] in (*_HEALTH, METRICS_PATH):
+            await self._app(scope, receive, send)
+        else:
+            missing = NotFound("This process only works (--role worker). It serves health and metrics.")
+            await errors.error_response(missing, scope)(scope, receive, send)
 
 
 class FastRoutes:

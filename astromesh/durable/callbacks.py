@@ -116,6 +116,11 @@ class CallbackSender:
         """Looks for deliveries now, and every second while some are expected."""
         self._job.wake()
 
+    def run_ended(self) -> None:
+        """Looks for deliveries now, as another process may have accepted the run."""
+        if self._job.seconds > POLL_SECONDS:
+            self._job.wake()
+
     async def close(self) -> None:
         """Ends. A call that is active is repeated by the next process."""
         await self._job.close()

@@ -77,6 +77,7 @@ class InboxWorkerOptions(BaseModel):
         channels: opened ones by name, each with its setup's keys.
         ask: runs an agent.
         decide: decides for a waiting run; None: nobody can.
+        answers: whether this process answers messages, or only stores what webhooks bring.
     """
 
     model_config = ConfigDict(extra="forbid", arbitrary_types_allowed=True)
@@ -85,6 +86,7 @@ class InboxWorkerOptions(BaseModel):
     channels: Mapping[str, tuple[Any, Mapping[str, Any]]]
     ask: Any
     decide: Any = None
+    answers: bool = True
 
 
 class ChannelInboxWorker:
@@ -125,7 +127,8 @@ class ChannelInboxWorker:
         }
         heartbeat = WorkerHeartbeat(deps.data_dir / _FOLDER)
         opened = cls(options.inbox, channels, options.ask, deps.clock, heartbeat, options.decide)
-        opened.start()
+        if options.answers:
+            opened.start()
         return opened
 
     def start(self) -> None:

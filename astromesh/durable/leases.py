@@ -286,13 +286,17 @@ class Worker:
 
     @property
     def started(self) -> bool:
-        return self._sweeping.started
+        return self._renewing[0].started
 
-    def start(self) -> None:
-        """Starts to work. Does nothing if the worker has started."""
+    def start(self, *, sweeps: bool = True) -> None:
+        """Starts to work. Does nothing if the worker has started.
+
+        Args:
+            sweeps: whether it starts what is due, and takes over what dead workers held.
+        """
         if not self.started:
             self._heartbeat.enter(self.name)
-            for job in (*self._renewing, self._sweeping, self._taking_over):
+            for job in (*self._renewing, *((self._sweeping, self._taking_over) if sweeps else ())):
                 job.start()
 
     def wake(self) -> None:

@@ -56,6 +56,7 @@ from astromesh.errors import (
     Overloaded,
     ShuttingDown,
     StoreError,
+    Unavailable,
     is_failure,
     stored_details,
 )
@@ -187,9 +188,13 @@ class RunWorker:
 
     Args:
         heartbeat: the live workers of this data folder.
+
+    Attributes:
+        executes: Whether this process executes durable runs, or only accepts them for others.
     """
 
     def __init__(self, host: Host, stores: StoreOpener, heartbeat: WorkerHeartbeat) -> None:
+        self.executes = True
         self._worker = Worker(self, heartbeat, outages)
         self.worker = self._worker.name
         self._host, self._stores = host, stores
@@ -252,14 +257,18 @@ class RunWorker:
         return self._store
 
     async def start(self) -> None:
-        """Starts to execute runs, those of dead processes included."""
+        """Starts to execute runs, those of dead processes included.
+
+        A process that only accepts runs renews its leases, which it has for plain runs with a key.
+        """
         store = await self.open()
         async with self._opening:
-            if self._backend is not None or self._draining:
+            if self._worker.started or self._draining:
                 return
             await store.heartbeat(self.worker)
-            self._backend = await self._started()
-            self._worker.start()
+            if self.executes:
+                self._backend = await self._started()
+            self._worker.start(sweeps=self.executes)
 
     async def _started(self) -> DurableBackend:
         """Returns a started backend. If it cannot start, it is closed."""
@@ -288,7 +297,7 @@ class RunWorker:
             pass
         if self._expiry is not None:
             await self._expiry.close()
-        if self._backend is None:
+        if not self._worker.started:
             return
         active = self._worker.active.values()
         if active:
@@ -303,7 +312,8 @@ class RunWorker:
             await self._worker.close()
         except StoreError as error:  # they are taken over when the lease has expired
             log.warning("runs_not_handed_over", error=str(error))
-        await self._backend.close()
+        if self._backend is not None:
+            await self._backend.close()
 
     # -- accepting -----------------------------------------------------------------------------------------
 
@@ -323,12 +333,16 @@ class RunWorker:
 
         Raises:
             StoreUnavailable: the run was not accepted.
+            Unavailable: it needs the token of its caller, and this process executes no runs.
             SessionBusy: the policy of the agent is `reject`, and the session answers another message.
             Overloaded: too many runs of the agent wait to begin.
             IdempotencyConflict: the key was used with another body.
         """
         if self._draining:
             raise ShuttingDown("The server is shutting down; send the request again.")
+        needs_token = bool(caller.bearer_token) and admission.keeps_token
+        if needs_token:
+            self._require_executes()
         await self.start()
         stored = await self._accept_row(row, admission, key, steps)
         failpoints.reach(failpoints.ACCEPTED)
@@ -343,10 +357,18 @@ class RunWorker:
             return stored
         if stored.wake_at > self._host.clock.now():  # the sweep after that time sends it
             return stored
-        if caller.bearer_token and admission.keeps_token:
+        if needs_token:
             self._start_segment(stored.run_id, stored.segment)
         await self._send(stored)
         return stored
+
+    def _require_executes(self) -> None:
+        """Raises: Unavailable: this process executes no runs, and no other one has the caller's token."""
+        if not self.executes:
+            raise Unavailable(
+                "This run acts with the token of its caller, and this server only accepts runs (--role api). "
+                "Send it to a server with --role all."
+            )
 
     async def _accept_row(
         self,
@@ -412,6 +434,7 @@ class RunWorker:
             NotWaiting: the run does not wait, or no longer.
             ApprovalNotFound: it does not wait for one of these questions.
             Forbidden, InvalidInput: it waits for the token of its caller, and receives another one or none.
+            Unavailable: it continues with that token, and this process executes no runs.
             InvalidInput: a decision does not fit its question. All questions stay open.
         """
         await self.start()
@@ -423,6 +446,8 @@ class RunWorker:
             caller: CallerContext | None = None
             for which, decision in decisions.items():
                 caller = caller_after_decision(row, open_question(row, which), decision["decision"], by)
+            if caller is not None:
+                self._require_executes()
             try:
                 advanced = await decide(self.store, row, signed)
                 break
@@ -621,7 +646,7 @@ class RunWorker:
 
         Its row is on disk. If this process dies or is slow, the sweep of another one dispatches it again.
         """
-        if self._backend is None:  # this process is closing
+        if self._backend is None:  # this process is closing, or executes no runs
             return
         if self._has_room:
             self._start_segment(row.run_id, row.segment)

@@ -179,7 +179,11 @@ class AgentRuntime:
 
         Args:
             shared: Whether other processes of the same server accept runs, which this one takes over.
+
+        A process that only accepts runs (`durable.executes` is False) leaves all of that to others.
         """
+        if not self.durable.executes:
+            return
         if shared or self.stores.may_hold_runs:
             self._resuming = asyncio.create_task(retry_while_unavailable(self.durable.start))
             self._resuming.add_done_callback(_log_resume_error)

@@ -54,7 +54,11 @@ async def open_inbox_worker(runtime: AgentRuntime) -> InboxWorker | None:
     }
     plugin = runtime.plugins.load("inbox_workers", "channels")
     options = plugin.Options(
-        inbox=inbox, channels=channels, ask=channel_runner(runtime), decide=channel_decider(runtime)
+        inbox=inbox,
+        channels=channels,
+        ask=channel_runner(runtime),
+        decide=channel_decider(runtime),
+        answers=runtime.durable.executes,
     )
     worker: InboxWorker = await plugin.open(options, deps)
     opened.resources.on_close(worker.close)

@@ -229,7 +229,8 @@ class AgentRunner:
         open_store = self.durable.open_if_used
         encode = partial(_told_by, state.plugins)
         self.callbacks = CallbackSender(open_store, state.deps.http, secret, self.clock, encode)
-        self.callbacks.start()
+        if self.durable.executes:
+            self.callbacks.start()
 
     async def close(self, ends: float) -> None:
         """Waits for active runs until `clock.monotonic()` is `ends`, then hands over durable ones."""
@@ -692,6 +693,9 @@ class AgentRunner:
             if (program := self._programs.get(run.id)) is not None:
                 program.failure = error
             raise
+        finally:
+            if self.callbacks is not None:
+                self.callbacks.run_ended()
 
 
 async def _told_by(plugins: Plugins, publisher: str, run: RunRow) -> JsonObject:

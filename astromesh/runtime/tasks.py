@@ -149,6 +149,11 @@ class WorkflowTasks:
                 live.work.cancel()  # it waits for its turn
 
     @property
+    def _executes(self) -> bool:
+        """Whether this process executes durable Tasks, or only accepts them for others."""
+        return self._runner.durable.executes
+
+    @property
     def is_busy(self) -> bool:
         """Whether a Task has a waiting caller, which no other process can take over, or runs a stage."""
         return self.busy > 0
@@ -291,7 +296,8 @@ class WorkflowTasks:
                 return earlier
             begin = {**begin, "task_id": task_id}
         store = await self.store()
-        self._worker.start()
+        if self._executes:
+            self._worker.start()
         self._require_room(engine, name)
         row = self._row(engine, request, begin, caller, durable=True)
         if pause_before is not None:
@@ -301,7 +307,11 @@ class WorkflowTasks:
         return row
 
     async def _accept(self, store: TaskStore, live: LiveTask, snapshot: ManifestSnapshot) -> None:
-        """Stores a durable Task and begins to execute it."""
+        """Stores a durable Task and begins to execute it, or leaves it to another process."""
+        if not self._executes:
+            row = replace(live.row, worker="", lease_until=0.0)
+            await store.accept(row, live.records, (), snapshot)
+            return
         self.records.live[live.id] = live  # it counts in `_require_room` at once
         try:
             await store.accept(live.row, live.records, (), snapshot)

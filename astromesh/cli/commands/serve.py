@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import Annotated, Any, NamedTuple
+from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
 import typer
@@ -50,6 +50,8 @@ TALLIES_VARIABLE = "ASTROMESH_TALLIES"
 LINKS_VARIABLE = "ASTROMESH_RUN_LINKS"
 #: names the agents made in Python, for worker processes
 AGENTS_VARIABLE = "ASTROMESH_AGENTS"
+#: the role of a server, for worker processes
+ROLE_VARIABLE = "ASTROMESH_ROLE"
 #: set in the processes of a development server
 DEV_VARIABLE = "ASTROMESH_DEV"
 #: seconds that runs get after SIGTERM, and that their responses get after that
@@ -78,6 +80,9 @@ Do one of these:
   - require API keys: under spec in runtime.yaml 'auth: {{mode: api_key}}', then 'astromesh keys create me'"""
 
 
+Role = Literal["all", "api", "worker"]
+
+
 class Settings(NamedTuple):
     """How a server is started.
 
@@ -88,6 +93,7 @@ class Settings(NamedTuple):
         strict: Whether a broken agent is a fault.
         records: Whether plain runs are recorded, too.
         reloads: Whether changed files reach the next run.
+        role: What the server does: `all`, `api` or `worker`.
         log_format: Replaces that of runtime.yaml, unless it is empty.
         ready: Called with the URL when the server accepts requests.
     """
@@ -99,6 +105,7 @@ class Settings(NamedTuple):
     strict: bool = False
     records: bool = False
     reloads: bool = False
+    role: Role = "all"
     log_format: str = ""
     ready: Callable[[str], None] = lambda url: None
 
@@ -127,12 +134,18 @@ def serve(
     reload: Annotated[
         bool, typer.Option("--reload", help="Apply changed files to the next runs; one process only.")
     ] = False,
+    role: Annotated[
+        Role,
+        typer.Option(
+            help="api: takes requests, begins no durable work; worker: works, serves health and metrics."
+        ),
+    ] = "all",
     env_file: EnvFile = None,
 ) -> None:
     """Serve the agents over HTTP and WebSocket. SIGTERM or Ctrl-C ends it."""
     if reload and workers > 1:
         raise InvalidInput("--reload needs one process. Leave out --workers.")
-    start(folders_of(config, data), Settings(agents or (), host, port, workers, strict, dev, reload))
+    start(folders_of(config, data), Settings(agents or (), host, port, workers, strict, dev, reload, role))
 
 
 def start(folders: tuple[Path, Path], settings: Settings) -> None:
@@ -150,6 +163,7 @@ def start(folders: tuple[Path, Path], settings: Settings) -> None:
         sys.dont_write_bytecode = True
     os.environ.setdefault(*_ONE_THREAD)
     os.environ[AGENTS_VARIABLE] = " ".join(settings.agents)
+    os.environ[ROLE_VARIABLE] = settings.role
     configuration = checked(runtime_of(folders).load_configuration(), strict=settings.strict)
     spec = configuration.runtime.spec
     configure_logging(spec.telemetry.log_level, settings.log_format or spec.telemetry.log_format)
@@ -240,7 +254,12 @@ def runtime_of(folders: tuple[Path, Path]) -> AgentRuntime:
     """
     runtime = _runtime_of(folders, os.environ.get(AGENTS_VARIABLE, "").split())
     runtime.runner.records_runs = bool(os.environ.get(DEV_VARIABLE))
+    runtime.durable.executes = _role() != "api"
     return runtime
+
+
+def _role() -> str:
+    return os.environ.get(ROLE_VARIABLE, "all")
 
 
 def _runtime_of(folders: tuple[Path, Path], references: list[str]) -> AgentRuntime:
@@ -268,6 +287,7 @@ def application(folders: tuple[Path, Path], spec: RuntimeSpec, tallies: Path | N
         cors_origins=api.cors_origins,
         limits=ConcurrencyLimits(api.max_requests, api.max_sockets),
         tallies=WorkerMetrics(tallies) if tallies is not None else None,
+        takes_requests=_role() != "worker",
     )
     drain_before_shutdown(app, GRACE)
     return app
@@ -392,6 +412,10 @@ def announce(
 ) -> None:
     """Prints where the server listens, and lines to paste into another terminal."""
     url, keyed = url_of(listener), configuration.runtime.spec.auth.mode == "api_key"
+    if _role() == "worker":
+        print(f"astromesh executes durable runs, and serves health and metrics on {url}  (Ctrl-C stops it)")
+        sys.stdout.flush()
+        return
     everywhere = "and every other address of this machine; " if is_any_address(listener) else ""
     print(f"astromesh listens on {url}  ({everywhere}Ctrl-C stops it)")
     if fault := write_problem(folders[1]):
