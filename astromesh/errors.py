@@ -248,6 +248,9 @@ class ScheduleNotFound(NotFound, code="schedule_not_found"): ...
 class PipelineNotFound(NotFound, code="pipeline_not_found"): ...
 
 
+class DocumentNotFound(NotFound, code="document_not_found"): ...
+
+
 class ChannelNotFound(NotFound, code="channel_not_found"):
     """channels.yaml has no such channel."""
 

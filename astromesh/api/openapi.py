@@ -86,6 +86,7 @@ OPERATION_IDS: Mapping[str, str] = {
     "GET /v1/tools": "list_tools",
     "GET /v1/providers": "list_providers",
     "GET /v1/rag/{pipeline}/documents": "list_documents",
+    "GET /v1/rag/{pipeline}/documents/{document}": "read_document",
     "POST /v1/rag/{pipeline}/documents": "change_documents",
     "POST /v1/rag/{pipeline}/query": "query_documents",
     "GET /v1/evaluations": "list_evaluations",

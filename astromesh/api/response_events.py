@@ -20,6 +20,8 @@ RESPONSE_PREFIX, RUN_PREFIX = "resp_", "run_"
 #: the characters of a run's id behind its prefix; in the id of a later response of a run, a number follows
 _RUN_LENGTH = 26
 DONE = b"data: [DONE]\n\n"
+#: of an answer that is not complete
+_NOTHING: Mapping[str, Any] = {}
 _LENGTH, _FILTER = "max_output_tokens", "content_filter"
 
 
@@ -182,14 +184,18 @@ class ResponseEvents:
         self._message.parts.append(text)
         yield self._event("response.output_text.delta", **self._in_text(), delta=text, logprobs=[])
 
-    def _close(self, status: str) -> Iterator[JsonObject]:
-        """Ends the message, if there is one."""
+    def _close(self, status: str, completed: Mapping[str, Any] = _NOTHING) -> Iterator[JsonObject]:
+        """Ends the message, if there is one. Args: completed: what the answer says, with its citations."""
         message = self._message
         if message is None:
             return
         text = message.text()
+        annotations = url_citations(text, completed)
+        for place, one in enumerate(annotations):
+            where = {**self._in_text(), "annotation_index": place}
+            yield self._event("response.output_text.annotation.added", **where, annotation=one)
         yield self._event("response.output_text.done", **self._in_text(), text=text, logprobs=[])
-        part = _output_text(text)
+        part = {**_output_text(text), "annotations": annotations}
         yield self._event("response.content_part.done", **self._in_text(), part=part)
         self._output[message.index] = message.item(status, [part])
         yield self._event("response.output_item.done", **self._at(), item=self._output[message.index])
@@ -229,7 +235,7 @@ class ResponseEvents:
             yield from self._delta(event.data["response"])
         self._incomplete = _incomplete_reason(metadata)
         status = "incomplete" if self._incomplete else "completed"
-        yield from self._close(status)
+        yield from self._close(status, event.data)
         yield self._end(event, status, metadata["usage"])
 
     def _run_failed(self, event: Event) -> Iterator[JsonObject]:
@@ -350,6 +356,21 @@ def _summary_text(text: str) -> JsonObject:
 
 def _output_text(text: str) -> JsonObject:
     return {"type": "output_text", "text": text, "annotations": [], "logprobs": []}
+
+
+def url_citations(text: str, completed: Mapping[str, Any]) -> list[JsonObject]:
+    """Returns the citations of an answer as annotations of the text of its message, in order of the text."""
+    before = max(text.rfind(completed["response"]), 0) if completed.get("citations") else 0
+    found = [
+        {
+            "type": "url_citation", "url": one["url"], "title": one["title"] or one["document"],
+            "start_index": before + start, "end_index": before + end,
+        }
+        for one in completed.get("citations", ())
+        for start, end in one["spans"]
+        if before + end <= len(text)
+    ]  # fmt: skip
+    return sorted(found, key=lambda one: one["start_index"])
 
 
 def _incomplete_reason(metadata: Mapping[str, Any]) -> str:

@@ -73,6 +73,19 @@ class RunMetadata(BaseModel):
     nodes_visited: list[NodeVisitsOut]
 
 
+class CitationOut(BaseModel):
+    """A passage that an answer draws on."""
+
+    document: str
+    title: str
+    passage: str
+    start: int = Field(description="Offset of the passage in the document's text.")
+    end: int
+    score: float = Field(description="As the search returned it, from 0 to 1.")
+    url: str = Field(description="The document's own address, else its path on this server.")
+    spans: list[list[int]] = Field(description="Start and end of each sentence of `response` that cites it.")
+
+
 class RunOut(BaseModel):
     """The answer of a run."""
 
@@ -82,6 +95,9 @@ class RunOut(BaseModel):
     run_id: str
     metadata: RunMetadata
     output: Any = Field(None, description="The JSON value of the answer; only of agents with output_schema.")
+    citations: list[CitationOut] = Field(
+        default=[], description="What the answer draws on; only of agents with knowledge."
+    )
 
 
 class AttemptOut(BaseModel):

@@ -3,6 +3,7 @@
 import { asCurl, asPython, Problem } from "./api.js";
 import { wordDiff } from "./diff.js";
 import { html, signal, useEffect, useLayoutEffect, useMemo, useRef, useState } from "./lib.js";
+import { link } from "./router.js";
 
 // -- states ------------------------------------------------------------------------------------------------
 
@@ -81,6 +82,23 @@ export function brief(value, length = 160) {
 
 /** The beginning of a Markdown text, without its marks. @param {unknown} value @param {number} [length] */
 export const briefMarkdown = (value, length) => brief(String(value ?? "").replace(/\*\*|__|`|^#+ /gm, ""), length);
+
+/** The passages that an answer draws on, each with a link to its document.
+ * @param {{of: any[] | undefined}} props */
+export function Citations({ of }) {
+  if (!of?.length) return null;
+  return html`<ol class="citations" aria-label="Sources">${of.map((one, at) => html`
+    <li key=${at}><a class="link" ...${sourceOf(one)}>${plain(one.title || one.document)}</a>
+      <span class="muted"> ${one.title ? `${plain(one.document)} · ` : ""}${Number(one.score ?? 0).toFixed(2)}</span>
+      <span class="muted passage">${briefMarkdown(one.passage, 200)}</span></li>`)}</ol>`;
+}
+
+/** Where a citation leads: to its web page, else to the page of its document here. @param {any} one */
+function sourceOf({ url = "", start, end }) {
+  if (/^https?:\/\//.test(url)) return { href: url, target: "_blank", rel: "noreferrer" };
+  const [, pipeline = "", document = ""] = url.match(/^\/v1\/rag\/([^/]+)\/documents\/(.+)$/) || [];
+  return { href: link(["knowledge"], { pipeline: decodeURIComponent(pipeline), document: decodeURIComponent(document), start, end }) };
+}
 
 /** An id, shortened in the middle; a click copies it whole. @param {{id: string, href?: string}} props */
 export function Id({ id, href }) {

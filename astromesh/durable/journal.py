@@ -61,14 +61,21 @@ class ReplayListener(Protocol):
     def record_replay(self, request: CompletionRequest, result: CompletionResult) -> None: ...
 
 
-class _NestedRun(NamedTuple):
-    """A run that a call or node has started."""
+class NestedRun(NamedTuple):
+    """A run that a call or node has started.
+
+    Args:
+        ledger: what the run will have spent when that call or node ends.
+        citations: what its answer will cite then.
+    """
 
     agent: str
     ledger: RunLedger
+    citations: list[JsonObject]
 
     def to_json(self) -> JsonObject:
-        return {"agent": self.agent, "spent": self.ledger.to_json()}
+        cited = {"citations": self.citations} if self.citations else {}
+        return {"agent": self.agent, "spent": self.ledger.to_json(), **cited}
 
 
 class RunJournal:
@@ -100,7 +107,7 @@ class RunJournal:
         #: active visits of nodes, by their path in this run
         self.visits: dict[str, NodeVisit] = {}
         #: the runs that active tool calls have started, by the path and id of the call
-        self._runs: dict[tuple[str, str], list[_NestedRun]] = {}
+        self._runs: dict[tuple[str, str], list[NestedRun]] = {}
 
     def attach(self, stream: DurableStream) -> None:
         """Sends the events of the run to a stream. Steps are numbered after those in the stream."""
@@ -114,14 +121,9 @@ class RunJournal:
         self._last_step = max(self._last_step + 1, step)
         return self._last_step
 
-    def nested(self, path: str, call_id: str, agent: str, ledger: RunLedger) -> tuple[str, str]:
-        """Returns place and id of a run that is started here. It has the same ones when it starts again.
-
-        Args:
-            ledger: what the run will have spent when the call or node ends that starts it.
-        """
-        place = f"{self.at(path)}{NESTED_MARK}{agent}:{call_id}"
-        run = _NestedRun(agent, ledger)
+    def nested(self, path: str, call_id: str, run: NestedRun) -> tuple[str, str]:
+        """Returns place and id of a run that is started here. It has the same ones when it starts again."""
+        place = f"{self.at(path)}{NESTED_MARK}{run.agent}:{call_id}"
         if (runs := self._runs.get((path, call_id))) is not None:
             runs.append(run)
         else:
@@ -210,10 +212,11 @@ class RunJournal:
         return structs.replace(request, messages=messages)
 
     def _repeat_run(self, scope: Any, call_id: str, run: JsonObject) -> None:
-        """Counts and charges a nested run behind a recorded call or node."""
+        """Counts, charges and cites a nested run behind a recorded call or node."""
         self.step_log.number(f"{self.at(scope.path)}{NESTED_MARK}{run['agent']}:{call_id}")
         scope.ledger.spend("nested_runs")
         scope.ledger.add(run["spent"])
+        scope.nested_citations.extend(run.get("citations", ()))
 
     def check_children(self, path: str) -> None:
         self.step_log.check_reached(f"{NODE_PREFIX}{self.at(path)}")
@@ -397,7 +400,7 @@ class RunJournal:
             noted["done"] = True
             return effect
         handle = ToolCallStep(self.step_log, begun, call, found, scope.agent)
-        runs = self._runs[scope.path, call.id] = list[_NestedRun]()
+        runs = self._runs[scope.path, call.id] = list[NestedRun]()
         try:
             with self.step_log.waiting.calling():
                 result = await do(replace(context, step=handle))

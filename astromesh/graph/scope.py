@@ -256,6 +256,8 @@ class _RunData:
     untrusted: list[str] = field(default_factory=list)
     tools_called: list[str] = field(default_factory=list)
     tool_records: list[ToolCallRecord] | None = None
+    citations: list[JsonObject] = field(default_factory=list)
+    nested_citations: list[JsonObject] = field(default_factory=list)
     capture: Capture | None = None
     visible_name: Callable[[str], str] | None = None
     journal: Journal | None = None
@@ -285,6 +287,8 @@ class Scope:
 
     Attributes:
         tool_records: A list that receives each tool call, or None.
+        citations: What the answer of the run cites, once it has ended. The list is changed in place.
+        nested_citations: What the answers of the runs nested in it cite.
         capture: Receives the content of calls, or None.
         visible_name: Returns the part of a name made up by the model that others may see. None: all of it.
         journal: The record of a durable run. None in every other run.
@@ -325,6 +329,8 @@ class Scope:
     steps: _RunAttribute[list[int]] = _run_attribute("steps")
     tools_called: _RunAttribute[list[str]] = _run_attribute("tools_called")
     tool_records: _RunAttribute[list[ToolCallRecord] | None] = _run_attribute("tool_records")
+    citations: _RunAttribute[list[JsonObject]] = _run_attribute("citations")
+    nested_citations: _RunAttribute[list[JsonObject]] = _run_attribute("nested_citations")
     capture: _RunAttribute[Capture | None] = _run_attribute("capture")
     visible_name: _RunAttribute[Callable[[str], str] | None] = _run_attribute("visible_name")
     journal: _RunAttribute[Journal | None] = _run_attribute("journal")

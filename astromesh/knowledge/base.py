@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from array import array
 from collections.abc import Callable, Hashable, Mapping, Sequence
@@ -17,6 +18,7 @@ DocumentsOf: TypeAlias = Literal["tenant", "sources", "shared"]
 OPERATOR = ""
 #: called with the number of finished documents and the number of all documents
 ProgressCallback: TypeAlias = Callable[[int, int], None]
+_WEB_ADDRESS = re.compile(r"https?://[^\s\x00-\x1f<>\"]{1,2000}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +59,12 @@ class Passage:
     score: float
 
     def to_json(self) -> JsonObject:
-        """The passage with its document, heading, and character offsets into the document's text."""
+        """The passage with its document, heading, and character offsets into the document's text.
+
+        `url` is where the document comes from, if its metadata say so.
+        """
         chunk = self.chunk
+        url = source_url(chunk.metadata)
         return {
             "document": chunk.document,
             "title": chunk.metadata.get("title", ""),
@@ -67,7 +73,14 @@ class Passage:
             "end": chunk.end,
             "score": round(self.score, 4),
             "text": chunk.text,
+            **({"url": url} if url else {}),
         }
+
+
+def source_url(metadata: Mapping[str, Any]) -> str:
+    """The web address that a document's metadata name as `url` or `source_url`; empty if there is none."""
+    named = (metadata.get(key) for key in ("url", "source_url"))
+    return next((one for one in named if isinstance(one, str) and _WEB_ADDRESS.fullmatch(one)), "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,6 +144,29 @@ class ListedDocument(NamedTuple):
     metadata: JsonObject
 
 
+class StoredDocument(NamedTuple):
+    """A stored document with its text.
+
+    Args:
+        metadata: with its `title`.
+        pieces: where each of its chunks begins in its text, and the chunk, in order.
+    """
+
+    id: str
+    metadata: JsonObject
+    pieces: tuple[tuple[int, str], ...]
+
+    @property
+    def text(self) -> str:
+        """The text whose offsets passages have. What no passage holds, e.g. front matter, is line breaks."""
+        parts: list[str] = []
+        end = 0
+        for start, piece in self.pieces:
+            parts += ("\n" * (start - end), piece[max(end - start, 0) :])
+            end = max(end, start + len(piece))
+        return "".join(parts)
+
+
 class ChunkStore(Protocol):
     """The chunks of one pipeline. A document is named by its owner and its id."""
 
@@ -141,6 +177,9 @@ class ChunkStore(Protocol):
         self, owner: str = OPERATOR, *, after: str = "", limit: int = 100
     ) -> tuple[ListedDocument, ...]:
         """Returns documents of an owner whose ids come after `after`, by id."""
+
+    async def document(self, name: str, owner: str = OPERATOR) -> StoredDocument | None:
+        """Returns a document of an owner, None if there is none with this id."""
 
     async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:
         """Replaces the documents stored under these ids, all or none."""
@@ -256,6 +295,9 @@ class KnowledgePipeline(Protocol):
             of: the tenant's own documents, those of the `sources`, or those that another tenant shares.
             after: the id behind which the list begins.
         """
+
+    async def document(self, name: str, *, tenant: str = DEFAULT_TENANT) -> StoredDocument | None:
+        """Returns a document that a tenant may read: its own, else one of the sources, else a shared one."""
 
     async def ingest(
         self,

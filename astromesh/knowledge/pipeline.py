@@ -34,6 +34,7 @@ from astromesh.knowledge.base import (
     ListedDocument,
     Passage,
     ProgressCallback,
+    StoredDocument,
 )
 from astromesh.knowledge.chunk_vectors import chunk_vectors, vectors_fingerprint
 from astromesh.knowledge.loaders import Folder, folder_of, load_document, no_reader
@@ -265,6 +266,13 @@ class RAGPipeline:
             return ()
         owner = {"tenant": tenant, "sources": OPERATOR, "shared": self._shared_owner}[of]
         return await self._store.documents(owner, after=after, limit=limit)
+
+    async def document(self, name: str, *, tenant: str = DEFAULT_TENANT) -> StoredDocument | None:
+        """Returns a document that a tenant may read, as it is indexed now."""
+        for owner in dict.fromkeys((tenant, *self._readable_owners(tenant))):
+            if (found := await self._store.document(name, owner)) is not None:
+                return found
+        return None
 
     async def ingest(
         self,

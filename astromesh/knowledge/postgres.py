@@ -25,6 +25,7 @@ from astromesh.knowledge.base import (
     IndexedDocument,
     ListedDocument,
     Passage,
+    StoredDocument,
     wanted_values,
 )
 from astromesh.knowledge.postgres_search import PassageSearch, Ranking, fill, index_type
@@ -146,6 +147,14 @@ class PgvectorChunks:
         return tuple(
             ListedDocument(unescape_nul(name), _with_nul(orjson.loads(metadata))) for name, metadata in rows
         )
+
+    async def document(self, name: str, owner: str = OPERATOR) -> StoredDocument | None:
+        partition = await self._partition()
+        rows = await self._database.read(partition.sql("document"), escape_nul(owner), escape_nul(name))
+        if not rows:
+            return None
+        pieces = tuple((start, unescape_nul(text)) for _, start, text in rows if text is not None)
+        return StoredDocument(name, _with_nul(orjson.loads(rows[0][0])), pieces)
 
     async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:
         partition = await self._partition(next((len(one.vectors[0]) for one in documents if one.vectors), 0))

@@ -22,6 +22,7 @@ from astromesh.knowledge.base import (
     ListedDocument,
     Passage,
     ProgressCallback,
+    StoredDocument,
 )
 from astromesh.logs import get_logger
 from astromesh.providers.base import ModelPort
@@ -82,6 +83,9 @@ class RerankingPipeline:
         limit: int = 100,
     ) -> tuple[ListedDocument, ...]:
         return await self._inner.documents(tenant=tenant, of=of, after=after, limit=limit)
+
+    async def document(self, name: str, *, tenant: str = DEFAULT_TENANT) -> StoredDocument | None:
+        return await self._inner.document(name, tenant=tenant)
 
     async def ingest(
         self,

@@ -22,6 +22,7 @@ from astromesh.knowledge.base import (
     IndexedDocument,
     ListedDocument,
     Passage,
+    StoredDocument,
     vector_blob,
     wanted_values,
 )
@@ -101,6 +102,13 @@ class SqliteChunks:
     ) -> tuple[ListedDocument, ...]:
         rows = await self._queries.read("documents", owner, after, limit)
         return tuple(ListedDocument(name, orjson.loads(metadata)) for name, metadata in rows)
+
+    async def document(self, name: str, owner: str = OPERATOR) -> StoredDocument | None:
+        rows = await self._queries.read("document", owner, name)
+        if not rows:
+            return None
+        pieces = tuple((start, text) for _, start, text in rows if text is not None)
+        return StoredDocument(name, orjson.loads(rows[0][0]), pieces)
 
     async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:
         async def replace(tx: Transaction) -> None:

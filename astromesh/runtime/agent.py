@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from astromesh.config.agent import AgentManifest, Budgets
@@ -85,9 +85,10 @@ class Agent:
         return min(limit, self.max_iterations)
 
     @property
-    def knowledge_tools(self) -> frozenset[str]:
-        """The names of its tools that search knowledge; its answers have citations."""
-        return frozenset(tool.name for tool in self.manifest.spec.tools if tool.type == "rag")
+    def knowledge_tools(self) -> Mapping[str, str]:
+        """The pipelines by the names of the tools that search them; its answers have citations."""
+        tools = self.manifest.spec.tools
+        return {tool.name: tool.options.pipeline for tool in tools if tool.type == "rag"}
 
     @property
     def summarizes(self) -> bool:

@@ -1,14 +1,15 @@
 """Citations: the passages of knowledge that an answer draws on, found by comparing their words. Pure.
 
 A passage is cited if a sentence of the answer has most of its words from it, or if the answer names its
-document.
-A model that says what no passage says cites nothing.
+document. A model that says what no passage says cites nothing.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator
+from typing import NamedTuple
+from urllib.parse import quote
 
 import orjson
 
@@ -20,30 +21,94 @@ _SUPPORT = 0.6
 #: shorter sentences, e.g. "Yes, you can.", cite nothing
 _LEAST_WORDS = 4
 _SENTENCE_END = re.compile(r"(?<=[.!?…])\s+|\n+|(?<=[。！？])")
+_SEARCHED = frozenset(("document", "title", "heading", "text", "start", "end", "score"))
 
 
-def cited_passages(answer: str, results: Iterable[str]) -> list[JsonObject]:
-    """Returns `{document, title, passage, start, end, score}` of each passage that an answer draws on.
+class Search(NamedTuple):
+    """A search of the run. Args: result: as the model read it; a text without passages counts nothing."""
+
+    pipeline: str
+    result: str
+
+
+class _Passage(NamedTuple):
+    """Args: citation: without `spans`. words: stems of its text and its headings."""
+
+    citation: JsonObject
+    words: frozenset[str]
+
+
+def cited_passages(
+    answer: str, searches: Iterable[Search], nested: Iterable[JsonObject] = ()
+) -> list[JsonObject]:
+    """Returns `{document, title, passage, start, end, score, url, spans}` of each passage that is cited.
+
+    `start` and `end` are offsets into the document, `spans` are offsets into the answer.
 
     Args:
-        results: the results of the run's searches as the model read them; texts that hold no passages count
-            nothing. The order of the citations is that of the passages.
+        searches: those of the run. The order of the citations is that of the passages.
+        nested: the citations of nested runs, which are cited if this answer draws on them, too.
     """
-    found = {(one["document"], one["start"]): one for result in results for one in _passages(result)}
-    words = {key: frozenset(stems(f"{one['heading']} {one['text']}")) for key, one in found.items()}
-    cited: set[tuple[str, int]] = set()
-    for sentence in _SENTENCE_END.split(answer):
-        spoken = set(stems(sentence))
-        if len(spoken) >= _LEAST_WORDS and words:
-            best = max(words, key=lambda key: len(spoken & words[key]))
-            if len(spoken & words[best]) >= _SUPPORT * len(spoken):
-                cited.add(best)
-    documents = {document for document, _ in cited}
-    for document, start in found:
-        if document not in documents and document in answer:
-            documents.add(document)
-            cited.add((document, start))
-    return [_citation(one) for key, one in found.items() if key in cited]
+    passages = list(_distinct([*_found(searches), *_cited_before(nested)]))
+    spans: dict[int, list[list[int]]] = {}
+    for start, end in sentence_spans(answer):
+        if (best := _best(passages, answer[start:end])) is not None:
+            spans.setdefault(best, []).append([start, end])
+    named = {passages[number].citation["document"] for number in spans}
+    for number, passage in enumerate(passages):
+        document = passage.citation["document"]
+        if document not in named and (place := answer.find(document)) >= 0:
+            named.add(document)
+            spans[number] = [[place, place + len(document)]]
+    return [{**passages[number].citation, "spans": spans[number]} for number in sorted(spans)]
+
+
+def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
+    """The sentences of a text, as offsets."""
+    start = 0
+    for separator in _SENTENCE_END.finditer(text):
+        if separator.start() > start:
+            yield start, separator.start()
+        start = separator.end()
+    if start < len(text):
+        yield start, len(text)
+
+
+def document_address(pipeline: str, document: str) -> str:
+    """The path at which the server shows a document."""
+    return f"/v1/rag/{quote(pipeline, safe='')}/documents/{quote(document)}"
+
+
+def _best(passages: list[_Passage], sentence: str) -> int | None:
+    """The passage that has the most words of a sentence; None if none has enough of them."""
+    spoken = set(stems(sentence))
+    if len(spoken) < _LEAST_WORDS or not passages:
+        return None
+    best = max(range(len(passages)), key=lambda number: len(spoken & passages[number].words))
+    return best if len(spoken & passages[best].words) >= _SUPPORT * len(spoken) else None
+
+
+def _found(searches: Iterable[Search]) -> Iterator[_Passage]:
+    for pipeline, result in searches:
+        for one in _passages(result):
+            citation = {
+                "document": one["document"], "title": one["title"], "passage": one["text"],
+                "start": one["start"], "end": one["end"], "score": one["score"],
+                "url": one.get("url") or document_address(pipeline, one["document"]),
+            }  # fmt: skip
+            yield _Passage(citation, frozenset(stems(f"{one['heading']} {one['text']}")))
+
+
+def _cited_before(nested: Iterable[JsonObject]) -> Iterator[_Passage]:
+    for one in nested:
+        citation = {key: value for key, value in one.items() if key != "spans"}
+        yield _Passage(citation, frozenset(stems(f"{one['title']} {one['passage']}")))
+
+
+def _distinct(passages: Iterable[_Passage]) -> Iterator[_Passage]:
+    """Each passage once, with its last score."""
+    found = {(one.citation["url"], one.citation["start"]): one for one in passages}
+    yield from found.values()
 
 
 def _passages(result: str) -> Iterator[JsonObject]:
@@ -52,10 +117,4 @@ def _passages(result: str) -> Iterator[JsonObject]:
     except orjson.JSONDecodeError:
         return  # too long for the model, and cut
     passages = value.get("passages") if isinstance(value, dict) else None
-    keys = {"document", "title", "heading", "text", "start", "end", "score"}
-    yield from (one for one in passages or () if isinstance(one, dict) and keys <= one.keys())
-
-
-def _citation(one: JsonObject) -> JsonObject:
-    place = {key: one[key] for key in ("document", "title")}
-    return {**place, "passage": one["text"], **{key: one[key] for key in ("start", "end", "score")}}
+    yield from (one for one in passages or () if isinstance(one, dict) and one.keys() >= _SEARCHED)

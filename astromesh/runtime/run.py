@@ -16,7 +16,7 @@ from astromesh.core.model_router import RunModel
 from astromesh.durable.base import BudgetAccount, ConcurrencyPolicy, RunRow
 from astromesh.durable.budgets import Budgets
 from astromesh.durable.event_stream import DurableStream
-from astromesh.durable.journal import RunJournal
+from astromesh.durable.journal import NestedRun, RunJournal
 from astromesh.durable.plain_recording import MemorySteps, NoWaits, Recording
 from astromesh.durable.serialization import PLACE, caller_to_json, contents_of, ended_request
 from astromesh.durable.step_log import StepLog
@@ -342,9 +342,10 @@ class RunFactory:
         outer: Scope | None = parent.run if parent else None
         record: RunJournal | None = outer.journal if outer else None  # type: ignore[assignment]
         ledger = RunLedger(agent.budget, outer.ledger if outer else None)
-        place = ""
+        place, citations = "", list[JsonObject]()
         if record is not None and parent is not None:
-            place, run_id = record.nested(parent.path, parent.call_id, agent.name, ledger)
+            about = NestedRun(agent.name, ledger, citations)
+            place, run_id = record.nested(parent.path, parent.call_id, about)
         scope = Scope(
             run_id,
             agent=agent.name,
@@ -356,6 +357,7 @@ class RunFactory:
             deadline=parent.deadline if parent else None,
             depth=outer.depth + 1 if outer else 0,
         )
+        scope.citations = citations
         if outer:
             scope.retries, scope.uncancelled, scope.untrusted = (
                 outer.retries,

@@ -9,6 +9,7 @@ from functools import partial
 from math import inf
 from typing import Any
 
+from msgspec import UNSET
 from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer, principal_of
@@ -403,7 +404,7 @@ class AgentRunner:
         if terms.model:
             nested = await self.directory.with_model(nested, terms.model)
         if record is not None and record.step_log.is_replay:
-            return (await self.replays.nested(nested, request, parent)).to_json()
+            return _with_citations(await self.replays.nested(nested, request, parent), outer)
         suspended = (
             record.step_log.waiting.suspended_call() if record is not None and parent.step else nullcontext()
         )
@@ -416,7 +417,7 @@ class AgentRunner:
                 trace_id=parent.trace_id,
                 parent=parent,
             )
-        return done.to_json()
+        return _with_citations(done, outer)
 
     def export(self, run: TracedRun) -> None:
         """Exports the trace of an ended run, if `telemetry.otlp_endpoint` is set."""
@@ -738,6 +739,13 @@ def _merge_requests(requests: Sequence[RunRequest]) -> RunRequest:
 
 
 # -- what wraps every run ------------------------------------------------------------------------------------
+
+
+def _with_citations(answer: RunAnswer, outer: Scope) -> JsonObject:
+    """Returns the answer of a nested run. The answer of the outer run may draw on what it cites."""
+    if answer.citations is not UNSET:
+        outer.nested_citations.extend(answer.citations)
+    return answer.to_json()
 
 
 def compose(handler: Handler, *wrappers: Wrapper) -> Handler:

@@ -45,7 +45,7 @@ from astromesh.memory.base import Summary
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import ChargedTools, ended_by_budget
-from astromesh.runtime.citations import cited_passages
+from astromesh.runtime.citations import Search, cited_passages
 from astromesh.runtime.client_tools import client_tool_port
 from astromesh.runtime.declarations import SystemPrompt
 from astromesh.runtime.input_rules import CheckedRequest, check_parts, check_request
@@ -612,12 +612,16 @@ def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
 
 def _citations(agent: Agent, released: ReleasedAnswer, run: Run) -> Any:
     """Returns the passages that the answer draws on, under the output rules; UNSET without knowledge."""
-    names = agent.knowledge_tools
-    if not names:
+    pipelines, nested = agent.knowledge_tools, run.scope.nested_citations
+    if not pipelines and not nested:
         return UNSET
-    searches = [one.result for one in run.scope.tool_records or () if one.call.name in names]
-    cited = cited_passages(released.response, searches)
-    return filter_data(agent.guardrails, cited) if agent.guardrails.output_rules else cited
+    calls = [one for one in run.scope.tool_records or () if one.call.name in pipelines]
+    searches = [Search(pipelines[one.call.name], one.result) for one in calls]
+    cited = cited_passages(released.response, searches, nested)
+    if agent.guardrails.output_rules:
+        cited = filter_data(agent.guardrails, cited)
+    run.scope.citations[:] = cited
+    return cited
 
 
 def _checked_metadata(agent: Agent, outcome: Outcome, response: str) -> JsonObject:

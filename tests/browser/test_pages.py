@@ -96,6 +96,8 @@ def test_a_question_is_answered_and_its_run_opens(
     page.reload()
     answers.wait_for()
     expect(page.locator(".turn")).to_have_count(2)
+    page.get_by_label("Sources").get_by_role("link").first.click()
+    page.locator("mark", has_text="Forgot password?").wait_for()
 
 
 #: Keeps the name of every step that has ever been drawn.
@@ -240,6 +242,8 @@ def test_the_documents_of_a_pipeline_are_listed_by_whose_they_are(
     httpx.post(f"{server.url}/v1/rag/product-knowledge/documents", json={"documents": documents}, timeout=30)
     page = console(server).open("knowledge?pipeline=product-knowledge")
     page.get_by_role("cell", name="My title").wait_for()
+    page.get_by_role("link", name="mine").click()
+    page.locator(".passage", has_text="A text.").wait_for()
     page.get_by_label("Documents of").select_option("sources")
     page.get_by_role("cell", name=".md").first.wait_for()
     expect(page.get_by_role("cell", name="My title")).to_have_count(0)

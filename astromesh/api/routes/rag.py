@@ -11,7 +11,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from astromesh.access.scopes import principal_of
 from astromesh.api.dependencies import PageCursor, audited, scope
 from astromesh.api.requests import caller_of, runtime_of
-from astromesh.errors import InvalidInput
+from astromesh.errors import DocumentNotFound, InvalidInput
 from astromesh.knowledge.base import Document, DocumentsOf, IngestReport, Passage
 from astromesh.runtime.bootstrap import pipeline_of
 from astromesh.runtime.engine import AgentRuntime
@@ -122,6 +122,18 @@ class DocumentsOut(BaseModel):
     next: str | None
 
 
+class DocumentTextOut(BaseModel):
+    """A document. The `start` and `end` of its passages and citations are offsets into `text`."""
+
+    pipeline: str
+    id: str
+    title: str
+    metadata: dict[str, Any]
+    text: str = Field(
+        description="Text, or a file as Markdown. What no passage holds, e.g. front matter, is line breaks."
+    )
+
+
 class QueryIn(_Body):
     query: str = Field(min_length=1, max_length=10_000, examples=["How do I reset my password?"])
     top_k: int | None = Field(None, ge=1, le=MAX_PASSAGES, description="Absent: the pipeline's own.")
@@ -140,6 +152,7 @@ class PassageOut(BaseModel):
     end: int
     score: float
     text: str
+    url: str = Field("", description="Where the document comes from, if its metadata name a `url`.")
 
 
 class PassagesOut(BaseModel):
@@ -188,11 +201,31 @@ async def list_documents(
     return {**page, "next": cursor.next(page["next"])}
 
 
+@router.get(
+    "/v1/rag/{pipeline}/documents/{document:path}",
+    summary="Read a document of a pipeline",
+    dependencies=[scope("rag:query")],
+    response_model=DocumentTextOut,
+)
+async def read_document(pipeline: str, document: str, request: Request) -> JsonObject:
+    """Returns a document of the caller's tenant, else of the folders, else of the tenant that shares."""
+    knowledge = pipeline_of(runtime_of(request).state, pipeline)
+    tenant, _ = principal_of(caller_of(request))
+    found = await knowledge.document(document, tenant=tenant)
+    if found is None:
+        raise DocumentNotFound(f"The pipeline {pipeline!r} has no document {document!r}.")
+    return {
+        "pipeline": pipeline, "id": found.id, "title": found.metadata.get("title", ""),
+        "metadata": _without_title(found.metadata), "text": found.text,
+    }  # fmt: skip
+
+
 @router.post(
     "/v1/rag/{pipeline}/query",
     summary="Search a pipeline",
     dependencies=[scope("rag:query")],
     response_model=PassagesOut,
+    response_model_exclude_unset=True,
 )
 async def query(pipeline: str, body: QueryIn, request: Request) -> JsonObject:
     """Returns the best passages with their sources, best first; an empty list where nothing matches."""

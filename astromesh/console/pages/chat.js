@@ -7,11 +7,13 @@ import { Markdown } from "../markdown.js";
 import { refresh, useResource } from "../poll.js";
 import { go, link, place } from "../router.js";
 import { emptyStory, isEnd, tell } from "../steps.js";
-import { Ago, brief, cost, duration, Empty, Head, Pill, plain, Refusal, tokens, useAction } from "../ui.js";
+import { Ago, brief, Citations, cost, duration, Empty, Head, Pill, plain, Refusal, tokens, useAction } from "../ui.js";
 import { Decision } from "./approvals.js";
 import { Graph } from "./run.js";
 
 const GOING_ON = ["queued", "running", "waiting"];
+/** So many of the newest turns of a session show their sources. */
+const SOURCED = 20;
 
 export default function Chat() {
   const { agent: chosen = "", session = "" } = place.value.query;
@@ -128,9 +130,9 @@ function Talk({ agents, agent, session }) {
       <div class="talk">
         <div class="turns" role="log" aria-label="Conversation">
           ${!turns.length && !run && html`<${Empty}>Ask ${plain(agent)} something. ${plain(agents.find((one) => one.name === agent)?.description || "")}<//>`}
-          ${turns.slice(0, before).map((turn) => turn.role === "user"
+          ${turns.slice(0, before).map((turn, at) => turn.role === "user"
             ? html`<${Question} key=${turn.seq} text=${turn.content} run=${runOf(turn, runs)} busy=${isGoingOn || action.busy} branch=${branch} />`
-            : html`<${Turn} key=${turn.seq} turn=${turn} agent=${agent} />`)}
+            : html`<${Turn} key=${turn.seq} turn=${turn} agent=${agent} run=${at >= turns.length - SOURCED ? runOf(turn, runs) : ""} />`)}
           ${run && html`
             ${question && html`<${Question} text=${question} files=${sent.current} run=${run} busy=${isGoingOn || action.busy} branch=${branch} />`}
             <${Answering} agent=${agent} run=${run} talk=${talk} />`}
@@ -202,8 +204,15 @@ function Question({ text, run, busy, branch, files = [] }) {
       <button type="button" class="quiet small" disabled=${busy} onClick=${() => branch(run, text, false)}>Retry</button></span>`}</div>`;
 }
 
-/** @param {{turn: any, agent: string}} props */
-const Turn = ({ turn, agent }) => html`<div class="turn"><div class="by">${plain(turn.role === "assistant" ? agent : turn.role)}${turn.status === "partial" ? " · partial" : ""}</div><${Markdown} text=${turn.content || ""} /></div>`;
+/** @param {{turn: any, agent: string, run: string}} props run: empty for a turn whose sources are not shown */
+const Turn = ({ turn, agent, run }) => html`<div class="turn"><div class="by">${plain(turn.role === "assistant" ? agent : turn.role)}${turn.status === "partial" ? " · partial" : ""}</div><${Markdown} text=${turn.content || ""} />
+  ${run && html`<${Sources} run=${run} />`}</div>`;
+
+/** What a stored answer draws on. @param {{run: string}} props */
+function Sources({ run }) {
+  const found = useResource(`/v1/runs/${encodeURIComponent(run)}`, { live: false });
+  return html`<${Citations} of=${found.value?.result?.citations} />`;
+}
 
 /** The answer that is being made. @param {{agent: string, run: string, talk: any}} props */
 function Answering({ agent, run, talk }) {
@@ -220,6 +229,7 @@ function Answering({ agent, run, talk }) {
           <pre tabindex="0">${plain(JSON.stringify(step.detail, null, 2))}</pre>
         </details>`)}
       ${text && html`<${Markdown} text=${text} />`}
+      <${Citations} of=${story.end?.citations} />
       ${!story.endType && !story.waiting && html`<span class="cursor" aria-label="answering"></span>`}
       ${failed && html`<div class="refusal" role="alert"><b>${plain(failed.code)}</b> ${plain(failed.detail)}</div>`}
       ${story.endType === "run.cancelled" && html`<p class="muted">Stopped.</p>`}

@@ -1,7 +1,7 @@
 // @ts-check
 // Knowledge: the documents of a pipeline, and which passages a question finds, with their scores.
 import { post } from "../api.js";
-import { html, useEffect, useState } from "../lib.js";
+import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
 import { useResource } from "../poll.js";
 import { link, place, refine } from "../router.js";
 import { Card, CopyRequest, Empty, Head, Json, plain, Refusal, Select, Table, useAction } from "../ui.js";
@@ -45,8 +45,26 @@ export default function Knowledge() {
         <${Card} key=${at} title=${`${at + 1}. ${plain(one.source || one.document || one.metadata?.source || "passage")}`} more=${html`<span class="muted num">score ${Number(one.score ?? 0).toFixed(3)}</span>`}>
           <div class="pad"><p class="passage">${plain(one.text ?? one.content ?? "")}</p><details><summary class="muted">All that is known of it</summary><${Json} value=${one} /></details></div><//>`)}
       ${found && !passages.length && html`<${Empty}>No passage fits this question.<//>`}
+      ${pipeline && place.value.query.document && html`<${Document} key=${place.value.query.document} pipeline=${pipeline} />`}
       ${pipeline && html`<${Documents} key=${pipeline} pipeline=${pipeline} />`}
     </div>`;
+}
+
+/** The text of a document, with the passage that a citation names. @param {{pipeline: string}} props */
+function Document({ pipeline }) {
+  const { document = "", start, end } = place.value.query;
+  const path = `/v1/rag/${encodeURIComponent(pipeline)}/documents/${document.split("/").map(encodeURIComponent).join("/")}`;
+  const found = useResource(path, { live: false });
+  const marked = useRef(/** @type {HTMLElement | null} */ (null));
+  // offsets count code points
+  const text = useMemo(() => [...String(found.value?.text ?? "")], [found.value]);
+  useEffect(() => marked.current?.scrollIntoView({ block: "center" }), [found.value]);
+  const part = (/** @type {number} */ from, /** @type {number} */ to) => plain(text.slice(from, to).join(""));
+  return html`
+    <${Card} title=${plain(found.value?.title || document)} more=${html`<span class="muted mono">${plain(document)}</span>`}>
+      <${Refusal} problem=${found.problem} />
+      ${found.value && html`<p class="pad passage">${end ? html`${part(0, +start)}<mark ref=${marked}>${part(+start, +end)}</mark>${part(+end, text.length)}` : part(0, text.length)}</p>`}
+    <//>`;
 }
 
 /** @param {{pipeline: string}} props */
@@ -61,7 +79,7 @@ function Documents({ pipeline }) {
       <${Refusal} problem=${listed.problem} />
       ${listed.value && (documents.length
         ? html`<${Table} label="Documents" head=${["Id", "Title"]} rows=${documents.map((/** @type {any} */ one) => html`
-            <tr key=${one.id}><td class="mono">${plain(one.id)}</td><td>${plain(one.title)}</td></tr>`)} />
+            <tr key=${one.id}><td><a class="link mono" href=${link(["knowledge"], { pipeline, of, document: one.id })}>${plain(one.id)}</a></td><td>${plain(one.title)}</td></tr>`)} />
             ${listed.value.next && html`<p class="pad"><a class="button" href=${link(["knowledge"], { pipeline, of, after: listed.value.next })}>More</a></p>`}`
         : html`<${Empty}>${OWNERS[of][1]}<//>`)}
     <//>`;

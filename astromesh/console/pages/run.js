@@ -11,7 +11,7 @@ import { rowsOfSteps, textOf } from "../recording.js";
 import { link, place, refine } from "../router.js";
 import { RecordedStep, useReplay } from "../step.js";
 import { emptyStory, isEnd, tell } from "../steps.js";
-import { Ago, Confirm, CopyRequest, cost, count, Difference, duration, Empty, Fact, Head, Id, Json, LongList, msOf, Pill, plain, Refusal, Tabs, tokens, useAction } from "../ui.js";
+import { Ago, Citations, Confirm, CopyRequest, cost, count, Difference, duration, Empty, Fact, Head, Id, Json, LongList, msOf, Pill, plain, Refusal, Tabs, tokens, useAction } from "../ui.js";
 
 const ROW = 28;
 const GOING_ON = ["queued", "running", "waiting"];
@@ -249,7 +249,8 @@ function Answer({ story, run }) {
   const failed = run?.error || (story.endType === "run.failed" ? story.end : null);
   const text = story.end?.response ?? run?.result?.response ?? story.answer;
   return html`${failed && html`<div class="refusal"><b>${plain(failed.code)}</b> ${plain(failed.detail)}</div>`}
-    ${text ? html`<${Markdown} text=${text} />` : html`<p class="muted">No text yet.</p>`}`;
+    ${text ? html`<${Markdown} text=${text} />` : html`<p class="muted">No text yet.</p>`}
+    <${Citations} of=${run?.result?.citations || story.end?.citations} />`;
 }
 
 /** The graph of an agent with what has been visited. The story grows in place, so `last` says that it has.

@@ -113,6 +113,9 @@ async def test_a_passage_comes_back_with_its_citation(store):
         {"title": "Odd/Ÿ'Name", "lang": "de", "tags": ["x\x00", 2]},
     )
     assert 0.0 < found.score <= 1.0
+    stored = await store.document("odd/ÿ'name")
+    assert (stored.id, stored.text, stored.metadata["tags"]) == ("odd/ÿ'name", odd, ["x\x00", 2])
+    assert await store.document("odd/ÿ'name", "another owner") is None
 
 
 async def test_words_find_inflections_accents_and_beginnings(store):

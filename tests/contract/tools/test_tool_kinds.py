@@ -15,7 +15,7 @@ from astromesh.config.agent import ToolBlock
 from astromesh.core.context_transform import compile_transform
 from astromesh.core.tools import AgentTools, ToolRegistry, declare_source, declare_tool
 from astromesh.errors import ToolFailed
-from astromesh.knowledge.base import Chunk, IngestReport, ListedDocument, Passage
+from astromesh.knowledge.base import Chunk, IngestReport, ListedDocument, Passage, StoredDocument
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolContext
@@ -78,6 +78,9 @@ class FarKnowledge:
 
     async def documents(self, **_: Any) -> tuple[ListedDocument, ...]:
         return ()
+
+    async def document(self, name: str, *, tenant: str = "default") -> StoredDocument | None:
+        return None
 
     async def ingest(self, documents: Any, progress: Any = None, *, tenant: str = "default") -> IngestReport:
         return IngestReport(unchanged=len(documents))

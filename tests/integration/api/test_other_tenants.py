@@ -254,6 +254,7 @@ def made_by_alice(client: TestClient) -> Store:
         "step": ("1",),
         "path": tuple(f"tasks/{run}" for run in (plain["run_id"], durable, waiting, told)),  # of A2A
         "pipeline": ("notes",),
+        "document": (DOCUMENT,),
         "schedule_id": (post("/v1/schedules", yearly)["id"],),
         "key_id": ("none",),  # this server has no keys
         "id": ("1",),  # callbacks need a secret, which this server has not
@@ -308,7 +309,7 @@ def test_alice_is_shown_all_of_it(store: Store) -> None:
         "/v1/runs", f"/v1/runs/{plain}", f"/v1/runs/{durable}/events",
         f"/v1/runs/{told}/results/c1", "/v1/approvals", f"/v1/agents/helper/sessions/{SESSION}",
         "/v1/principals/alice/data", f"/v1/tasks/{done}", f"/v1/tasks/{held}", f"/v1/tasks/{done}/trace",
-        "/v1/rag/notes/documents", "passages",
+        "/v1/rag/notes/documents", f"/v1/rag/notes/documents/{DOCUMENT}", "passages",
     }  # fmt: skip
     text = "".join(shown.values())
     owned = [own for name, ids in store.ids.items() if name not in ("path", "id") for own in ids]

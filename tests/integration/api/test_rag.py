@@ -8,9 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import orjson
 import pytest
 
 from astromesh.testing import ScriptedProvider
+from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.integration.knowledge.rag_files import pdf, pipeline_file
 
@@ -61,6 +63,11 @@ async def test_documents_come_in_and_passages_come_out_with_their_citation(clien
     assert (best["document"], best["title"], best["heading"]) == ("tea", "Tea", "Tea > Green tea")
     assert TEA[best["start"] : best["end"]] == best["text"] == "## Green tea\n\nSteep it at 80 degrees."
     assert 0 < best["score"] <= 1
+    read = (await client.get("/v1/rag/notes/documents/tea")).json()
+    assert read["text"][best["start"] : best["end"]] == best["text"]
+    assert (read["id"], read["title"], read["metadata"]) == ("tea", "Tea", {"lang": "en"})
+    nothing = await client.get("/v1/rag/notes/documents/faq/nope")
+    assert (nothing.status_code, nothing.json()["code"]) == (404, "document_not_found")
     gone = await client.post("/v1/rag/notes/documents", json={"remove": ["tea", "nope"]})
     assert gone.json() == {"pipeline": "notes", "added": 0, "changed": 0, "removed": 1, "unchanged": 0}
     left = await client.post("/v1/rag/notes/query", json={"query": "green tea", "top_k": 5})
@@ -122,6 +129,44 @@ async def test_filters_and_top_k(client):
     assert await found(filters={"n": [1, 2]}) == ["n1", "n2"]
     assert await found(filters={"document": "n4"}) == ["n4"]
     assert len(await found(top_k=1)) == 1
+
+
+async def test_answers_cite_what_they_draw_on_whoever_has_found_it(tmp_path):
+    """With offsets into document and answer: in runs, durable runs, responses, and of a nested agent."""
+    seek = {"name": "seek", "type": "rag", "pipeline": "notes"}
+    asks_clerk = {"name": "clerk", "type": "agent", "agent": "clerk", "effect": "read"}
+    write(tmp_path, manifest("clerk", tools=[seek]), manifest("helper", tools=[asks_clerk]))
+    pipeline_file(tmp_path, "notes")
+    called = [ToolCall("c1", "seek", '{"query": "green tea"}')]
+    asked = [ToolCall("c2", "clerk", '{"query": "How hot is green tea?"}')]
+    said = "Sure. Steep green tea at 80 degrees, always."
+    # clerk by itself as a run and as a response, then for helper as a durable run
+    provider = ScriptedProvider(called, said, called, said, asked, called, said, f"Well, {said}")
+    async with client_of(runtime_of(tmp_path, provider)) as client:
+        url = "https://tea.example/green"
+        document = {"id": "a/tea", "text": TEA, "metadata": {"url": url}}
+        other = {"id": "coffee", "text": "# Coffee\n\nGreen coffee is roasted at 200 degrees."}
+        await client.post("/v1/rag/notes/documents", json={"documents": [document, other]})
+        body = {"query": "How hot is green tea?", "session_id": "s"}
+        run = (await client.post("/v1/agents/clerk/run", json=body)).json()
+        [cited] = run["citations"]
+        passage = "## Green tea\n\nSteep it at 80 degrees."
+        assert TEA[cited["start"] : cited["end"]] == cited["passage"] == passage
+        assert (cited["document"], cited["title"], cited["url"]) == ("a/tea", "Tea", url)
+        [[start, end]] = cited["spans"]
+        assert run["response"][start:end] == "Steep green tea at 80 degrees, always."
+        answer = await client.post("/v1/responses", json={"model": "clerk", "input": "x", "stream": True})
+        events = [orjson.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        [added] = [one for one in events if one["type"] == "response.output_text.annotation.added"]
+        [part] = next(one for one in events[-1]["response"]["output"] if one["type"] == "message")["content"]
+        place = {"start_index": start, "end_index": end}
+        annotation = {"type": "url_citation", "url": url, "title": "Tea", **place}
+        assert part["annotations"] == [added["annotation"]] == [annotation]
+        accepted = (await client.post("/v1/agents/helper/runs", json=body)).json()["run_id"]
+        ended = await client.get(f"/v1/runs/{accepted}/events")  # until its end
+        assert "run.completed" in ended.text
+        result = (await client.get(f"/v1/runs/{accepted}")).json()["result"]
+        assert result["citations"] == [{**cited, "spans": [[start + 6, end + 6]]}]
 
 
 async def test_an_unknown_pipeline_is_404_and_says_which_there_are(client):

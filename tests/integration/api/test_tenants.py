@@ -104,6 +104,7 @@ def made(client: TestClient) -> Hers:
         "step": "1",
         "evaluation_id": "eval_none",
         "pipeline": "none",
+        "document": "none",
         "channel": "none",
     }
     runs = (run["run_id"], accepted["run_id"], response.replace("resp_", "run_"))

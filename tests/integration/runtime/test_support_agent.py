@@ -58,7 +58,9 @@ async def test_the_support_agent_finds_meaning_cites_it_and_says_when_it_found_n
         assert f"Source: {best['document']}" in answer["response"]
         keys = ("document", "title", "start", "end", "score")
         cited = {key: best[key] for key in keys} | {"passage": best["text"]}
-        assert answer["citations"] == [cited]
+        [citation] = answer["citations"]
+        assert {key: citation[key] for key in cited} == cited
+        assert citation["url"] == f"/v1/rag/product-knowledge/documents/{best['document']}"
         assert best["score"] >= 0.5
         off_topic = questions.read_text().splitlines()[:10]
         answers = [await runtime.run("support-agent", one, f"o{n}") for n, one in enumerate(off_topic)]

@@ -125,6 +125,9 @@ class Three:
         self.tenants.append(tenant)
         return (ListedDocument(f"{of}{after}{limit}", {}),)
 
+    async def document(self, name, *, tenant="default"):
+        self.tenants.append(tenant)
+
     async def ingest(self, documents, progress=None, *, tenant="default") -> IngestReport:
         self.tenants.append(tenant)
         return IngestReport(added=len(documents))

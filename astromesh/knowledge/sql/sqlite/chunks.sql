@@ -16,6 +16,11 @@ SELECT documents.id, hash, stamp FROM documents JOIN owners ON owners.id = docum
 SELECT documents.id, metadata FROM documents JOIN owners ON owners.id = documents.owner
 WHERE owners.name = ? AND documents.id > ? ORDER BY documents.id LIMIT ?
 
+-- name: document
+SELECT metadata, chunks.start, words.body FROM documents JOIN owners ON owners.id = documents.owner
+LEFT JOIN chunks ON chunks.document = documents.number LEFT JOIN words ON words.rowid = chunks.id
+WHERE owners.name = ? AND documents.id = ? ORDER BY chunks.start
+
 -- name: number
 SELECT documents.number FROM documents JOIN owners ON owners.id = documents.owner
 WHERE owners.name = ? AND documents.id = ?
