@@ -42,7 +42,6 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "schema": ("astromesh.cli.commands.schema", "Print the JSON Schema of a kind of file, for editors."),
     "graph": ("astromesh.cli.commands.agents", "Draw what an agent does as a Mermaid diagram."),
-    "mcp": ("astromesh.cli.commands.mcp", "Serve the agents as MCP tools over stdio, for editors."),
     "audit": (
         "astromesh.cli.commands.audit",
         "Show who created keys, cancelled runs, decided for runs, and saw or erased data.",
@@ -55,9 +54,15 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "eval": ("astromesh.cli.commands.evaluation", "Run the cases of agents and workflows."),
     "tools": ("astromesh.cli.commands.tools", "The tools of the agents."),
     "rag": ("astromesh.cli.commands.rag", "Knowledge pipelines: add documents, search them."),
+    "mcp": (
+        "astromesh.cli.commands.mcp",
+        "Serve the agents as MCP tools over stdio, for editors; log in at MCP servers.",
+    ),
     # this module adds `repl` to the commands of `workflow`
     "workflow": ("astromesh.cli.commands.workflow_repl", "Workflows: the DAGs in workflows/NAME/."),
 }
+#: groups that do something without a subcommand
+_ALSO_COMMANDS = frozenset({"mcp"})
 #: commands that take the fast start of a server
 _SERVING = ("serve", "dev", "worker")
 _HELP = "An agent runtime: define agents in YAML, serve them over HTTP or run them here."
@@ -139,7 +144,8 @@ def _add(app: typer.Typer, name: str) -> None:
     module_name, _ = COMMANDS.get(name) or GROUPS[name]
     module = importlib.import_module(module_name)
     if name in GROUPS:
-        app.add_typer(module.app, name=name, help=GROUPS[name][1], no_args_is_help=True)
+        needs_subcommand = name not in _ALSO_COMMANDS
+        app.add_typer(module.app, name=name, help=GROUPS[name][1], no_args_is_help=needs_subcommand)
     else:
         app.command(name)(getattr(module, name))
 

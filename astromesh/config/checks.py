@@ -6,12 +6,13 @@ from collections.abc import Iterable, Iterator, Mapping
 from collections.abc import Set as AbstractSet
 from graphlib import CycleError, TopologicalSorter
 from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 import jsonschema_rs
 
 from astromesh.config.agent import AgentManifest, ToolBlock
 from astromesh.config.base import GraphMention, Node, Place, PromptCheck, Steps, TemplateCheck
-from astromesh.config.connections import MCPServer
+from astromesh.config.connections import MCPOAuth, MCPServer
 from astromesh.config.environment import displayable_name
 from astromesh.config.keys import suggest_name
 from astromesh.config.records import Block, IsJsonSchema, IsTemplate, JsonMap, marked_fields
@@ -27,8 +28,8 @@ AGENT_LISTS: Mapping[str, str] = {"supervisor": "workers", "swarm": "agents"}
 #: transport → required key of a server, keys that it must not have
 _TRANSPORTS: Mapping[str, tuple[str, tuple[str, ...]]] = {
     "http": ("url", ("command", "args", "env", "cwd")),
-    "sse": ("url", ("command", "args", "env", "cwd")),
-    "stdio": ("command", ("url", "headers", "forward_identity")),
+    "sse": ("url", ("command", "args", "env", "cwd", "oauth")),
+    "stdio": ("command", ("url", "headers", "forward_identity", "oauth")),
 }
 #: bytes that a secret of HS256 must have (RFC 7518, 3.2)
 _MIN_SECRET_BYTES = 32
@@ -348,6 +349,26 @@ def check_mcp_server(name: str, record: MCPServer) -> Iterator[Finding]:
     for key in foreign:
         if key in record.model_fields_set:
             yield Finding((*at, key), f"has no effect with transport {record.transport}", "Remove it.")
+    if record.oauth is not None:
+        if record.forward_identity:
+            yield Finding((*at, "forward_identity"), "a call has one token: the caller's, or that of `oauth`")
+        yield from _check_oauth(record.oauth, (*at, "oauth"))
+
+
+def _check_oauth(oauth: MCPOAuth, at: Steps) -> Iterator[Finding]:
+    """Yields what a client lacks: nobody else than the issuer may get its secret."""
+    secret = oauth.client_secret.get_secret_value()
+    needs_all = oauth.grant == "client_credentials"
+    known = {"client_id": oauth.client_id, "client_secret": secret, "issuer": oauth.issuer}
+    for key in known if needs_all else ("client_id", "issuer") if secret else ():
+        if not known[key]:
+            why = "grant client_credentials" if needs_all else "client_secret"
+            yield Finding((*at, key), f"required key is missing; {why} needs it")
+    url = urlsplit(oauth.client_metadata_url)
+    if oauth.client_metadata_url and (url.scheme != "https" or url.path in ("", "/")):
+        yield Finding((*at, "client_metadata_url"), "it must be an https URL with a path")
+    if oauth.issuer and urlsplit(oauth.issuer).scheme not in ("http", "https"):
+        yield Finding((*at, "issuer"), "it must be an http(s) URL")
 
 
 def check_authentication(auth: Auth, env: Mapping[str, str]) -> Iterator[Finding]:

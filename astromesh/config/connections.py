@@ -43,6 +43,28 @@ class ChannelManifest(Manifest):
 # -- mcp.yaml ------------------------------------------------------------------------------------------------
 
 
+class MCPOAuth(Record):
+    """How the client gets tokens for a server; `{}` is enough where the server lets clients register."""
+
+    grant: Literal["authorization_code", "client_credentials"] = Field(
+        "authorization_code",
+        description="authorization_code: `astromesh mcp login` is needed; client_credentials: it is not.",
+    )
+    client_id: str = Field("", description="Id of a client that is registered; absent: it registers itself.")
+    client_secret: Secret = Field(Secret(""), description="Secret of the client.")
+    auth_method: Literal["client_secret_basic", "client_secret_post"] = Field(
+        "client_secret_basic", description="How the client sends its secret."
+    )
+    client_metadata_url: str = Field(
+        "", description="https URL of the client's metadata document, its id where servers support that."
+    )
+    issuer: str = Field("", description="The authorization server; only it receives `client_secret`.")
+    scope: str = Field("", description="Scopes to request beside those that the server names, with spaces.")
+    redirect_port: Annotated[int, Field(ge=0, le=65535)] = Field(
+        0, description="Port of this machine that a login returns to; 0: any."
+    )
+
+
 class MCPServer(Record):
     """One server: `url` and `headers` for http and sse; `command`, `args`, `env` and `cwd` for stdio."""
 
@@ -65,6 +87,7 @@ class MCPServer(Record):
     )
     forward_identity: bool = Field(False, description="Send the caller's token with each call (http, sse).")
     timeout_seconds: Seconds = Field(30.0, description="Seconds one call may take.")
+    oauth: MCPOAuth | None = Field(None, description="OAuth: how the client gets tokens (http).")
 
 
 class MCPSpec(Record):

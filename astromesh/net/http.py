@@ -182,7 +182,7 @@ class Http:
         call = _Call(method, url, body, headers, _total_timeout(timeout), limit, resend)
         return self._follow(call, URL(url).host) if follow else _send(self._trusted, call)
 
-    def fetch_untrusted(
+    def fetch_untrusted(  # noqa: PLR0913 (an HTTP request has these parts)
         self,
         method: str,
         url: str | URL,
@@ -191,15 +191,20 @@ class Http:
         headers: Mapping[str, str] | None = None,
         timeout: float = 30.0,
         limit: int = MAX_BODY,
+        follow: bool = True,
     ) -> Coroutine[Any, Any, HttpResponse]:
         """Makes one call to a host that a model, a user or a document chose; follows and checks redirects.
+
+        Args:
+            method, url, body, headers, timeout, limit: as of `request`.
+            follow: return the answer of the last redirect; False: the first answer, for what has secrets.
 
         Raises:
             AddressForbidden: the host has no public address.
             NetTimeout, AnswerTooLarge, NetError
         """
         call = _Call(method, url, body, headers, _total_timeout(timeout), limit, False)
-        return self._follow(call, None)
+        return self._follow(call, None) if follow else self._send_guarded(call)
 
     @asynccontextmanager
     async def stream(  # noqa: PLR0913 (an HTTP request has these parts)
@@ -248,6 +253,9 @@ class Http:
                 return answer
             call = _redirect(call, answer.status, target)
         raise NetError(f"{_host(call.url)} redirects more than {MAX_REDIRECTS} times.")
+
+    async def _send_guarded(self, call: _Call) -> HttpResponse:
+        return await _send(self._untrusted(), call)
 
     def _untrusted(self) -> aiohttp.ClientSession:
         _opened(self._trusted)

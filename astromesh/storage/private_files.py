@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from contextlib import suppress
 from pathlib import Path
+from tempfile import mkstemp
 
 FOLDER_MODE, FILE_MODE = 0o700, 0o600
 
@@ -35,3 +36,16 @@ def write_problem(folder: Path) -> str:
     except OSError as error:
         return f"cannot be created: {error.strerror}"
     return "" if os.access(folder, os.W_OK | os.X_OK) else "cannot be written"
+
+
+def shared_key(file: Path) -> bytes:
+    """Returns the 32 bytes of a key. Processes with one data folder share it; the first one makes it."""
+    if not file.exists():
+        private_folder(file.parent)
+        descriptor, made = mkstemp(dir=file.parent)  # of mode 600
+        with os.fdopen(descriptor, "wb") as stream:
+            stream.write(os.urandom(32))
+        with suppress(FileExistsError):
+            os.link(made, file)  # whole, or not at all
+        Path(made).unlink()
+    return file.read_bytes()

@@ -19,7 +19,8 @@ def commands_of(group: object, before: str = "") -> set[str]:
     found: set[str] = set()
     for name, command in getattr(group, "commands", {}).items():
         below = commands_of(command, f"{before}{name} ")
-        found |= below or {f"{before}{name}"}
+        alone = getattr(command, "invoke_without_command", False)
+        found |= below | ({f"{before}{name}"} if alone or not below else set())
     return found
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import orjson
 from mcp_types import AudioContent, EmbeddedResource, ImageContent, TextContent, TextResourceContents
 from pydantic import BaseModel
@@ -14,12 +15,15 @@ from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.tools.base import ToolContext
 from astromesh.tools.mcp.client import MCPServer
+from astromesh.tools.mcp.oauth_options import OAuthOptions
 from astromesh.tools.mcp.server import ToolServer
 from astromesh.types import JsonObject
 
 #: one white pixel, and a sound of no length
 _PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mP8z8DwHwAFBQIAX8jx0gAAAABJRU5ErkJggg=="
 _SILENCE = "UklGRiYAAABXQVZFZm10IBAAAAABAAEAQB8AAAB9AAACABAAZGF0YQIAAAA="
+#: of the client, as the suite knows it
+_METADATA = "https://conformance-test.local/client-metadata.json"
 _TEXT = TextContent(type="text", text="Beside it, a text.")
 _IMAGE = ImageContent(type="image", data=_PIXEL, mime_type="image/png")
 _RESOURCE = EmbeddedResource(
@@ -73,20 +77,61 @@ def tool_server() -> ToolServer:
 # -- the client ----------------------------------------------------------------------------------------------
 
 
-async def play(url: str, context: JsonObject, folder: Path) -> None:
+async def play(url: str, context: JsonObject, folder: Path, scenario: str = "") -> None:
     """Uses a server of the suite as an agent would: lists its tools and calls those that the scenario names.
 
     Where it names none, each is called once with arguments that fit.
     """
-    async with Http() as http:
-        options = MCPServer.Options(name="suite", transport="http", url=url, timeout_seconds=10)
-        server = await MCPServer.open(options, Deps(http=http, data_dir=folder, config_dir=folder))
+    async with Http(allow_hosts=("localhost", "127.0.0.1")) as http:
+        oauth = _oauth(context) if scenario.startswith("auth/") else None
+        options = MCPServer.Options(name="suite", transport="http", url=url, timeout_seconds=10, oauth=oauth)
+        deps = Deps(http=http, data_dir=folder, config_dir=folder)
+        if oauth is not None:
+            await _play_logins(options, deps)
+            return
+        server = await MCPServer.open(options, deps)
         try:
             await server.tools()
             for call in context.get("toolCalls") or _calls(server):
                 await _call(server, call["name"], call["arguments"])
         finally:
             await server.close()
+
+
+def _oauth(context: JsonObject) -> OAuthOptions:
+    known = {key: context[key] for key in ("client_id", "client_secret", "issuer") if key in context}
+    grant = "client_credentials" if "client-credentials" in context.get("name", "") else "authorization_code"
+    return OAuthOptions.model_validate({"client_metadata_url": _METADATA, "grant": grant, **known})
+
+
+class _Clicks:
+    """A browser whose user agrees at once."""
+
+    redirect_uri = "http://127.0.0.1:3000/callback"
+
+    async def authorize(self, url: str) -> str:
+        async with httpx2.AsyncClient() as client:
+            return (await client.get(url)).headers["location"]
+
+
+async def _play_logins(options: MCPServer.Options, deps: Deps) -> None:
+    """Uses the server as its agents do; when an error names `astromesh mcp login`, the user logs in."""
+    for _ in range(3):
+        server = await MCPServer.open(options, deps)
+        try:
+            await server.tools()
+            for call in _calls(server):
+                await server.call(call["name"], call["arguments"], ToolContext(tool=call["name"]), False)
+            return
+        except ToolError as error:
+            if "astromesh mcp login suite" not in str(error):
+                return
+        finally:
+            await server.close()
+        try:
+            await MCPServer.login_of(options, deps).login(_Clicks())
+        except ToolError:  # the suite judges where the client stops
+            return
 
 
 def _calls(server: MCPServer) -> list[JsonObject]:

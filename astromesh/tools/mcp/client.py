@@ -22,6 +22,8 @@ from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
 from astromesh.tools.base import Tool, ToolContext
 from astromesh.tools.mcp.connection import OPEN_SECONDS, CallerRefused, CallNotSent, Connection, Transport
+from astromesh.tools.mcp.oauth import OAuthSession
+from astromesh.tools.mcp.oauth_options import OAuthOptions
 from astromesh.tools.mcp.toolset import DefinitionPins, MCPToolset, ToolDefinitions, changed_tools
 from astromesh.tools.mcp.transports import (
     LastWords,
@@ -63,6 +65,7 @@ class MCPServer:
         cwd: str = Field("", description="Working folder of the program.")
         forward_identity: bool = Field(False, description="Send the caller's token with each call.")
         timeout_seconds: float = Field(30.0, gt=0, description="Timeout of a call in seconds.")
+        oauth: OAuthOptions | None = Field(None, description="How to get tokens for the server.")
 
     def __init__(self, options: Options, deps: Deps) -> None:
         self.name, self.forwards_identity = options.name, options.forward_identity
@@ -80,6 +83,12 @@ class MCPServer:
         server = cls(options, deps)
         server._shared.start()
         return server
+
+    @staticmethod
+    def login_of(options: Options, deps: Deps) -> OAuthSession:
+        """Returns the `OAuthSession` of a server with `oauth`."""
+        oauth, folder = options.oauth or OAuthOptions(), deps.data_dir / "mcp"
+        return OAuthSession(options.name, options.url, oauth, deps.http, folder, deps.clock)
 
     def __repr__(self) -> str:
         return f"MCPServer({self.name!r})"
@@ -189,6 +198,9 @@ class MCPServer:
         if token:
             headers["authorization"] = f"Bearer {token}"
         over = sse_transport if options.transport == "sse" else http_transport
+        if options.oauth is not None:
+            login = self.login_of(options, self._deps)
+            return partial(http_transport, self._deps.http, options.url, headers, login=login)
         return partial(over, self._deps.http, options.url, headers)
 
 

@@ -33,10 +33,11 @@ from astromesh.errors import AstromeshError, ConfigError, Forbidden, InvalidTool
 from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
+from astromesh.storage.private_files import shared_key
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import ToolContext
 from astromesh.tools.functions import FunctionTool
-from astromesh.tools.mcp.service import Approvals, MCPService, ReportProgress, state_key
+from astromesh.tools.mcp.service import Approvals, MCPService, ReportProgress
 from astromesh.types import CallerContext, JsonObject, ToolSpec
 
 log = get_logger("astromesh.tools.mcp.server")
@@ -61,7 +62,7 @@ class MCPPublisher:
 
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> MCPService:
-        key = await asyncio.to_thread(state_key, deps.data_dir / "mcp" / "state.key")
+        key = await asyncio.to_thread(shared_key, deps.data_dir / "mcp" / "state.key")
         serving = MCPService(
             "astromesh", __version__, options.tools, options.call, streams=True, content=options.content,
             approvals=Approvals(options.questions, options.proceed, key),

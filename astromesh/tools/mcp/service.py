@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
-from pathlib import Path
-from tempfile import mkstemp
 from types import MappingProxyType
 from typing import Any, Self, cast, get_args
 
@@ -247,19 +244,6 @@ def _can_ask(context: ServerRequestContext[Any, Request]) -> bool:
 
 def _answers(responses: Mapping[str, Any]) -> dict[str, JsonObject]:
     return {which: response.model_dump(mode="json", by_alias=True) for which, response in responses.items()}
-
-
-def state_key(file: Path) -> bytes:
-    """Returns the key of request states. Processes with one data folder share it; the first one makes it."""
-    if not file.exists():
-        file.parent.mkdir(parents=True, exist_ok=True)
-        descriptor, made = mkstemp(dir=file.parent)  # of mode 600
-        with os.fdopen(descriptor, "wb") as stream:
-            stream.write(os.urandom(32))
-        with suppress(FileExistsError):
-            os.link(made, file)  # whole, or not at all
-        Path(made).unlink()
-    return file.read_bytes()
 
 
 #: methods of resources and prompts, with what they take and return

@@ -13,7 +13,8 @@ import os
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
-from typing import Any, TextIO
+from functools import partial
+from typing import Any, Protocol, TextIO
 
 import anyio
 import httpx2
@@ -27,7 +28,7 @@ from mcp_types import ErrorData, JSONRPCError, JSONRPCRequest, jsonrpc_message_a
 from pydantic import ValidationError
 from yarl import URL
 
-from astromesh.errors import NetError, NetUnreachable
+from astromesh.errors import NetError, NetUnreachable, ToolFailed
 from astromesh.logs import get_logger
 from astromesh.net.http import Http, StreamingResponse
 from astromesh.net.stream_parsers import ServerEvent, SseParser
@@ -133,6 +134,16 @@ _DECODED_HEADERS = frozenset({"content-encoding", "content-length", "transfer-en
 _EVENT_STREAM = "text/event-stream"
 
 
+class Tokens(Protocol):
+    """Where a transport gets the tokens of its requests: `oauth.OAuthSession`."""
+
+    async def token(self) -> str: ...
+
+    def challenge(self, status: int, headers: Mapping[str, str]) -> Any: ...
+
+    async def renew(self, refused: str, challenge: Any) -> str: ...
+
+
 class HttpxTransport(httpx2.AsyncBaseTransport):
     """An httpx transport over `Http`, for one server.
 
@@ -140,10 +151,20 @@ class HttpxTransport(httpx2.AsyncBaseTransport):
         url: of the server, as configured.
         headers: of every request, may contain secrets.
         on_end: called when the server's stream ends, which may mean that the server ended.
+        login: has the tokens of the requests; None: `headers` are enough.
     """
 
-    def __init__(self, http: Http, url: str, headers: Mapping[str, str], on_end: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        http: Http,
+        url: str,
+        headers: Mapping[str, str],
+        on_end: Callable[[], None],
+        login: Tokens | None = None,
+    ) -> None:
         self._http, self._headers, self._on_end = http, dict(headers), on_end
+        self._login = login
+        self._refused: tuple[str, ToolFailed] | None = None  # a token, and why there is no other
         self._origin = URL(url).origin()
 
     def __repr__(self) -> str:
@@ -158,12 +179,9 @@ class HttpxTransport(httpx2.AsyncBaseTransport):
         headers |= _trace_header(body)
         leave = AsyncExitStack()
         try:
-            incoming = await leave.enter_async_context(
-                self._http.stream(
-                    request.method, str(request.url), body=body, headers=headers,
-                    read_timeout=SILENCE_SECONDS, resend=False,
-                )
-            )  # fmt: skip
+            incoming = await self._open(leave, request, body, headers)
+        except ToolFailed as error:  # of a login
+            return _error_response(403, REFUSED, str(error))
         except NetError as error:
             if request.method == "DELETE":  # ends a session whose server is gone
                 return httpx2.Response(204)
@@ -175,6 +193,40 @@ class HttpxTransport(httpx2.AsyncBaseTransport):
             await leave.aclose()
             return _error_response(incoming.status, *fault)
         return _response(incoming, leave, self._on_end if listening else _ignore)
+
+    async def _open(
+        self, leave: AsyncExitStack, request: httpx2.Request, body: bytes | None, headers: dict[str, str]
+    ) -> StreamingResponse:
+        """Sends a request, once more with another token where the first one is refused."""
+        send = partial(self._send, leave, request, body, headers)
+        if self._login is None:
+            return await send("")
+        token = await self._login.token()
+        if self._refused is not None and self._refused[0] == token:
+            raise self._refused[1]  # not what the server says to another message of the handshake
+        incoming = await send(token)
+        if (challenge := self._login.challenge(incoming.status, incoming.headers)) is None:
+            return incoming
+        await leave.aclose()
+        try:
+            renewed = await self._login.renew(token, challenge)
+        except ToolFailed as error:
+            if incoming.status == 401 or b'"tools/call"' not in (body or b""):  # else it is of one tool
+                self._refused = token, error
+            raise
+        return await send(renewed)
+
+    async def _send(
+        self, leave: AsyncExitStack, request: httpx2.Request, body: bytes | None, headers: dict[str, str],
+        token: str,
+    ) -> StreamingResponse:  # fmt: skip
+        more = {"authorization": f"Bearer {token}"} if token else {}
+        return await leave.enter_async_context(
+            self._http.stream(
+                request.method, str(request.url), body=body, headers={**headers, **more},
+                read_timeout=SILENCE_SECONDS, resend=False,
+            )
+        )  # fmt: skip
 
 
 def _ignore() -> None: ...
@@ -233,10 +285,14 @@ class _ResponseBody(httpx2.AsyncByteStream):
 
 @asynccontextmanager
 async def http_transport(
-    http: Http, url: str, headers: Mapping[str, str], on_end: Callable[[], None]
+    http: Http,
+    url: str,
+    headers: Mapping[str, str],
+    on_end: Callable[[], None],
+    login: Tokens | None = None,
 ) -> AsyncIterator[Any]:
     """Opens the SDK's streams to a server over streamable HTTP."""
-    bridge = HttpxTransport(http, url, headers, on_end)
+    bridge = HttpxTransport(http, url, headers, on_end, login)
     async with (
         httpx2.AsyncClient(transport=bridge, timeout=None) as client,
         streamable_http_client(url, http_client=client, max_sse_event_size=MAX_EVENT) as streams,

@@ -20,6 +20,7 @@ SCHEDULE = ("spec", "schedules", 0)
 ENTRY = ("spec", "providers", "openai")
 WHATSAPP = ("spec", "channels", "whatsapp")
 SERVER = ("spec", "servers", "calendar")
+OAUTH = (*SERVER, "oauth")
 RERANKER = ("spec", "retrieval", "reranker")
 NOTHING = object()
 SORRY = "Sorry, something went wrong here. Please try again later."
@@ -51,7 +52,7 @@ LEAST: dict[str, dict[str, Any]] = {
             "retrieval": {"reranker": {"primary": MODEL}},
         }
     },
-    "MCPConfig": {"spec": {"servers": {"calendar": {"transport": "http"}}}},
+    "MCPConfig": {"spec": {"servers": {"calendar": {"transport": "http", "oauth": {}}}}},
     "RuntimeConfig": {"spec": {"api": {"rate_limit": {"max_calls": 1}}}},
     "Graph": {"metadata": {"name": "g"}, "spec": {}},
 }
@@ -248,6 +249,15 @@ OTHER_KEYS = [
     Key("MCPConfig", (*SERVER, "args"), ["-y"], "-y", ()),
     Key("MCPConfig", (*SERVER, "forward_identity"), True, "on", False),
     Key("MCPConfig", (*SERVER, "timeout_seconds"), 5, 0, 30.0),
+    Key("MCPConfig", (*SERVER, "oauth"), {}, True, None),
+    Key("MCPConfig", (*OAUTH, "grant"), "client_credentials", "password", "authorization_code"),
+    Key("MCPConfig", (*OAUTH, "client_id"), "astromesh", 1, ""),
+    Key("MCPConfig", (*OAUTH, "client_secret"), "s", 1, ""),
+    Key("MCPConfig", (*OAUTH, "auth_method"), "client_secret_post", "none", "client_secret_basic"),
+    Key("MCPConfig", (*OAUTH, "client_metadata_url"), "https://x/client.json", 1, ""),
+    Key("MCPConfig", (*OAUTH, "issuer"), "https://issuer", 1, ""),
+    Key("MCPConfig", (*OAUTH, "scope"), "read write", ["read"], ""),
+    Key("MCPConfig", (*OAUTH, "redirect_port"), 3000, 70000, 0),
     Key("RuntimeConfig", ("spec", "api", "host"), "0.0.0.0", 1, "127.0.0.1"),
     Key("RuntimeConfig", ("spec", "api", "port"), 80, 65536, 8000),
     Key("RuntimeConfig", ("spec", "api", "max_body_bytes"), 1000, 0, 1048576),
