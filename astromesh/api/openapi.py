@@ -104,6 +104,7 @@ OPERATION_IDS: Mapping[str, str] = {
     "POST /v1/tasks/{task_id}/fork": "fork_task",
     "GET /v1/tasks/{task_id}/trace": "get_task_trace",
     "GET /v1/tasks/{task_id}/manifest": "get_task_manifest",
+    "GET /v1/tasks/{task_id}/graph": "draw_task",
     "GET /v1/tasks/{task_id}/artifacts": "list_artifacts",
     "GET /v1/tasks/{task_id}/events": "follow_task",
     "POST /v1/tasks/{task_id}/cancel": "cancel_task",

@@ -153,6 +153,11 @@ class TaskView:
         known = await self.snapshot(row) or {"workflow": row.workflow, "files": None}
         return {"task_id": task_id, "run_fingerprint": row.fingerprint, **known}
 
+    async def diagram(self, task_id: str, viewer: Viewer) -> str:
+        """Returns the workflow that a Task was accepted with as a Mermaid flowchart."""
+        row = await self.task(task_id, viewer)
+        return self._workflows.diagram_of(row, await self.snapshot(row))
+
     async def artifacts(self, task_id: str, viewer: Viewer, wanted: ArtifactFilter) -> tuple[Artifact, ...]:
         await self.task(task_id, viewer)
         return await (await self._store()).artifacts(*viewer, wanted._replace(task_id=task_id))

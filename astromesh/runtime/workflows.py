@@ -13,6 +13,7 @@ from astromesh.config.workflow.folder import WORKFLOW
 from astromesh.durable.base import TaskRow
 from astromesh.durable.recording import Redactor
 from astromesh.errors import (
+    Conflict,
     InvalidConfiguration,
     InvalidInput,
     InvalidManifest,
@@ -37,7 +38,7 @@ from astromesh.workflow.isolation import AgentProcess
 from astromesh.workflow.journal import Recorder, StageJournal
 from astromesh.workflow.memory import LayerStore
 from astromesh.workflow.observers import Observers
-from astromesh.workflow.plan import Plan
+from astromesh.workflow.plan import Plan, to_mermaid
 from astromesh.workflow.project import Project, enabled_metrics, restore_project
 from astromesh.workflow.questions import People
 from astromesh.workflow.snapshot import AGENT_MODEL, with_model
@@ -354,13 +355,31 @@ class WorkflowRegistry:
         Args:
             snapshot: As in `engine_of`.
         """
-        engine = self.engine(row.workflow)
         try:
-            if engine is not None and (snapshot is None or engine.project.has_manifests(snapshot)):
-                return engine.project.plan(row.start)
-            return self._restore(row, snapshot).plan(row.start) if snapshot is not None else None
+            project = self._project_of(row, snapshot)
+            return project.plan(row.start) if project is not None else None
         except (InvalidInput, InvalidConfiguration):
             return None
+
+    def diagram_of(self, row: TaskRow, snapshot: JsonObject | None) -> str:
+        """Returns the workflow of a Task's manifests as a Mermaid flowchart.
+
+        Raises:
+            Conflict: This version cannot read the manifests.
+        """
+        try:
+            project = self._project_of(row, snapshot)
+        except InvalidConfiguration:
+            project = None
+        if project is None:
+            raise Conflict(f"This version cannot read the workflow of the Task {row.task_id!r}.")
+        return to_mermaid(project.workflow)
+
+    def _project_of(self, row: TaskRow, snapshot: JsonObject | None) -> Project | None:
+        engine = self.engine(row.workflow)
+        if engine is not None and (snapshot is None or engine.project.has_manifests(snapshot)):
+            return engine.project
+        return self._restore(row, snapshot) if snapshot is not None else None
 
     def _restore(self, row: TaskRow, snapshot: JsonObject) -> Project:
         """Restores what a plan needs: workflow.yaml and the settings."""

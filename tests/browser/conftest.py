@@ -192,6 +192,15 @@ def ended(server: ServerProcess, accepted: dict[str, Any]) -> str:
     return run
 
 
+def ended_task(server: ServerProcess, workflow: str, given: Any) -> str:
+    """A Task, which has ended."""
+    url = f"{server.url}/v1/workflows/{workflow}/runs"
+    task: str = httpx.post(url, json={"input": given}, timeout=30).json()["task_id"]
+    while httpx.get(f"{server.url}/v1/tasks/{task}", timeout=30).json()["status"] in ("queued", "running"):
+        time.sleep(0.02)
+    return task
+
+
 CASES = """\
 cases:
   - {id: reset-password, input: How do I reset my password?, assertions: [{type: contains, expected: Forgot}]}

@@ -10,7 +10,7 @@ import httpx
 import pytest
 from playwright.sync_api import expect
 
-from tests.browser.conftest import QUESTION, Console, ask, fork, newest_run, recorded
+from tests.browser.conftest import QUESTION, Console, ask, ended_task, fork, newest_run, recorded
 from tests.conftest import ServerFactory
 from tests.integration.agents_folder import manifest, write
 from tests.platform.astromesh import PROGRAM, ServerProcess
@@ -33,6 +33,9 @@ PLACES = (
     "compare?a={recorded}&b={fork}&c={recorded}",
     "approvals",
     "workflows",
+    "tasks/{task}",
+    "tasks/{task}?tab=Steps",
+    "tasks/{task}?tab=History",
     "agents",
     "agents/support-agent",
     "agents/debate-agent?tab=Graph",
@@ -59,9 +62,11 @@ PLACES = (
 
 @pytest.fixture(scope="module")
 def runs(server: ServerProcess) -> dict[str, str]:
-    """A plain run, a recorded one, and a fork of that."""
+    """A plain run, a recorded one, a fork of that, and a Task, which fails without a model."""
     plain, run = newest_run(server), recorded(server)
-    return {"run": plain, "recorded": run, "fork": fork(server, run, 5, {"tool_result": "No article."})}
+    forked = fork(server, run, 5, {"tool_result": "No article."})
+    task = ended_task(server, "contract_review", {"text": "A contract."})
+    return {"run": plain, "recorded": run, "fork": forked, "task": task}
 
 
 @pytest.mark.timeout(300)  # a checker walks through three dozen pages

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-import time
 from collections.abc import Callable
 from pathlib import Path
 
 import httpx
 from playwright.sync_api import Page, Route, expect
 
-from tests.browser.conftest import ROOT, Console, ask, fork, recorded
+from tests.browser.conftest import ROOT, Console, ask, ended_task, fork, recorded
 from tests.conftest import ServerFactory
 from tests.platform.astromesh import ServerProcess
 
@@ -147,13 +146,12 @@ def test_a_task_is_forked_with_the_edits_that_its_steps_name(
     (config / "workflows" / "answers").mkdir()
     (config / "workflows" / "answers" / "workflow.yaml").write_text(WORKFLOW)
     server = server_process(config)
-    body = {"input": "How do I reset my password?"}
-    task = httpx.post(f"{server.url}/v1/workflows/answers/runs", json=body, timeout=30).json()["task_id"]
-    while httpx.get(f"{server.url}/v1/tasks/{task}").json()["status"] in ("queued", "running"):
-        time.sleep(0.02)
+    task = ended_task(server, "answers", "How do I reset my password?")
     steps = httpx.get(f"{server.url}/v1/tasks/{task}/steps").json()["steps"]
     assert {"stage", "model", "tool", "prompt"} <= {step["kind"] for step in steps}
     shown = console(server)
+    stages = shown.open(f"tasks/{task}").get_by_role("region", name="The workflow").locator(".node.done")
+    expect(stages).to_have_count(3)
     of_stages = {"query": "Edit the input", "state": "Change values of the output"}
     for step in steps:
         page = shown.open(f"tasks/{task}?tab=Steps&step={step['step']}")

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import PlainTextResponse
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, TypeAdapter
 
 from astromesh.access.scopes import DECIDE
@@ -399,6 +400,12 @@ async def fork(task_id: str, request: Request) -> Response:
 async def manifest(task_id: str, request: Request) -> JsonObject:
     """Returns the files that the Task was accepted with, as they were then, without literal API keys."""
     return await _tasks(request).manifest(task_id, viewer_of(request))
+
+
+@_read_route("/graph", "Draw the workflow of a Task", response_class=PlainTextResponse)
+async def graph(task_id: str, request: Request) -> str:
+    """Returns the workflow that the Task was accepted with as a Mermaid diagram."""
+    return await _tasks(request).diagram(task_id, viewer_of(request))
 
 
 _TIMESTAMP = re.compile(r"\d{4}-\d\d-\d\d[Tt]\d\d:\d\d:\d\d(\.\d+)?([Zz]|[+-]\d\d:\d\d)")

@@ -1,7 +1,8 @@
 // @ts-check
 // One Task of a workflow: its stages as they happen, its recorded steps and artifacts; pause, step, resume, cancel, replay, fork.
-import { follow, post } from "../api.js";
+import { follow, get, post } from "../api.js";
 import { MakeCase } from "../case.js";
+import { Diagram, fromMermaid } from "../diagram.js";
 import { useKeys } from "../keys.js";
 import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
 import { refresh, useResource } from "../poll.js";
@@ -48,15 +49,50 @@ export default function Task({ path: [, id] }) {
     </div>`}
     <${Tabs} tabs=${["Stages", "Steps", "Task", "History", "Artifacts"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
     ${replayed && html`<div class="pane"><h2>Replay</h2><${Json} value=${replayed} /></div>`}
+    ${tab === "Stages" && html`<${Workflow} path=${path} stages=${stages} current=${task?.stages || []} />`}
     ${tab === "Stages" && (stages.length
-      ? html`<${Table} label="Stages" head=${["State", "Stage", "Task", ["Took", "r"], "Error"]} rows=${stages.map((one) => html`
-          <tr key=${`${one.task}/${one.stage}/${one.seq}`}><td><${Pill} state=${one.status} /></td><td>${plain(one.stage)}</td><td>${one.task === id ? html`<span class="muted">this one</span>` : html`<${Id} id=${one.task} href=${link(["tasks", one.task])} />`}</td>
-            <td class="r num">${duration(one.ms)}</td><td class="text">${plain(typeof one.error === "string" ? one.error : one.error ? JSON.stringify(one.error) : "")}</td></tr>`)} />`
+      ? html`<${Table} label="Stages" head=${["State", "Stage", ["Took", "r"], "Error"]} rows=${byTask(stages).map(([of, own]) => html`
+          ${of !== id && html`<tr key=${of} class="of"><th scope="rowgroup" colspan="4">Clone or subtask <${Id} id=${of} /> · ${own.length} stages</th></tr>`}
+          ${own.map((one) => html`
+            <tr key=${`${one.task}/${one.stage}/${one.seq}`}><td><${Pill} state=${one.status} /></td><td>${plain(one.stage)}</td>
+              <td class="r num">${duration(one.ms)}</td><td class="text">${plain(typeof one.error === "string" ? one.error : one.error ? JSON.stringify(one.error) : "")}</td></tr>`)}`)} />`
       : html`<${Empty}>No stage has begun, or the events are gone.<//>`)}
     ${task && tab === "Steps" && html`<${Recorded} id=${id} task=${task} canFork=${!isGoingOn} />`}
     ${task && tab === "Task" && html`<div class="pane"><${Json} value=${task} /></div>`}
     ${tab === "History" && trace.value && html`<div class="pane"><${Json} value=${trace.value} /></div>`}
     ${tab === "Artifacts" && artifacts.value && html`<div class="pane"><${Json} value=${artifacts.value} /></div>`}`;
+}
+
+/** The stages of each Task in the order of its first one. @param {any[]} stages @returns {[string, any[]][]} */
+function byTask(stages) {
+  /** @type {Map<string, any[]>} */
+  const found = new Map();
+  for (const one of stages) found.set(one.task, [...(found.get(one.task) || []), one]);
+  return [...found];
+}
+
+/** The workflow with the state of each stage. Clones and subtasks are at the stages that they have in common.
+ * @param {{path: string, stages: any[], current: any[]}} props current: what waits or is paused now */
+function Workflow({ path, stages, current }) {
+  const [drawing, setDrawing] = useState(/** @type {any} */ (null));
+  useEffect(() => {
+    get(`${path}/graph`).then((text) => setDrawing(fromMermaid(text)), () => setDrawing(null));
+  }, [path]);
+  if (!drawing) return null;
+  /** @type {Map<string, {count: number, running: number, failed: number}>} */
+  const seen = new Map();
+  for (const { stage, status } of stages) {
+    const { count = 0, running = 0, failed = 0 } = seen.get(stage) || {};
+    seen.set(stage, { count: count + 1, running: running + Number(status === "running"), failed: failed + Number(status === "failure") });
+  }
+  const waits = new Set(current.filter((one) => one.state !== "running").map((one) => one.stage));
+  const nodes = drawing.nodes.map((/** @type {any} */ node) => {
+    const stage = node.label.split(" · ")[0];
+    const { count = 0, running = 0, failed = 0 } = seen.get(stage) || {};
+    const state = waits.has(stage) ? "wait" : running ? "lit" : failed ? "bad" : count ? "done" : "";
+    return { ...node, label: count > 1 ? `${node.label} × ${count}` : node.label, state };
+  });
+  return html`<${Diagram} label="The workflow" nodes=${nodes} edges=${drawing.edges} across />`;
 }
 
 /** The recorded steps, of which each can be forked when the Task has ended. @param {{id: string, task: any, canFork: boolean}} props */

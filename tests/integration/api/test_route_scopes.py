@@ -168,7 +168,8 @@ def status(client: TestClient, route: Guarded, headers: dict[str, str] | None = 
     path = _PARAMETER.sub(lambda found: _STANDS_FOR.get(found[1], "x1"), route.path)
     if route.method == "WS":
         return socket_status(client, path, headers=headers or {})
-    body: Any = {"model": "helper", "messages": [{"role": "user", "content": "x"}]}
+    of_protocol = {"input": "x"} if "/responses" in path else {"messages": [{"role": "user", "content": "x"}]}
+    body: Any = {"model": "helper", **of_protocol}
     json = body if route.method == "POST" else None
     return client.request(route.method, path, headers=headers, json=json).status_code
 

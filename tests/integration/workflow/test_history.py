@@ -148,6 +148,8 @@ async def test_records_stay_readable_when_the_workflow_is_removed(config: Path, 
         trace = await client.get(f"/v1/tasks/{before['task_id']}/trace")
         events = await client.get(f"/v1/tasks/{before['task_id']}/events")
         kept = await client.get(f"/v1/tasks/{before['task_id']}/manifest")
+        drawn = await client.get(f"/v1/tasks/{before['task_id']}/graph")
+    assert drawn.text.startswith("flowchart TD") and drawn.text.count("-->") == 4
     assert (trace.json(), events_of(events.text), kept.json()) == (
         before["trace"], before["events"], before["manifest"],
     )  # fmt: skip
@@ -170,6 +172,8 @@ async def test_records_of_a_version_without_stored_manifests_stay_readable(
         events = events_of((await client.get(f"/v1/tasks/{task_id}/events")).text)
         artifacts = (await client.get(f"/v1/tasks/{task_id}/artifacts")).json()
         kept = (await client.get(f"/v1/tasks/{task_id}/manifest")).json()
+        drawn = await client.get(f"/v1/tasks/{task_id}/graph")
+    assert drawn.text.startswith("flowchart TD")
     assert trace["trace"] == before["trace"]["trace"] and artifacts == before["artifacts"]
     assert kept["files"] is None
     finished = [data["stage"] for _, kind, data in events if kind == "stage.finished"]
