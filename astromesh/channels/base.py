@@ -342,6 +342,9 @@ class Inbox(Protocol):
     async def release(self, queue: str, holder: str, due_at: float, attempts: int) -> None:
         """Releases the queue unchanged; it is due again at `due_at`."""
 
+    async def retry_now(self, queue: str, now: float) -> None:
+        """Makes a queue due that waits for something else than a failed attempt."""
+
     async def release_holder(self, holder: str) -> None:
         """Releases every queue of a holder that has ended; their times do not change."""
 

@@ -66,7 +66,7 @@ class ConfiguredChannel:
     def to_inbox(self, message: ReceivedMessage, now: float) -> InboundMessage:
         """Returns a message as it is stored: nothing in it can be read without the key."""
         address = message.address
-        queue = self.cipher.digest("queue", *address[:2], *filter(None, [address.thread]))
+        queue = self.queue(address)
         content = {"id": message.id, "text": message.text, "kind": message.kind, "about": message.details}
         if message.traceparent:
             content["traceparent"] = message.traceparent
@@ -83,6 +83,10 @@ class ConfiguredChannel:
             now=now,
             due_at=now + (self.setup.debounce if message.kind == "message" else 0.0),
         )
+
+    def queue(self, address: ConversationAddress) -> str:
+        """Returns the name of the queue of a conversation."""
+        return self.cipher.digest("queue", *address[:2], *filter(None, [address.thread]))
 
     def address(self, leased: LeasedQueue) -> ConversationAddress:
         """Raises: ConfigError: the message was encrypted with another key."""

@@ -110,6 +110,8 @@ class ChannelInboxWorker:
         self._worker = Worker(self, heartbeat, outages, lease_seconds=self._lease, sleep=clock.sleep)
         self._responder = Responder(inbox, ask, clock, self._worker.name)
         self._again: dict[str, LeasedQueue] = {}
+        #: active queues for whose run a person has decided
+        self._decided: set[str] = set()
         self._next_burst_at = 0.0
         self._expiry = PeriodicJob(
             lambda: inbox.expire(clock.now() - RETENTION_SECONDS),
@@ -190,6 +192,7 @@ class ChannelInboxWorker:
         outcome = "Approved." if decision.approved else "Denied."
         try:
             await self._decide_run(owner, by, decision)
+            await self._retry_now(configured.queue(decision.address))
         except RequestError as error:  # decided before, or no run of this conversation
             log.info("decision_without_effect", channel=configured.name, error=str(error))
             outcome = "There is nothing to decide any more."
@@ -198,6 +201,13 @@ class ChannelInboxWorker:
                 await channel.show_decision(decision, outcome)
         except (ChannelError, TimeoutError) as error:
             log.info("decision_not_shown", channel=configured.name, error=str(error))
+
+    async def _retry_now(self, queue: str) -> None:
+        """Makes a queue due whose run goes on, also one that this process is about to release."""
+        if queue in self._worker.active:
+            self._decided.add(queue)
+        await self._inbox.retry_now(queue, self._clock.now())
+        self._worker.wake()
 
     async def backlog(self) -> Mapping[str, ChannelBacklog]:
         return await self._inbox.backlog()
@@ -283,6 +293,7 @@ class ChannelInboxWorker:
 
     def _ended(self, queue: str) -> None:
         """Releases a queue that was leased again while it was active, so that it is read anew."""
+        self._decided.discard(queue)
         if (leased := self._again.pop(queue, None)) is not None:
             self._start(leased, self._release(leased, 0.0, leased.attempts))
         self._worker.wake()
@@ -296,7 +307,9 @@ class ChannelInboxWorker:
         except QueueLeaseLost:
             log.warning("lease_ended", channel=channel.name, queue=leased.queue)
         except RetryLater as later:
-            await self._release(leased, later.seconds, leased.attempts + later.counts_as_attempt)
+            goes_on = leased.queue in self._decided and not later.counts_as_attempt
+            seconds = 0.0 if goes_on else later.seconds
+            await self._release(leased, seconds, leased.attempts + later.counts_as_attempt)
         except (asyncio.CancelledError, ShuttingDown) as error:
             await asyncio.shield(self._release(leased, POLL_SECONDS, leased.attempts))
             if isinstance(error, asyncio.CancelledError):

@@ -79,6 +79,9 @@ class SqlInbox(SqlStore):
     async def release(self, queue: str, holder: str, due_at: float, attempts: int) -> None:
         await self._queries.write("release", queue, holder, due_at, attempts)
 
+    async def retry_now(self, queue: str, now: float) -> None:
+        await self._queries.write("retry_now", queue, now)
+
     async def release_holder(self, holder: str) -> None:
         await self._queries.write("release_holder", holder)
 

@@ -24,6 +24,9 @@ WHERE queue = $1 AND holder = $2
 UPDATE astromesh.inbox_queues SET holder = '', held_until = 0, due_at = $3, attempts = $4
 WHERE queue = $1 AND holder = $2
 
+-- name: retry_now
+UPDATE astromesh.inbox_queues SET due_at = $2 WHERE queue = $1 AND due_at > $2 AND attempts = 0 AND reply IS NULL
+
 -- name: release_holder
 UPDATE astromesh.inbox_queues SET holder = '', held_until = 0 WHERE holder = $1
 

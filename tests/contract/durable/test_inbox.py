@@ -54,6 +54,16 @@ async def test_a_letter_is_kept_once(inbox):
     assert [k.content for k in await inbox.pending("q", 2)] == [b"1", b"2"]
 
 
+async def test_a_queue_that_waits_is_due_at_once_and_one_that_has_failed_keeps_its_time(inbox):
+    await inbox.put([letter("1", "q"), letter("2", "r")])
+    assert await taken(inbox) == ["q", "r"]
+    await inbox.release("q", "h", NOW + 5, 0)
+    await inbox.release("r", "h", NOW + 5, 1)
+    for queue in ("q", "r", "none"):
+        await inbox.retry_now(queue, NOW + 1)
+    assert await taken(inbox, now=NOW + 1) == ["q"]
+
+
 async def test_all_queues_of_a_holder_that_has_ended_are_due_as_before(inbox):
     await inbox.put([letter("1", "q"), letter("2", "r", due=NOW - 5), letter("3", "other")])
     assert await taken(inbox, "dead", NOW, 1) == ["r"]

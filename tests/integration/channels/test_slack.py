@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -13,7 +14,7 @@ import yaml
 
 from astromesh.channels.slack import plain_text
 from astromesh.providers.base import Delta
-from astromesh.testing import ScriptedProvider
+from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.testing.slack import (
     APP_USER,
     DIRECT,
@@ -65,7 +66,7 @@ class Place(NamedTuple):
 
 @asynccontextmanager
 async def place(
-    folder: Path, provider: ScriptedProvider, *, tools: Any = (), **keys: Any
+    folder: Path, provider: ScriptedProvider, *, tools: Any = (), clock: Any = None, **keys: Any
 ) -> AsyncIterator[Place]:
     async with FakeSlackApi() as slack:
         memory = {"conversational": {"backend": "sqlite"}}
@@ -76,7 +77,7 @@ async def place(
         }  # fmt: skip
         head = {"apiVersion": "astromesh/v1", "kind": "ChannelConfig", "spec": {"channels": {"slack": block}}}
         (folder / "channels.yaml").write_text(yaml.safe_dump(head))
-        async with client_of(runtime_of(folder, provider)) as client:
+        async with client_of(runtime_of(folder, provider, clock=clock)) as client:
             yield Place(client, slack, provider)
 
 
@@ -168,7 +169,9 @@ async def test_files_reach_the_agent(tmp_path: Path) -> None:
 async def test_a_button_decides_for_a_waiting_run(tmp_path: Path) -> None:
     paid.clear()
     call = ToolCall("call_1", "pay", '{"amount": 5}')
-    async with place(tmp_path, ScriptedProvider(call, "Done."), tools=[PAY], approvers=[MEMBER]) as here:
+    clock = ManualClock(time.time())  # the inbox does not look again by itself
+    provider = ScriptedProvider(call, "Done.")
+    async with place(tmp_path, provider, tools=[PAY], approvers=[MEMBER], clock=clock) as here:
         await here.say("1", "Pay 5.")
         await here.slack.until(lambda slack: any("blocks" in one for one in slack.of("chat.postMessage")))
         (asked,) = (one for one in here.slack.of("chat.postMessage") if "blocks" in one)
