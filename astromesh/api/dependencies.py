@@ -18,7 +18,10 @@ from astromesh.types import JsonObject
 
 Item = TypeVar("Item")
 _MARK_BYTES = 6
-After = Annotated[str, Query(max_length=4096, description="`next` of the page before.")]
+After = Annotated[
+    str,
+    Query(description="`next` of the page before.", json_schema_extra={"pattern": "^[A-Za-z0-9_-]*$"}),
+]
 Limit = Annotated[int, Query(ge=1, le=1000)]
 #: of lists that are long only where a program makes them so
 LongLimit = Annotated[int, Query(ge=1, le=10_000)]
