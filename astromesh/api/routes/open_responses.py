@@ -347,8 +347,8 @@ async def compact(request: Request) -> Response:
     The agent's model for summaries writes it. Nothing is stored.
     """
     body = await read_body(request, _COMPACT)
-    reject_unsupported(body, "compactions")
     _require_scope(request, body.model)
+    reject_unsupported(body, "compactions")
     runtime = runtime_of(request)
     agent = runtime.agent(body.model)
     previous = None

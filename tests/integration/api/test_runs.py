@@ -142,7 +142,8 @@ async def test_runs_are_listed_by_agent_session_and_status_newest_first(tmp_path
 
 async def test_lists_have_pages(tmp_path: Path) -> None:
     pages: list[list[str]] = []
-    after, of_traces = "", ""
+    after: str | None = ""
+    of_traces: str | None = ""
     async with client_of(runtime_of(helper(tmp_path), ScriptedProvider("a", repeat=True))) as client:
         for n in range(5):
             await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": f"s{n}"})

@@ -13,7 +13,6 @@ import httpx
 import yaml
 
 from astromesh.channels.slack import plain_text
-from astromesh.providers.base import Delta
 from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.testing.slack import (
     APP_USER,
@@ -26,7 +25,7 @@ from astromesh.testing.slack import (
     press,
     sign_event,
 )
-from astromesh.types import ToolCall
+from astromesh.types import Delta, ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
 HOOK = "/v1/channels/slack/webhook"
