@@ -39,6 +39,7 @@ from astromesh.agents.keys import (
     check_agent,
     check_names,
     check_on_error,
+    check_resume,
     check_run,
 )
 from astromesh.agents.manifest import AgentKeys, Live, plain
@@ -424,6 +425,7 @@ class Agent(Generic[DepsT, OutputT]):
         """
         agent, runs = self._current(), list[Run]()
         check_names(keys, DecisionKeys.__annotations__, "resume")
+        check_resume(run_id, decision, keys)
         changed, on_error = keys.get("arguments"), keys.get("on_error")
         runtime = await agent._runtimes.current()  # noqa: SLF001
         try:
@@ -498,6 +500,7 @@ class Agent(Generic[DepsT, OutputT]):
         """
         runs: list[Run] = []
         try:
+            check_run({"caller": caller, "context": context})
             request = request_of_messages(as_messages(input), context or {})
             result = await self._current()._execute(request, caller, (), runs.append)  # noqa: SLF001
         except InvalidGraph:

@@ -11,7 +11,7 @@ from typing import Any, TypeAlias, cast
 import orjson
 from pydantic.errors import PydanticUserError
 
-from astromesh.agents.manifest import AgentKeys, Live, check_finite, plain, without_empty
+from astromesh.agents.manifest import AgentKeys, Live, check_values, plain, without_empty
 from astromesh.agents.models import ModelLike, model_block
 from astromesh.config.agent import Budgets, Guardrails, Memory
 from astromesh.errors import ConfigError, ToolFailed
@@ -329,7 +329,7 @@ def manifest_of(name: str, spec: JsonObject, keys: AgentKeys) -> JsonObject:
         keys: Its further arguments.
 
     Raises:
-        ConfigError: A number is not finite.
+        ConfigError: JSON and YAML cannot represent a value.
     """
     metadata = {"name": name, **{key: keys.get(key) for key in ("version", "namespace", "labels")}}
     permissions = keys.get("permissions", {})
@@ -348,7 +348,7 @@ def manifest_of(name: str, spec: JsonObject, keys: AgentKeys) -> JsonObject:
         },
     }
     cleaned: JsonObject = without_empty(whole)
-    check_finite(cleaned)
+    check_values(cleaned)
     if not isinstance(permissions, Mapping) and not permissions:
         cleaned["spec"]["permissions"] = {"tools": []}
     return cleaned

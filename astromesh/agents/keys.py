@@ -160,6 +160,7 @@ RUN_RULES: Rules = {
     ),
     "context": (_is_mapping, "a mapping"),
     "caller": (lambda value: isinstance(value, CallerContext), "a CallerContext"),
+    "arguments": (_is_mapping, "a mapping"),
     "metadata": (_is_json_mapping, "a mapping of names to JSON values"),
 }
 
@@ -176,6 +177,14 @@ def check_agent(name: Any, arguments: Mapping[str, Any]) -> None:
 def check_run(arguments: Mapping[str, Any]) -> None:
     """Raises: InvalidInput: An argument of a run is of another kind."""
     _check(RUN_RULES, arguments, InvalidInput)
+
+
+def check_resume(run_id: Any, decision: Any, keys: Mapping[str, Any]) -> None:
+    """Raises: InvalidInput: An argument of `resume` is of another kind."""
+    for name, value in (("run_id", run_id), ("decision", decision)):
+        if not isinstance(value, str):
+            raise InvalidInput(f"{name}={value!r} is not a text.")
+    check_run(keys)
 
 
 def _check(rules: Rules, arguments: Mapping[str, Any], error: type[AstromeshError]) -> None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import pairwise
 from math import isfinite
 from pathlib import Path
 from typing import Any, Literal, TypedDict
 
+import orjson
 import yaml
 from pydantic import BaseModel, ConfigDict, SecretStr
 
@@ -120,13 +122,18 @@ def without_empty(value: Any) -> Any:
     return {key: one for key, one in cleaned.items() if one is not None and one not in ("", {}, [])}
 
 
-def check_finite(value: Any, at: Steps = ()) -> None:
-    """Raises: ConfigError: a number is infinite or not a number, which JSON and YAML cannot represent."""
-    if isinstance(value, float) and not isfinite(value):
-        raise ConfigError(f"{format_path(at)}: {value} is not a finite number.")
+def check_values(value: Any, at: Steps = ()) -> None:
+    """Raises: ConfigError: JSON and YAML cannot represent a value, e.g. an infinite number."""
     if isinstance(value, dict | list):
         for key, one in value.items() if isinstance(value, dict) else enumerate(value):
-            check_finite(one, (*at, key))
+            check_values(one, (*at, key))
+    elif isinstance(value, float) and not isfinite(value):
+        raise ConfigError(f"{format_path(at)}: {value} is not a finite number.")
+    elif not isinstance(value, Live):
+        try:
+            orjson.dumps(value)
+        except TypeError as error:
+            raise ConfigError(f"{format_path(at)}: {error}.") from error
 
 
 def live_objects(value: Any, at: Steps = ()) -> Iterator[tuple[Steps, Live]]:
@@ -174,7 +181,8 @@ def to_yaml(manifest: JsonObject, *, strict: bool = False) -> str:
         return f"{_MARK}{len(abouts) - 1}"
 
     text: str = yaml.safe_dump(replace_live(written, mark), sort_keys=False, allow_unicode=True, width=110)
-    return "".join(_commented(line, abouts) for line in text.splitlines(keepends=True))
+    lines = [*text.splitlines(keepends=True), ""]
+    return "".join(_commented(line, after, abouts) for line, after in pairwise(lines))
 
 
 def _with_written_keys(value: Any) -> Any:
@@ -192,10 +200,16 @@ def _with_written_keys(value: Any) -> Any:
     return written
 
 
-def _commented(line: str, abouts: list[str]) -> str:
-    """Returns a line of YAML; as a comment if it has a live object."""
+def _commented(line: str, after: str, abouts: list[str]) -> str:
+    """Returns a line of YAML; as a comment if it has a live object, which leaves a list its entries."""
     head, mark, number = line.partition(_MARK)
     if not mark:
         return line
-    indent = len(line) - len(line.lstrip())
-    return f"{line[:indent]}# {head.strip()} {abouts[int(number)]} cannot be written here\n"
+    indent = _indent_of(line)
+    if head[indent:].startswith("- ") and _indent_of(after) > indent:
+        indent += len("- ")
+    return f"{line[:indent]}# {head[indent:].strip()} {abouts[int(number)]} cannot be written here\n"
+
+
+def _indent_of(line: str) -> int:
+    return len(line) - len(line.lstrip())

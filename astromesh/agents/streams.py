@@ -40,7 +40,6 @@ class RunStream(Generic[OutputT]):
         self._start = start
         self._queue = _Queue()
         self._task: asyncio.Future[Result[OutputT]] | None = None
-        self._result: Result[OutputT] | None = None
         self._is_left = self._is_read = False
 
     @property
@@ -49,12 +48,14 @@ class RunStream(Generic[OutputT]):
 
         Raises:
             RuntimeError: The run has not ended yet.
+            AstromeshError: The run failed, and `on_error` is "raise".
         """
-        if self._result is None:
+        task = self._task
+        if task is None or not task.done() or task.cancelled():
             raise RuntimeError(
                 "The run has not ended: read the stream to its end before you ask for its result."
             )
-        return self._result
+        return task.result()
 
     def __aiter__(self) -> AsyncIterator[Event]:
         return self._events()
@@ -103,6 +104,6 @@ class RunStream(Generic[OutputT]):
         try:
             while (event := await self._queue.events.get()) is not None:
                 yield typed(event)
-            self._result = await task
+            await task
         finally:
             await self.close()

@@ -337,7 +337,7 @@ def steps_until(steps: Sequence[JournalStep], number: int) -> list[JournalStep]:
         InvalidInput: There is no such step.
     """
     numbers = {step.ordinal for step in steps if step.ordinal}
-    if number and number not in numbers:
+    if number != 0 and number not in numbers:
         known = f"It has steps 1 to {max(numbers)}." if numbers else "It has none yet."
         raise InvalidInput(f"The run has no step {number}. {known}")
     return [step for step in steps if 0 < step.ordinal <= number]

@@ -15,6 +15,7 @@ from typing import Any, Literal, NamedTuple, get_args, get_origin, get_type_hint
 import orjson
 
 from astromesh.durable.base import JournalStep, RunChange, RunRow
+from astromesh.errors import InvalidInput
 from astromesh.storage.queries import Dialect
 from astromesh.types import Event, Usage
 
@@ -122,6 +123,7 @@ _EMPTY: dict[type, str] = {dict: "{}", tuple: "[]", list: "[]"}
 
 
 def text_of(value: object) -> str | None:
+    """Raises: InvalidInput: JSON cannot represent the value."""
     if not value:
         if value is None:
             return None
@@ -130,7 +132,10 @@ def text_of(value: object) -> str | None:
     try:
         return orjson.dumps(value).decode()
     except TypeError:  # a key that is not text, which nearly nothing has: looking for them doubles the cost
-        return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+        try:
+            return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
+        except TypeError as error:
+            raise InvalidInput(f"A stored run takes JSON alone: {error}.") from error
 
 
 def value_of(text: str | None) -> Any:

@@ -103,7 +103,7 @@ async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
     calls of a node come from the journal. Everything else before the interrupt happens again.
 
     Args:
-        value: What is asked. Its `question` is shown as text, if it is a mapping with one.
+        value: What is asked. A text, or the `question` of a mapping, is shown as text.
         seconds: The time for the answer.
 
     Returns:
@@ -115,7 +115,7 @@ async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
         TimeoutError: There was no answer in time.
     """
     check_seconds("interrupt()", "seconds", seconds)
-    text = value.get("question", "") if isinstance(value, Mapping) else ""
+    text = value.get("question", "") if isinstance(value, Mapping) else value
     asked, text = to_json(value, "The value of interrupt()"), text if isinstance(text, str) else ""
     active = _ACTIVE.get()
     if isinstance(active, ActiveTool):

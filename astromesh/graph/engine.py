@@ -542,6 +542,8 @@ class PromptGraphEngine(Generic[S]):
             RunNotFound: The store has no such run.
             InvalidInput: As `state_at`; or the update does not fit, or its step is not the end of a node.
         """
+        if not isinstance(update, Mapping | None):
+            raise InvalidInput(f"The update of a fork must be a mapping, not {_type_description(update)}.")
         async with self._stored.opened() as runs:
             request, edit = (await runs.row(run_id)).request, None
             if update is not None and not step:

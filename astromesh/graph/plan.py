@@ -372,6 +372,8 @@ def _apply_command(step: Step, result: NodeResult, state: GraphState) -> None:
 
 
 def _take_command(step: Step, result: NodeResult, command: Command) -> None:
+    if not isinstance(command.goto, str):
+        raise GraphError(f"{step.name!r}: `goto` is the name of a node, not {command.goto!r}.")
     if command.goto and command.goto not in step.goto:
         raise GraphError(f"{step.name!r} may not go to {command.goto!r}, which is not one of its targets.")
     result.output, result.next_node = dict(command.update), command.goto

@@ -139,8 +139,10 @@ class StateSchema:
             for name, value in self._items(given):
                 field = self._field_named(name)
                 values[name] = (field.convert if is_valid else field.validate)(value)
-        except (UnknownStateKey, ValueError) as error:
+        except UnknownStateKey as error:
             raise InvalidInput(f"The state is not valid: {error}") from error
+        except ValueError as error:
+            raise InvalidInput(f"The state is not valid: {name}: {error}") from error
         finally:
             _OTHERS.reset(token)
         return values

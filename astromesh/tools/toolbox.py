@@ -153,7 +153,10 @@ def as_tool(tool: ToolLike) -> Tool:
     if hasattr(tool, "spec") and hasattr(tool, "call"):
         return tool
     if not callable(tool):
-        raise ConfigError(f"{tool!r} is neither a tool nor a function.")
+        raise ConfigError(
+            f"{tool!r} is neither a tool nor a function."
+            + (" Pass `agent.as_tool()`." if hasattr(tool, "as_tool") else "")
+        )
     # imported on first use: it imports pydantic, which graphs without Python functions do not need
     functions = importlib.import_module("astromesh.tools.functions")
     made: Tool = functions.FunctionTool(tool)

@@ -103,7 +103,7 @@ async def test_a_node_waits_for_answers_and_runs_again_from_its_beginning(store:
     assert await engine.interrupts("order-1") == [one]
     result = await engine.resume("order-1", {one.id: "L"})
     (two,) = result.interrupts
-    assert two.value == "How many?"
+    assert two.value == two.question == "How many?"
     result = await engine.resume("order-1", {two.id: 3})
     assert result.ok, result.error
     assert counted.calls == ["first", "ask", "ask", "ask", "last"]
@@ -192,8 +192,13 @@ async def test_what_does_not_fit_is_refused_and_the_run_still_waits(store: str) 
         await engine.resume("other")
     with pytest.raises(Conflict, match="already a run 'r'"):
         await engine.ainvoke("q", run_id="r")
-    with pytest.raises(InvalidInput, match="no step 99"):
-        await engine.state_at("r", 99)
+    for step in (99, None):
+        with pytest.raises(InvalidInput, match=f"no step {step}"):
+            await engine.state_at("r", step)  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="must be a mapping, not of type Order"):
+        await engine.fork("r", 0, Order())  # type: ignore[arg-type]
+    with pytest.raises(InvalidInput, match="JSON alone"):
+        await engine.ainvoke("half a pair: \ud800")
     assert await engine.interrupts("r") == result.interrupts
     assert await engine.delete("r")
     assert not await engine.delete("r")

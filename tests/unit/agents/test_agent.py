@@ -470,9 +470,12 @@ async def test_leaving_a_stream_cancels_its_run() -> None:
 
 async def test_a_stream_raises_what_its_run_raises() -> None:
     agent = Agent(ScriptedProvider(ProviderTimeout("slow"), repeat=True))
+    stream = agent.stream("Hi")
     with pytest.raises(AllProvidersFailed):
-        async for _ in agent.stream("Hi").text():
+        async for _ in stream.text():
             pass
+    with pytest.raises(AllProvidersFailed):
+        _ = stream.result
     stream = agent.stream("Hi", on_error="return")
     assert [event.type async for event in stream][-1] == "run.failed"
     assert not stream.result.ok

@@ -57,6 +57,9 @@ def tool() -> str:
         ("store", "sqlite::memory:"),
         ("on_error", "ignore"),
         ("permissions", 5),
+        ("system", "half a pair: \ud800"),
+        ("budgets", {"tokens": 10**30}),
+        ("labels", {"team": object()}),
     ],
 )
 def test_a_wrong_argument_of_an_agent_is_a_configuration_error(name: str, value: Any) -> None:
@@ -117,6 +120,28 @@ async def test_a_broken_pdf_prints_nothing(capfd: pytest.CaptureFixture[str]) ->
     with pytest.raises(InvalidInput, match="cannot be read"):
         await Agent(ScriptedProvider("a")).run("q", attachments=[File("a.pdf", b"nope")])
     assert "pdf" not in "".join(capfd.readouterr())
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("run_id", None), ("decision", None), ("arguments", 5), ("caller", "ada")]
+)
+async def test_a_wrong_argument_of_resume_is_an_invalid_input(name: str, value: Any) -> None:
+    arguments: dict[str, Any] = {"run_id": "run-1", name: value}
+    with pytest.raises(InvalidInput, match=f"{name}="):
+        await Agent(ScriptedProvider("a"), store="memory").resume(**arguments)
+
+
+@pytest.mark.parametrize(("query", "keys"), [("\ud800", {}), ("q", {"context": {"x": object()}})])
+async def test_a_stored_run_refuses_what_is_not_json(query: str, keys: Any) -> None:
+    agent = Agent(ScriptedProvider("a"), store="memory")
+    with pytest.raises(InvalidInput, match="JSON alone"):
+        await agent.run(query, **keys)
+    assert "JSON alone" in (await agent.ainvoke(query, **keys)).report.error
+
+
+def test_an_agent_is_no_tool_but_has_one() -> None:
+    with pytest.raises(ConfigError, match=r"Pass `agent\.as_tool\(\)`"):
+        Agent(ScriptedProvider("a"), tools=[Agent(ScriptedProvider("b"))])
 
 
 def test_a_session_has_one_id() -> None:

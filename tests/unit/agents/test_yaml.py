@@ -142,18 +142,22 @@ def test_what_cannot_be_written_stands_as_a_comment_at_its_key() -> None:
         guardrails=[shout],
         memory="memory",
         pattern=graph,
+        fallback=["ollama:llama3.1", ScriptedProvider()],
     )
     text = agent.to_yaml()
     commented = [line.strip() for line in text.splitlines() if "#" in line]
     assert commented == [
         "# provider: the Python object scripted/test-model cannot be written here",
+        "- # provider: the Python object scripted/test-model cannot be written here",
         f"# system: the function {no_prompt.__qualname__} cannot be written here",
         "# graph: the graph 'steps' (it belongs into graphs/steps.graph.yaml) cannot be written here",
         "# type: the Python object inner cannot be written here",
         "# - type: the Python object shout cannot be written here",
         "# - type: the Python object shout cannot be written here",
     ]
-    assert yaml.safe_load(text)["spec"]["memory"]["conversational"]["backend"] == "in_memory"
+    spec = yaml.safe_load(text)["spec"]
+    assert spec["memory"]["conversational"]["backend"] == "in_memory"
+    assert spec["model"]["fallback"] == [{"provider": "ollama", "model": "llama3.1"}, {"model": "test-model"}]
     with pytest.raises(ConfigError, match=r"spec\.model\.primary\.provider: .*spec\.tools\[0\]\.type"):
         agent.to_yaml(strict=True)
 

@@ -49,14 +49,21 @@ async def test_nodes_of_an_untyped_graph_write_to_the_context_and_choose_the_nex
     assert (result.context["total"], result.output) == (4, {"total": 4})
 
 
+@pytest.mark.parametrize(
+    ("goto", "why"),
+    [
+        ("nowhere", "'lost' may not go to 'nowhere', which is not one of its targets"),
+        (["a"], "'lost': `goto` is the name of a node, not ['a']"),
+    ],
+)
 @pytest.mark.parametrize("kind", [None, Order])
-async def test_a_target_that_the_node_does_not_declare_is_its_error(kind: Any) -> None:
+async def test_a_target_that_the_node_does_not_declare_is_its_error(kind: Any, goto: Any, why: str) -> None:
     @node("lost")
     async def lost(state: Any) -> Command:
-        return Command({"total": 1}, goto="nowhere")
+        return Command({"total": 1}, goto=goto)
 
     result = await PromptGraphEngine(PromptGraph(nodes=[lost], state=kind)).ainvoke("q")
-    assert "'lost' may not go to 'nowhere', which is not one of its targets" in result.error
+    assert why in result.error
     assert result.context.get("total", 0) == 0
 
 

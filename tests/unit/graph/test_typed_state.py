@@ -166,8 +166,8 @@ async def test_unknown_and_invalid_updates_fail_their_node_and_write_nothing() -
 
 async def test_input_is_validated() -> None:
     """An instance or a mapping; of an untyped graph there is no state."""
-    for wrong in ({"count": -1}, {"topics": 1}, 5):
-        with pytest.raises(InvalidInput, match="state"):
+    for wrong, why in (({"count": -1}, "state.*count"), ({"topics": 1}, "state.*topics"), (5, "state")):
+        with pytest.raises(InvalidInput, match=why):
             await run(Model, updates("a", {}), state=wrong)
     with pytest.raises(InvalidInput, match="has no typed state"):
         await run(None, updates("a", 1), state={"topic": "x"})
