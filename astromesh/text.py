@@ -1,4 +1,4 @@
-"""Text: a buffer for streamed output, suggestions for misspelled names, and invisible characters."""
+"""Text: a buffer for streams, suggestions for misspelled names, invisible characters, JSON numbers."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from typing import Any
 
 #: pieces that are stored one by one; otherwise an answer of 100,000 deltas would be 100,000 strings
 _SINGLE_PIECES = 512
@@ -130,3 +131,16 @@ def visible_text(text: str) -> tuple[str, Sequence[int]]:
     parts.append(text[at:])
     origin += range(at, len(text))
     return "".join(parts), origin
+
+
+#: integers that a double holds exactly (RFC 8259, 6)
+_EXACT = 2**53
+
+
+def with_integers(value: Any) -> Any:
+    """Returns JSON with its whole numbers as integers: a `Struct` of protobuf has doubles only."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < _EXACT:
+        return int(value)
+    if isinstance(value, dict):
+        return {key: with_integers(one) for key, one in value.items()}
+    return [with_integers(one) for one in value] if isinstance(value, list) else value

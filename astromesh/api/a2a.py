@@ -84,7 +84,7 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.idempotency import KEY_SECONDS
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry import ids
-from astromesh.text import is_blank
+from astromesh.text import is_blank, with_integers
 from astromesh.tools.client import CLIENT_TOOL
 from astromesh.types import Attachment, CallerContext, Event, JsonObject
 
@@ -189,7 +189,7 @@ class A2AServer:
     @staticmethod
     def notification(row: RunRow) -> JsonObject:
         """Returns what a push notification says of a run."""
-        found: JsonObject = MessageToDict(StreamResponse(task=task_of(row)))
+        found: JsonObject = with_integers(MessageToDict(StreamResponse(task=task_of(row))))
         return found
 
 
@@ -477,8 +477,12 @@ def text_of(parts: Iterable[Part]) -> str:
             case "text":
                 texts.append(part.text)
             case "data":
-                texts.append(orjson.dumps(MessageToDict(part.data)).decode())
+                texts.append(orjson.dumps(_data_of(part)).decode())
     return "\n".join(texts)
+
+
+def _data_of(part: Part) -> Any:
+    return with_integers(MessageToDict(part.data))
 
 
 def attachments_of(parts: Iterable[Part]) -> tuple[Attachment, ...]:
@@ -501,7 +505,7 @@ def decision_of(question: Mapping[str, Any], parts: Iterable[Part]) -> JsonObjec
         InvalidParamsError: it is neither an approval nor a denial, and the question needs one.
     """
     parts = list(parts)
-    data = next((MessageToDict(p.data) for p in parts if p.WhichOneof("content") == "data"), None)
+    data = next((_data_of(p) for p in parts if p.WhichOneof("content") == "data"), None)
     text = text_of(parts).strip()
     approved = data.get("approved") if isinstance(data, dict) else None
     if approved is None and data is None and question["kind"] not in ("interrupt",):

@@ -27,6 +27,7 @@ from astromesh.errors import ToolFailed, ToolTimeout
 from astromesh.net.service_options import is_http
 from astromesh.plugins import Deps
 from astromesh.telemetry.ids import outgoing_traceparent
+from astromesh.text import with_integers
 from astromesh.tools.base import ToolContext
 from astromesh.types import JsonObject, ToolSpec
 
@@ -149,4 +150,4 @@ def _origin(url: str) -> tuple[str, str, int | None]:
 def _content(parts: Any) -> Any:
     """Returns the text of parts, or the data of one that has data and no text."""
     texts, data = get_text_parts(parts), get_data_parts(parts)
-    return data[0] if data and not texts else "\n".join(texts)
+    return with_integers(data[0]) if data and not texts else "\n".join(texts)

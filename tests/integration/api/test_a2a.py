@@ -21,6 +21,7 @@ from a2a.types.a2a_pb2 import (
     GetTaskRequest,
     ListTaskPushNotificationConfigsRequest,
     ListTasksRequest,
+    Part,
     Role,
     SendMessageRequest,
     StreamResponse,
@@ -35,8 +36,10 @@ from a2a.utils.errors import (
     TaskNotFoundError,
     UnsupportedOperationError,
 )
+from google.protobuf.json_format import ParseDict
 from standardwebhooks import Webhook
 
+from astromesh.api.a2a import decision_of, text_of
 from astromesh.testing import Reply, ScriptedProvider, plugin_of
 from astromesh.types import CompletionRequest, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, served, write
@@ -281,3 +284,12 @@ async def test_a_tool_follows_no_card_to_another_server(tmp_path: Path) -> None:
         async with runtime_of(write(tmp_path, manifest(tools=tools)), provider) as runtime:
             await runtime.run("helper", "Go", "s")
     assert "names another server" in provider.requests[1].messages[-1].content
+
+
+def test_whole_numbers_of_data_are_integers_as_in_json() -> None:
+    """Protobuf has doubles only; the arguments that a person edits must fit the schema of the tool."""
+    edited = {"approved": True, "arguments": {"n": 3, "x": 2.5, "wide": 2**60, "list": [1]}}
+    part = ParseDict({"data": edited}, Part())
+    assert text_of([part]).count(".") == 2  # of 2.5, and of what no double holds exactly
+    made = decision_of({"kind": "approval"}, [part])["arguments"]
+    assert [type(one) for one in (made["n"], made["x"], made["list"][0])] == [int, float, int]
