@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import asyncio
 import fcntl
+import logging
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Coroutine, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Literal, Protocol
@@ -58,6 +59,8 @@ _REQUEST_SECONDS, _MAX_ANSWER, _MAX_ERROR = 15.0, 1 << 20, 300
 #: most seconds before its end at which a token is refreshed; seconds between attempts to get the lock
 _LEEWAY, _LOCK_POLL = 30.0, 0.05
 _PURPOSE = "mcp login"
+#: the SDK logs what it raises, with a stack trace
+logging.getLogger("mcp.client.auth").setLevel(logging.CRITICAL)
 _OWN_HEADERS = frozenset({"host", "content-length", "connection", "accept-encoding", "user-agent"})
 
 
@@ -223,6 +226,7 @@ class OAuthSession:
         self._server, self._url, self._options = server, url, options
         self._http, self._clock = http, clock
         self._file = LoginFile(folder, server)
+        self._renewals: set[asyncio.Task[str]] = set()
         self._trusted = {URL(one).origin() for one in (url, options.issuer) if one}
 
     async def token(self) -> str:
@@ -234,9 +238,7 @@ class OAuthSession:
         login = self._file.read()
         if not login.can_refresh or not self._ends_soon(login):
             return login.token
-        async with self._file.locked():
-            login = self._file.read()
-            return await self._refresh(login) if self._ends_soon(login) else login.token
+        return await self._to_its_end(self._refreshed())
 
     def challenge(self, status: int, headers: Mapping[str, str]) -> Challenge | None:
         """Returns what a response asks for; None where another token would not help."""
@@ -250,6 +252,26 @@ class OAuthSession:
             LoginRequired: only a person can get one.
             LoginFailed: the authorization server refuses. NetError: it cannot be reached.
         """
+        return await self._to_its_end(self._renewed(refused, challenge))
+
+    async def _to_its_end(self, work: Coroutine[Any, Any, str]) -> str:
+        """Awaits work that goes on if the caller is cancelled: else a refresh token could be lost."""
+        task = asyncio.create_task(work)
+        self._renewals.add(task)
+        task.add_done_callback(self._forget)
+        return await asyncio.shield(task)
+
+    def _forget(self, task: asyncio.Task[str]) -> None:
+        self._renewals.discard(task)
+        if not task.cancelled():
+            task.exception()  # the caller may be gone
+
+    async def _refreshed(self) -> str:
+        async with self._file.locked():
+            login = self._file.read()
+            return await self._refresh(login) if self._ends_soon(login) else login.token
+
+    async def _renewed(self, refused: str, challenge: Challenge) -> str:
         async with self._file.locked():
             login = self._file.read()
             if login.token and login.token != refused:  # another task or process was faster
@@ -432,6 +454,8 @@ def result_of(url: str) -> AuthorizationCodeResult:
     found = {name: values[0] for name, values in parse_qs(urlsplit(url).query).items()}
     if "error" in found:
         raise OAuthFlowError(f"{found['error']}: {found.get('error_description', 'the login was refused')}")
+    if "code" not in found or "state" not in found:
+        raise OAuthFlowError("This is not the address of the last page of the login: it has no code.")
     return AuthorizationCodeResult(code=found.get("code", ""), state=found.get("state"), iss=found.get("iss"))
 
 

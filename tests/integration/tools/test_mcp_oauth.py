@@ -44,6 +44,8 @@ class Issuer:
         self.url = self.elsewhere = ""
         self.grants: list[str] = []
         self.lifetime = 3600
+        self.asked, self.open = asyncio.Event(), asyncio.Event()
+        self.open.set()
         self._challenges: dict[str, str] = {}
         self._app = Starlette(
             routes=[
@@ -91,6 +93,8 @@ class Issuer:
     async def _token(self, request: Request) -> Response:
         form = {name: values[0] for name, values in parse_qs((await request.body()).decode()).items()}
         self.grants.append(form["grant_type"])
+        self.asked.set()
+        await self.open.wait()
         if form["grant_type"] == "authorization_code":
             digest = sha256(form["code_verifier"].encode()).digest()
             assert urlsafe_b64encode(digest).rstrip(b"=").decode() == self._challenges[form["code"]]
@@ -166,7 +170,7 @@ async def test_a_login_by_the_command_serves_until_it_is_forgotten(tmp_path: Pat
 
 
 async def test_a_token_that_ends_is_refreshed_once_for_all(tmp_path: Path) -> None:
-    """Sessions that share a data folder, as processes do, wait for the one that refreshes."""
+    """Sessions that share a data folder, as processes do, wait for the one that refreshes, cut or not."""
     async with issuing() as issuer, Http() as http:
         clock = ManualClock(time.time())
         deps = Deps(http=http, data_dir=tmp_path, clock=clock)
@@ -179,6 +183,17 @@ async def test_a_token_that_ends_is_refreshed_once_for_all(tmp_path: Path) -> No
         refused = [login_of(issuer, deps).renew(tokens[0], Challenge(status=401)) for _ in range(3)]
         assert len(set(await asyncio.gather(*refused)) - {tokens[0]}) == 1
         assert issuer.grants.count("refresh_token") == 2
+
+        clock.advance(3600)
+        issuer.asked.clear()
+        issuer.open.clear()
+        cut = asyncio.create_task((session := login_of(issuer, deps)).token())
+        await issuer.asked.wait()
+        cut.cancel()
+        await asyncio.wait({cut})
+        issuer.open.set()
+        assert await session.token() not in tokens
+        assert issuer.grants.count("refresh_token") == 3
 
 
 async def test_an_authorization_server_on_this_machine_must_be_allowed(tmp_path: Path) -> None:
