@@ -14,6 +14,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 from starlette.types import Scope
 
+from astromesh.access.scopes import RUN
 from astromesh.api.error_formats import FormattedError, formatted
 from astromesh.api.middleware.response import request_id_of
 from astromesh.errors import AstromeshError, details_of, error_class
@@ -141,13 +142,17 @@ def problem_body(status: int, code: str, detail: str, trace_id: str = "") -> Jso
 MCP_METADATA = "/.well-known/oauth-protected-resource/mcp"
 
 
-def _challenge(scope: Scope | None) -> str:
-    """Returns the header of a 401. At `/mcp` it names the metadata, if tokens have an issuer."""
+def _challenge(status: int, scope: Scope | None) -> str:
+    """Returns the header of a 401. At `/mcp` it names the metadata, if tokens have an issuer.
+
+    There, a 403 has one, too: clients get a token with the scope (RFC 6750, 3.1).
+    """
     path = "" if scope is None else scope.get("path", "").removeprefix(scope.get("root_path", ""))
     if scope is None or path != "/mcp" or not issuer_of(scope["app"].state):
-        return "Bearer"
+        return "Bearer" if status == 401 else ""
     url = URL(scope=scope).replace(path=scope.get("root_path", "") + MCP_METADATA, query="")
-    return f'Bearer resource_metadata="{url}"'
+    wanted = f'error="insufficient_scope", scope="{RUN}", ' if status == 403 else ""
+    return f'Bearer {wanted}resource_metadata="{url}"'
 
 
 def issuer_of(state: State) -> str:
@@ -164,7 +169,7 @@ def response_of(
     headers: dict[str, str] = {}
     if status in (429, 503) and retry_after is not None:
         headers["retry-after"] = str(max(1, math.ceil(retry_after)))
-    if status == 401:
-        headers["www-authenticate"] = _challenge(scope)
+    if status in (401, 403) and (challenge := _challenge(status, scope)):
+        headers["www-authenticate"] = challenge
     made = formatted(FormattedError(status, body), scope)
     return Response(orjson.dumps(made.body), made.status, headers, made.media_type)

@@ -301,6 +301,9 @@ async def test_a_client_without_a_token_is_told_who_issues_them(tmp_path: Path) 
         assert refused.status_code == 401
         where = refused.headers["www-authenticate"].removeprefix('Bearer resource_metadata="').rstrip('"')
         assert where == f"{url}/.well-known/oauth-protected-resource/mcp"
+        narrow = await http.post("/mcp", json={}, headers={"authorization": f"Bearer {token('runs:read')}"})
+        assert narrow.status_code == 403
+        assert 'error="insufficient_scope", scope="agents:run"' in narrow.headers["www-authenticate"]
         told = (await http.get(where)).json()
         assert (told["resource"], told["authorization_servers"]) == (f"{url}/mcp", [ISSUER])
         assert (await http.get("/v1/agents")).headers["www-authenticate"] == "Bearer"
