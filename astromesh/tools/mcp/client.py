@@ -198,7 +198,7 @@ class MCPServer:
         if token:
             headers["authorization"] = f"Bearer {token}"
         over = sse_transport if options.transport == "sse" else http_transport
-        if options.oauth is not None:
+        if options.oauth is not None and not token:
             login = self.login_of(options, self._deps)
             return partial(http_transport, self._deps.http, options.url, headers, login=login)
         return partial(over, self._deps.http, options.url, headers)

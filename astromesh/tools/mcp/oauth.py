@@ -45,13 +45,15 @@ from mcp_types import LATEST_PROTOCOL_VERSION
 from pydantic import AnyUrl, BaseModel, ConfigDict
 from yarl import URL
 
-from astromesh.errors import ToolFailed
+from astromesh.errors import ConfigError, ToolFailed
+from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.storage.cipher import StoredCipher
 from astromesh.storage.private_files import FILE_MODE, private_folder, shared_key
 from astromesh.telemetry.clock import Clock
 from astromesh.tools.mcp.oauth_options import OAuthOptions
 
+log = get_logger("astromesh.mcp")
 #: errors of the SDK's flow; ValueError for metadata that is not valid
 _FLOW_ERRORS = (OAuthFlowError, OAuthTokenError, OAuthRegistrationError, ValueError)
 #: seconds of a request to an authorization server; bytes of its answer; characters of an error that are shown
@@ -140,7 +142,7 @@ class LoginFile:
         self._read: tuple[tuple[int, int], Login] | None = None
 
     def read(self) -> Login:
-        """Raises: ConfigError: it was encrypted with another key."""
+        """Returns what is stored; nothing where there is no file, or one of another key."""
         try:
             found = self._file.stat()
             stamp = found.st_mtime_ns, found.st_ino
@@ -148,6 +150,9 @@ class LoginFile:
                 data = self._cipher().decrypt(self._file.read_bytes(), self._server)
                 self._read = stamp, Login.model_validate(data)
         except FileNotFoundError:
+            return Login()
+        except ConfigError as error:
+            log.warning("mcp_login_unreadable", server=self._server, error=str(error))
             return Login()
         return self._read[1]
 

@@ -31,6 +31,7 @@ from astromesh.tools.mcp.client import MCPServer
 from astromesh.tools.mcp.oauth import Challenge
 from astromesh.tools.mcp.oauth_options import OAuthOptions
 from astromesh.tools.mcp.server import AuthMiddleware, RequestContext, ToolServer
+from astromesh.types import CallerContext
 from tests.integration.mcp_servers import free_port, mcp_yaml, serving
 from tests.unit.access.tokens import SECRET, signed
 
@@ -129,12 +130,13 @@ def options_of(issuer: Issuer) -> MCPServer.Options:
     return MCPServer.Options(name=NAME, transport="http", url=f"{issuer.url}/mcp", oauth=OAuthOptions())
 
 
-async def ask(issuer: Issuer, deps: Deps) -> Any:
-    """What the tool says to a client that is opened for one call."""
+async def ask(issuer: Issuer, deps: Deps, caller: CallerContext | None = None) -> Any:
+    """What the tool says to a client that is opened for one call, of the installation or of a caller."""
     server = await MCPServer.open(options_of(issuer), deps)
     try:
         await server.tools()
-        return await server.call("who", {}, ToolContext(tool="who"), False)
+        context = ToolContext(tool="who", caller=caller)
+        return await server.call("who", {}, context, caller is not None)
     finally:
         await server.close()
 
@@ -160,10 +162,15 @@ async def test_a_login_by_the_command_serves_until_it_is_forgotten(tmp_path: Pat
             await ask(issuer, deps)
         await command("login", NAME)
         assert await ask(issuer, deps) == "user-1"
+        own = signed({"sub": "carol", "aud": NAME, "exp": time.time() + 3600})
+        assert await ask(issuer, deps, CallerContext(bearer_token=own)) == "carol"
         assert issuer.grants == ["authorization_code"]
         stored = data / "mcp" / f"{NAME}.login"
         assert b"again" not in stored.read_bytes()
         assert {stat.S_IMODE(one.stat().st_mode) for one in stored.parent.glob("*login*")} == {0o600}
+        (data / "mcp" / "logins.key").write_bytes(bytes(32))
+        with pytest.raises(ToolError, match="astromesh mcp login notes"):  # of another key
+            await ask(issuer, deps)
         await command("logout", NAME)
         with pytest.raises(ToolError, match="astromesh mcp login notes"):
             await ask(issuer, deps)
