@@ -128,6 +128,7 @@ class DecidedOut(BaseModel):
     decided_at: float | None
     edited: Any = None
     answer: Any = None
+    note: str = ""
 
 
 class ForkedFromOut(BaseModel):

@@ -48,8 +48,8 @@ async def decide(store: RunStore, row: RunRow, decisions: Mapping[str, JsonObjec
     """Stores decisions in one transaction, and returns the queued row. Any process may resume it.
 
     Args:
-        decisions: by the id of the question, `{"decision", "arguments"?, "answer"?, "by", "decided_at"}`. The
-            empty id is that of the oldest question.
+        decisions: by the id of the question, `{"decision", "arguments"?, "answer"?, "note"?, "by",
+            "decided_at"}`. The empty id is that of the oldest question.
 
     Raises:
         NotDurable: the run never waits. NotWaiting: the run does not wait now.
@@ -198,6 +198,7 @@ def _decision_json(output: JsonObject) -> JsonObject:
     arguments = output.get("asked_arguments", output.get("arguments"))
     edited = {"edited": output["arguments"]} if output.get("arguments") != arguments else {}
     answer = {"answer": output["answer"]} if "answer" in output else {}
+    note = {"note": output["note"]} if output.get("note") else {}
     return {
         "kind": output.get("kind", ""),
         "name": output.get("name", ""),
@@ -209,6 +210,7 @@ def _decision_json(output: JsonObject) -> JsonObject:
         "decided_at": output.get("decided_at"),
         **edited,
         **answer,
+        **note,
     }
 
 

@@ -68,12 +68,14 @@ class Decision(NamedTuple):
         arguments: Arguments of an approved call that replace those of the model.
         answer: The answer to a question.
         question: The id of the question. None: the oldest one.
+        note: Why. It is shown with the decision, and the model reads it with a call that is denied.
     """
 
     decision: Literal["approve", "deny", "answer"]
     arguments: JsonObject | None = None
     answer: object = None
     question: str | None = None
+    note: str | None = None
 
     def to_json(self) -> JsonObject:
         """Returns what is set. The decision `answer` has an answer, null too."""

@@ -275,6 +275,7 @@ def _checked(wait: TaskWait, decision: Decision, caller: CallerContext, now: flo
     made: JsonObject = {"decision": decision.decision}
     made |= {"arguments": decision.arguments} if decision.arguments is not None else {}
     made |= {"answer": decision.answer} if decision.answer is not None else {}
+    made |= {"note": decision.note} if decision.note else {}
     check_decision(question, made)
     if edges := question["edges"]:
         _check_edge(question, made, edges)

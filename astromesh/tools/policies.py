@@ -134,7 +134,7 @@ def approval(if_tainted: bool) -> Layer:
             if decision["decision"] == "answer":
                 return decision.get("answer")
             if decision["decision"] != "approve":
-                raise ToolDenied(_DENIED[decision["decision"]].format(name))
+                raise ToolDenied(_denial(name, decision))
             changed = decision.get("arguments", arguments)
             if not validator.is_valid(changed):
                 raise InvalidToolCall(argument_error(name, validator, changed))
@@ -168,6 +168,12 @@ _DENIED = {
 }
 
 
+def _denial(name: str, decision: JsonObject) -> str:
+    """Returns what the model reads of a call that a person did not approve."""
+    note = f" The person says: {decision['note']}" if decision.get("note") else ""
+    return _DENIED[decision["decision"]].format(name) + note
+
+
 def identity(invoke: Invoke, tool: DeclaredTool) -> Invoke:
     """Waits for the caller's token if a resumed run has lost it."""
     if not tool.spec.as_caller:
@@ -178,9 +184,9 @@ def identity(invoke: Invoke, tool: DeclaredTool) -> Invoke:
         # a token may be lost again; then the next question is a new one
         while context.step is not None and context.caller is not None and context.caller.lacks_token:
             question = identity_question(name, context.caller.user_id, arguments)
-            decision = (await context.step.ask(question))["decision"]
-            if decision != "approve":
-                raise ToolDenied(_DENIED[decision].format(name))
+            decision = await context.step.ask(question)
+            if decision["decision"] != "approve":
+                raise ToolDenied(_denial(name, decision))
         return await invoke(arguments, context)
 
     return identified

@@ -122,7 +122,8 @@ def output_of(stage: Stage, human: HumanSpec, decision: Mapping[str, Any], input
     """
     word, answer = decision["decision"], decision.get("answer")
     if word == "deny":
-        raise StageFault("denied", f"A person refused {stage.id!r}.")
+        note = f" {decision['note']}" if decision.get("note") else ""
+        raise StageFault("denied", f"A person refused {stage.id!r}.{note}")
     if word == "expired":
         if human.on_expiry == "failure":
             raise StageFault("expired", f"Nobody answered {stage.id!r} in time (human.expires_after).")

@@ -18,7 +18,15 @@ from typing import Any
 
 import httpx
 import pytest
-from playwright.sync_api import Browser, BrowserContext, ConsoleMessage, Page, Request, sync_playwright
+from playwright.sync_api import (
+    Browser,
+    BrowserContext,
+    ConsoleMessage,
+    Page,
+    Request,
+    expect,
+    sync_playwright,
+)
 
 from tests.platform.astromesh import PROGRAM, ServerProcess
 from tests.platform.forked import shared
@@ -37,6 +45,9 @@ def browser() -> Iterator[Browser]:
     """One browser for all tests of a module."""
     with launched() as running:
         yield running
+
+
+expect.set_options(timeout=30_000)  # as long as other waits: the machine may be busy
 
 
 @contextmanager

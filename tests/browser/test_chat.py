@@ -103,6 +103,27 @@ def test_an_answer_is_stopped_by_escape_and_its_message_edited(
     page.locator(".turn.user", has_text="Another story.").wait_for()
 
 
+def test_a_question_is_decided_in_place_with_a_note(
+    server_process: ServerFactory, mock_llm: MockModel, tmp_path: Path, console: Callable[..., Console]
+) -> None:
+    primary = {"provider": "openai", "endpoint": mock_llm.url, "api_key": "sk-test", "model": "mock"}
+    function = "tests.integration.sample_tools:lookup"
+    tool = {"name": "now", "type": "internal", "function": function, "approval": "required"}
+    server = server_process(write(tmp_path, manifest("careful", model={"primary": primary}, tools=[tool])))
+    mock_llm.script(
+        {"tool_calls": [{"name": "now", "arguments": {"query": "x"}}]}, {"text": "I did not look it up."}
+    )
+    page = console(server).open("chat?agent=careful")
+    page.get_by_label("Message to careful").fill("Look it up.")
+    page.keyboard.press("Enter")
+    question = page.get_by_role("region", name="Question of careful")
+    question.get_by_label("Note").fill("Not on Sundays.")
+    question.get_by_role("button", name="Deny").click()
+    page.locator(".turn .markdown", has_text="I did not look it up.").wait_for()
+    assert "Not on Sundays." in mock_llm.requests()[-1]["messages"][-1]["content"]
+    assert newest(server)["status"] == "completed"
+
+
 def test_a_reload_in_the_middle_of_an_answer_loses_nothing(
     streaming: ServerProcess, console: Callable[..., Console]
 ) -> None:

@@ -151,10 +151,17 @@ def test_hostile_text_is_inert_in_every_field_that_agents_tools_and_users_fill(
         run = told(server, mock_llm, "x", f"calls-{n}", HOSTILE[n : n + CALLS])
         for place, part in (("step=5", ".msg"), (f"step={6 + CALLS}", ".msg"), ("tab=Events", "button.line")):
             places.append((f"runs/{run}?{place}", part, f"calls from {n}"))
+    for n in range(0, len(HOSTILE), CALLS):  # they wait for a person
+        calls = [{"name": "ask", "arguments": {"query": one}} for one in HOSTILE[n : n + CALLS]]
+        mock_llm.script({"tool_calls": calls})
+        body = {"query": "x", "session_id": f"asks-{n}"}
+        httpx.post(f"{server.url}/v1/agents/helper/runs", json=body, timeout=30)
     places += [
         ("home", "tbody tr", ""),
         ("runs", "tbody tr", ""),
         ("sessions?agent=helper", "tbody tr", ""),
+        ("sessions/helper/answers", ".msg, .turn, .card", ""),
+        ("approvals", ".ask", ""),
         ("chat?agent=helper&session=answers", ".turn .markdown", ""),
         (f"compare?a={answers[0]}&b={answers[1]}", ".diff", ""),
     ]
@@ -167,8 +174,9 @@ def test_hostile_text_is_inert_in_every_field_that_agents_tools_and_users_fill(
 def agent(model: MockModel) -> dict[str, object]:
     primary = {"provider": "openai", "endpoint": model.url, "api_key": "sk-test", "model": "mock"}
     tool = {"name": "now", "type": "internal", "function": "tests.integration.sample_tools:lookup"}
+    asks = {**tool, "name": "ask", "approval": "required"}
     memory = {"conversational": {"backend": "sqlite", "strategy": "sliding_window", "max_turns": 20}}
-    return manifest("helper", model={"primary": primary}, tools=[tool], memory=memory)
+    return manifest("helper", model={"primary": primary}, tools=[tool, asks], memory=memory)
 
 
 def told(server: ServerProcess, model: MockModel, text: str, session: str, called: Sequence[str] = ()) -> str:

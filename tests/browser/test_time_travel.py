@@ -152,6 +152,8 @@ def test_a_task_is_forked_with_the_edits_that_its_steps_name(
     shown = console(server)
     stages = shown.open(f"tasks/{task}").get_by_role("region", name="The workflow").locator(".node.done")
     expect(stages).to_have_count(3)
+    shown.page.get_by_role("button", name="Replay the stage answer").click()
+    shown.page.get_by_text("scratch").wait_for()
     of_stages = {"query": "Edit the input", "state": "Change values of the output"}
     for step in steps:
         page = shown.open(f"tasks/{task}?tab=Steps&step={step['step']}")

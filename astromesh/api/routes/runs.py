@@ -98,6 +98,9 @@ class DecisionBody(BaseModel):
     )
     question: str = Field("", description="Id of the question; empty: the oldest one of the run.")
     id: str = Field("", description="As `question`.")
+    note: str = Field(
+        "", max_length=2000, description="Why; shown with the decision, and to the model with a denied call."
+    )
 
     def made(self) -> Decision:
         """Raises: InvalidInput: it has neither a decision nor an answer."""
@@ -107,7 +110,9 @@ class DecisionBody(BaseModel):
         decision = self.decision or "answer"
         if decision == "answer" and not has_answer:
             raise InvalidInput("answer: the decision 'answer' needs it.", param="answer")
-        return Decision(decision, self.arguments, self.answer, self.id or self.question or None)
+        return Decision(
+            decision, self.arguments, self.answer, self.id or self.question or None, self.note or None
+        )
 
 
 class ApprovalOut(BaseModel):

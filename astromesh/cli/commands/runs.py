@@ -145,13 +145,14 @@ def resume(
     arguments: Annotated[str, typer.Option(metavar="JSON", help="With approve: replace the model's.")] = "",
     answer: Annotated[str, typer.Option(metavar="TEXT", help="With answer: its text.")] = "",
     question: Annotated[str, typer.Option(metavar="ID", help="Of several questions: which.")] = "",
+    note: Annotated[str, typer.Option(metavar="TEXT", help="Why: shown with the decision.")] = "",
     url: Url = "",
     key: ApiKey = "",
     tenant: Tenant = "default",
     json: Json = False,
 ) -> None:
     """Approve, deny or answer what a run asks a person."""
-    made = parse_decision(decision, arguments, answer)._replace(question=question or None)
+    made = parse_decision(decision, arguments, answer)._replace(question=question or None, note=note or None)
     place = Place(folders_of(config, data), url, key, tenant)
     act = AuditEntry("run.decide", run, "done", made.decision)
     _print(place, _audited(place, act, lambda runs: runs.resume(run, made)), as_json=json)
@@ -226,7 +227,8 @@ def _print(place: Place, run: JsonObject, *, as_json: bool) -> None:
 def _format_decision(one: JsonObject) -> str:
     about = f"{one['kind']} {one['name']} {orjson.dumps(one['arguments']).decode()}"
     instead = f", instead {orjson.dumps(one['edited']).decode()}" if "edited" in one else ""
-    return f"{one['decision']} by {one['by']}: {about}{instead}"
+    note = f" ({one['note']})" if one.get("note") else ""
+    return f"{one['decision']} by {one['by']}: {about}{instead}{note}"
 
 
 # -- runs in the store -------------------------------------------------------------------------------------

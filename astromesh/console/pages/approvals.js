@@ -22,6 +22,9 @@ const idOf = (approval) => [approval.task_id || approval.run_id, approval.id].fi
 const address = (approval) =>
   [approval.task_id ? `/v1/tasks/${approval.task_id}/decide` : `/v1/runs/${approval.run_id}/resume`, approval.id ? { question: approval.id } : {}];
 
+/** A decision with the reason for it. @param {any} decision @param {string} note */
+const noted = (decision, note) => (note.trim() ? { ...decision, note: note.trim() } : decision);
+
 /** @param {any} approval @param {any} decision */
 function decide(approval, decision) {
   const [path, more] = address(approval);
@@ -31,6 +34,7 @@ function decide(approval, decision) {
 export default function Approvals() {
   const found = useResource(PATH);
   const [chosen, setChosen] = useState(/** @type {Set<string>} */ (new Set()));
+  const [note, setNote] = useState("");
   const action = useAction();
   const approvals = found.value?.approvals || [];
   const wanted = place.value.query.run;
@@ -40,7 +44,7 @@ export default function Approvals() {
   const marked = approvals.filter((/** @type {any} */ one) => chosen.has(idOf(one)));
   const all = (/** @type {string} */ decision) =>
     action.run(async () => {
-      for (const one of marked) await decide(one, { decision });
+      for (const one of marked) await decide(one, noted({ decision }, note));
       setChosen(new Set());
       refresh("/v1/approvals", "/v1/runs", "/v1/tasks");
     });
@@ -52,6 +56,7 @@ export default function Approvals() {
   return html`
     <${Head} title="Approvals"><span class="grow"></span>
       ${marked.length > 0 && html`<span class="muted">${marked.length} chosen</span>
+        <input aria-label="Note for all that are chosen" placeholder="Note" value=${note} onInput=${(/** @type {any} */ event) => setNote(event.target.value)} />
         <button type="button" class="primary" disabled=${action.busy} onClick=${() => all("approve")}>Approve ${marked.length}</button>
         <button type="button" disabled=${action.busy} onClick=${() => all("deny")}>Deny ${marked.length}</button>`}
       <${CopyRequest} path=${PATH} /><//>
@@ -76,10 +81,11 @@ function valueOf(text) {
 export function Decision({ approval, marked, onMark }) {
   const [edited, setEdited] = useState(/** @type {string | null} */ (null));
   const [answer, setAnswer] = useState("");
+  const [note, setNote] = useState("");
   const [wrong, setWrong] = useState("");
   const action = useAction();
   const send = (/** @type {any} */ decision) =>
-    action.run(async () => (await decide(approval, decision), refresh("/v1/approvals", "/v1/runs", "/v1/tasks")));
+    action.run(async () => (await decide(approval, noted(decision, note)), refresh("/v1/approvals", "/v1/runs", "/v1/tasks")));
   const approve = () => {
     setWrong("");
     if (edited === null) return send({ decision: "approve" });
@@ -104,6 +110,7 @@ export function Decision({ approval, marked, onMark }) {
     ${canAnswer && html`<label class="field"><span>Answer</span><textarea rows="2" value=${answer} onInput=${(/** @type {any} */ event) => setAnswer(event.target.value)}></textarea></label>`}
     ${wrong && html`<div class="refusal" role="alert">${wrong}</div>`}
     <${Refusal} problem=${action.problem} />
+    <label class="field"><span>Note</span><input value=${note} onInput=${(/** @type {any} */ event) => setNote(event.target.value)} /></label>
     <div class="row">
       <button type="button" class="primary" disabled=${action.busy} onClick=${approve}>Approve</button>
       ${approval.kind === "approval" && edited === null && html`<button type="button" onClick=${() => setEdited(JSON.stringify(approval.arguments ?? {}, null, 2))}>Edit the arguments</button>`}

@@ -22,8 +22,8 @@ export default function Task({ path: [, id] }) {
   const stages = useStages(`${path}/events`);
   const action = useAction();
   const [replayed, setReplayed] = useState(/** @type {any} */ (null));
-  const act = (/** @type {string} */ verb) => action.run(async () => {
-    const answer = await post(`${path}/${verb}`, {});
+  const act = (/** @type {string} */ verb, body = {}) => action.run(async () => {
+    const answer = await post(`${path}/${verb}`, body);
     if (verb === "replay") setReplayed(answer);
     refresh(path, "/v1/tasks");
   });
@@ -51,11 +51,12 @@ export default function Task({ path: [, id] }) {
     ${replayed && html`<div class="pane"><h2>Replay</h2><${Json} value=${replayed} /></div>`}
     ${tab === "Stages" && html`<${Workflow} path=${path} stages=${stages} current=${task?.stages || []} />`}
     ${tab === "Stages" && (stages.length
-      ? html`<${Table} label="Stages" head=${["State", "Stage", ["Took", "r"], "Error"]} rows=${byTask(stages).map(([of, own]) => html`
-          ${of !== id && html`<tr key=${of} class="of"><th scope="rowgroup" colspan="4">Clone or subtask <${Id} id=${of} /> · ${own.length} stages</th></tr>`}
+      ? html`<${Table} label="Stages" head=${["State", "Stage", ["Took", "r"], "Error", ["Action", "r"]]} rows=${byTask(stages).map(([of, own]) => html`
+          ${of !== id && html`<tr key=${of} class="of"><th scope="rowgroup" colspan="5">Clone or subtask ${plain(of.slice(id.length))}</th></tr>`}
           ${own.map((one) => html`
             <tr key=${`${one.task}/${one.stage}/${one.seq}`}><td><${Pill} state=${one.status} /></td><td>${plain(one.stage)}</td>
-              <td class="r num">${duration(one.ms)}</td><td class="text">${plain(typeof one.error === "string" ? one.error : one.error ? JSON.stringify(one.error) : "")}</td></tr>`)}`)} />`
+              <td class="r num">${duration(one.ms)}</td><td class="text">${plain(typeof one.error === "string" ? one.error : one.error ? JSON.stringify(one.error) : "")}</td>
+              <td class="r">${task && !isGoingOn && html`<button type="button" disabled=${action.busy} aria-label=${`Replay the stage ${plain(one.stage)}`} onClick=${() => act("replay", { stage: one.stage, task: one.task.slice(id.length) })}>Replay</button>`}</td></tr>`)}`)} />`
       : html`<${Empty}>No stage has begun, or the events are gone.<//>`)}
     ${task && tab === "Steps" && html`<${Recorded} id=${id} task=${task} canFork=${!isGoingOn} />`}
     ${task && tab === "Task" && html`<div class="pane"><${Json} value=${task} /></div>`}

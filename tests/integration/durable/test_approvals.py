@@ -78,6 +78,21 @@ async def test_who_decided_what_and_when_is_shown_with_the_run_and_told_as_an_ev
     assert "decisions" not in listed[0]
 
 
+async def test_a_note_is_shown_with_the_decision_and_the_model_reads_why_its_call_was_denied(
+    tmp_path: Path,
+) -> None:
+    provider = ScriptedProvider(asks("a"), "done")
+    async with api(write(tmp_path, manifest(tools=[CAREFUL])), provider, lookup()) as client:
+        path = f"/v1/runs/{await waiting(client)}"
+        made = {"decision": "deny", "note": "Not on Sundays."}
+        too_long = await client.post(f"{path}/resume", json={**made, "note": "x" * 2001})
+        await client.post(f"{path}/resume", json=made)
+        run = await until(client, path, lambda found: found["status"] == "completed")
+    assert too_long.status_code == 422
+    assert run["decisions"][0]["note"] == "Not on Sundays."
+    assert "Not on Sundays." in provider.requests[-1].messages[-1].content
+
+
 async def test_a_decision_is_about_one_call_even_if_a_model_uses_its_id_again(tmp_path: Path) -> None:
     folder = write(tmp_path, manifest(tools=[CAREFUL]))
     again = [ToolCall("c1", "lookup", '{"query": "a"}')]
