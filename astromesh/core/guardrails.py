@@ -9,7 +9,7 @@ safe response. Each rule receives the text that the rule before it returned. A s
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, Protocol, get_args
 
 import orjson
@@ -17,10 +17,23 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from astromesh.errors import AstromeshError, GuardrailBlocked, InvalidInput, InvalidOutput, ProviderError
-from astromesh.guardrails.base import CheckContext, Guardrail, Part, Place, RuleStream, Stage, parts_of
+from astromesh.guardrails.base import (
+    AnswerRule,
+    CheckContext,
+    Guardrail,
+    Part,
+    Place,
+    RetrievedPassage,
+    RuleStream,
+    Stage,
+    Verdict,
+    parts_of,
+)  # fmt: skip
+from astromesh.logs import get_logger
 from astromesh.text import TextBuffer
 from astromesh.types import JsonObject
 
+log = get_logger("astromesh.run")
 StreamMode = Literal["token", "sentence", "final"]
 
 _INPUT = CheckContext("input")
@@ -56,6 +69,7 @@ class GuardrailsEngine:
             for part in get_args(Part)
         }
         self.output_rules = tuple(output_rules)
+        self.answer_rules = tuple(rule for rule in self.output_rules if isinstance(rule, AnswerRule))
 
     def check_input(self, text: str) -> CheckedText:
         """The query as the agent receives it.
@@ -139,6 +153,30 @@ class GuardrailsEngine:
         if not walk.has_texts:  # for rules that count what the turn has cost
             walk.check(orjson.dumps(value).decode(), 0)
         return CheckedValue(checked, walk.actions())
+
+    async def check_answer(
+        self, answer: str, passages: Sequence[RetrievedPassage], *, is_json: bool = False
+    ) -> CheckedText:
+        """The answer of a run under the rules that compare it with what the run has retrieved.
+
+        Args:
+            is_json: the texts of the JSON value are compared. It stays as it is.
+
+        Raises:
+            GuardrailBlocked: a rule blocks an answer that is JSON.
+            ProviderError: a rule that blocks cannot check it.
+        """
+        text, actions = "\n".join(_texts(orjson.loads(answer))) if is_json else answer, list[JsonObject]()
+        for rule in self.answer_rules if passages else ():
+            verdict = await _answer_verdict(rule, text, passages)
+            if verdict is None:
+                continue
+            actions.append(_action("output", rule.type, verdict.action, verdict.count))
+            if verdict.action == "block" and is_json:
+                raise GuardrailBlocked(rule.type, verdict.text, tuple(actions))
+            if verdict.action == "block":
+                return CheckedText(verdict.text, tuple(actions), blocked=True)
+        return CheckedText(answer, tuple(actions))
 
     def filter_text(self, text: str, place: Place = "output") -> str:
         """The text as the output rules return it, for a text that is not an answer."""
@@ -224,6 +262,27 @@ def _check(rules: Sequence[Guardrail], text: str, context: CheckContext, stage: 
         if verdict.action == "block":
             return CheckedText(text, tuple(actions), blocked=True)
     return CheckedText(text, tuple(actions))
+
+
+async def _answer_verdict(
+    rule: AnswerRule, answer: str, passages: Sequence[RetrievedPassage]
+) -> Verdict | None:
+    try:
+        return await rule.check_answer(answer, passages)
+    except ProviderError as error:
+        if rule.needs_whole_text:
+            raise
+        log.warning("answer_not_checked", rule=rule.type, error=str(error))
+        return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """The texts of a JSON value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict | list):
+        for part in value.values() if isinstance(value, dict) else value:
+            yield from _texts(part)
 
 
 def _action(stage: Stage, kind: str, action: str, count: int) -> JsonObject:

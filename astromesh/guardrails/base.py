@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, Protocol, Self
 
@@ -11,7 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Stage = Literal["input", "output"]
 #: the kind of a text; output rules check arguments and results of tools before they are shown or stored
 Place = Literal["input", "output", "tool_argument", "tool_result"]
-Action = Literal["redact", "block", "truncate"]
+Action = Literal["redact", "block", "truncate", "warn"]
 #: the parts of a request that input rules check
 Part = Literal["query", "context", "metadata"]
 
@@ -37,8 +38,8 @@ class Verdict:
 
     Args:
         text: the text that replaces the checked one; for `block` the safe response (output) or the rejection
-            message (input).
-        count: the number of places that the rule changed.
+            message (input); for `warn` the checked text.
+        count: the number of places that the rule changed, or warns of.
     """
 
     action: Action
@@ -138,3 +139,30 @@ class Rule(BaseModel):
     def stream(self, context: CheckContext) -> RuleStream:
         """A new stream; called only if the rule does not need the whole text."""
         raise NotImplementedError(f"{self.type} needs the whole text.")
+
+
+@dataclass(frozen=True, slots=True)
+class RetrievedPassage:
+    """A passage that a run has retrieved. Args: document: its id."""
+
+    document: str
+    text: str
+
+
+class AnswerRule(Rule):
+    """An output rule that compares the answer of a run with what the run has retrieved.
+
+    It is asked once for each answer, before the other output rules, and only if the run has retrieved
+    passages. `check` sees every other text, too.
+    """
+
+    #: the plugin of the embedder that `deps.embedder` is, with its default options
+    embedder_plugin: ClassVar[str] = ""
+
+    async def check_answer(self, answer: str, passages: Sequence[RetrievedPassage]) -> Verdict | None:
+        """The verdict on an answer: `warn` or `block`; None: it passes.
+
+        Raises:
+            ProviderError: the answer cannot be checked.
+        """
+        raise NotImplementedError

@@ -45,7 +45,12 @@ from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.runtime.agent import Agent, limits_of
 from astromesh.runtime.config_loader import detect_circular_refs, load_configuration
 from astromesh.runtime.declarations import NO_LIVE_PARTS, LiveParts
-from astromesh.runtime.knowledge import open_embedder, open_rag_pipeline, refresh_pipeline
+from astromesh.runtime.knowledge import (
+    open_embedder,
+    open_embedder_block,
+    open_rag_pipeline,
+    refresh_pipeline,
+)
 from astromesh.runtime.snapshots import load_snapshot, snapshot_of
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import DeclaredSource, DeclaredTool, RunAgent, Tool, ToolSource
@@ -343,6 +348,15 @@ class _Bootstrap:
 
         self._opened.erasers.append(erase)
 
+    async def _output_rule(self, block: Any) -> Any:
+        """Opens an output rule, with the embedder that it names, if it names one."""
+        deps, name = self._deps, getattr(block.options, "embedder_plugin", "")
+        if name:
+            options = self._plugins.load("embedders", name).Options()
+            embedder = await open_embedder_block(ModelBlock(name, name, "", options), self._plugins, deps)
+            deps = replace(deps, embedder=embedder)
+        return await self._plugins.open("guardrails", block.type, block.options, deps)
+
     # -- parts of an agent ---------------------------------------------------------------------------------
 
     async def _agent(
@@ -355,7 +369,7 @@ class _Bootstrap:
         spec = manifest.spec
         rules = GuardrailsEngine(
             [await self._open("guardrails", r.type, r.options) for r in spec.guardrails.input],
-            [await self._open("guardrails", r.type, r.options) for r in spec.guardrails.output],
+            [await self._output_rule(rule) for rule in spec.guardrails.output],
         )
         router = await self._router(manifest.name, spec.model, rules)
         tools: list[Tool | DeclaredTool | DeclaredSource] = [await self._tool(block) for block in spec.tools]

@@ -49,7 +49,7 @@ def cited_passages(
         searches: those of the run. The order of the citations is that of the passages.
         nested: the citations of nested runs, which are cited if this answer draws on them, too.
     """
-    passages = list(_distinct([*_found(searches), *_cited_before(nested)]))
+    passages = _retrieved(searches, nested)
     spans: dict[int, list[list[int]]] = {}
     for start, end in sentence_spans(answer):
         if (best := _best(passages, answer[start:end])) is not None:
@@ -61,6 +61,11 @@ def cited_passages(
             named.add(document)
             spans[number] = [[place, place + len(document)]]
     return [{**passages[number].citation, "spans": spans[number]} for number in sorted(spans)]
+
+
+def retrieved_passages(searches: Iterable[Search], nested: Iterable[JsonObject] = ()) -> list[JsonObject]:
+    """Returns every passage that an answer could cite, as a citation without `spans`."""
+    return [one.citation for one in _retrieved(searches, nested)]
 
 
 def sentence_spans(text: str) -> Iterator[tuple[int, int]]:
@@ -105,10 +110,10 @@ def _cited_before(nested: Iterable[JsonObject]) -> Iterator[_Passage]:
         yield _Passage(citation, frozenset(stems(f"{one['title']} {one['passage']}")))
 
 
-def _distinct(passages: Iterable[_Passage]) -> Iterator[_Passage]:
+def _retrieved(searches: Iterable[Search], nested: Iterable[JsonObject]) -> list[_Passage]:
     """Each passage once, with its last score."""
-    found = {(one.citation["url"], one.citation["start"]): one for one in passages}
-    yield from found.values()
+    passages = (*_found(searches), *_cited_before(nested))
+    return list({(one.citation["url"], one.citation["start"]): one for one in passages}.values())
 
 
 def _passages(result: str) -> Iterator[JsonObject]:

@@ -34,9 +34,11 @@ async def open_embedder(spec: Embeddings | None, plugins: Plugins, deps: Deps) -
     Raises:
         ConfigError: the plugin or its options are wrong.
     """
-    if spec is None:
-        return None
-    block = spec.block
+    return None if spec is None else await open_embedder_block(spec.block, plugins, deps)
+
+
+async def open_embedder_block(block: ModelBlock, plugins: Plugins, deps: Deps) -> Embedder | None:
+    """Opens an embedder as `open_embedder` does."""
     if block.skipped:
         log.warning("embedder_skipped", embedder=block.name, reason=block.skipped)
         return None

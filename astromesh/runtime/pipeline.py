@@ -21,6 +21,6 @@ async def answer(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
     prompted = await render(agent, recalled, run)  # 5  prompt
     equipped = await equip(agent, prompted, run)  # 6  tool schemas
     answered = await orchestrate(agent, equipped, run)  # 7-9 pattern, model router, tools
-    released = release(agent, answered, run)  # 10 output guardrails
+    released = await release(agent, answered, run)  # 10 output guardrails
     await remember(agent, released, run)  # 11 persistence
     return respond(agent, released, run)  # 12 response

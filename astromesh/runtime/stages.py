@@ -40,12 +40,13 @@ from astromesh.errors import (
 from astromesh.graph.call_record import arguments_of
 from astromesh.graph.calls import ASSISTANT, SelectedTools, call_model
 from astromesh.graph.scope import ToolCallRecord
+from astromesh.guardrails.base import RetrievedPassage
 from astromesh.logs import get_logger
 from astromesh.memory.base import Summary
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.budgets import ChargedTools, ended_by_budget
-from astromesh.runtime.citations import Search, cited_passages
+from astromesh.runtime.citations import Search, cited_passages, retrieved_passages
 from astromesh.runtime.client_tools import client_tool_port
 from astromesh.runtime.declarations import SystemPrompt
 from astromesh.runtime.input_rules import CheckedRequest, check_parts, check_request
@@ -468,14 +469,21 @@ async def _run_pattern(agent: Agent, task: PatternTask, tools: ToolPort, run: Ru
     return outcome
 
 
-def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> ReleasedAnswer:
+async def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> ReleasedAnswer:
     """Step 10: the output rules, in declared order. A blocked answer becomes the safe response."""
     started = perf_counter()
     equipped, outcome = answered
+    compared = CheckedText(outcome.text)
     admitted = equipped.prompted.recalled.admitted
     usage, last = run.scope.ledger.usage, run.model.last
     try:
+        if agent.guardrails.answer_rules and outcome.stop_reason == "completed":
+            is_json = agent.output_schema is not None
+            passages = _retrieved(agent, run)
+            compared = await agent.guardrails.check_answer(outcome.text, passages, is_json=is_json)
+            outcome = outcome.with_text(compared.text)
         checked, output = _checked_answer(agent, outcome, run)
+        checked = replace(checked, actions=(*compared.actions, *checked.actions))
     except GuardrailBlocked as blocked:
         for action in blocked.actions:
             run.stream.emit("guardrail.action", **action)
@@ -610,14 +618,25 @@ def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
     return RunAnswer(released.response, agent.name, key, run.id, metadata, released.output, cited)
 
 
+def _searches(agent: Agent, run: Run) -> list[Search]:
+    """Returns the searches of the run's own tools, in order."""
+    pipelines = agent.knowledge_tools
+    calls = [one for one in run.scope.tool_records or () if one.call.name in pipelines]
+    return [Search(pipelines[one.call.name], one.result) for one in calls]
+
+
+def _retrieved(agent: Agent, run: Run) -> list[RetrievedPassage]:
+    """Returns the passages that the run has read, and those that its nested runs cite."""
+    found = retrieved_passages(_searches(agent, run), run.scope.nested_citations)
+    return [RetrievedPassage(one["document"], one["passage"]) for one in found]
+
+
 def _citations(agent: Agent, released: ReleasedAnswer, run: Run) -> Any:
     """Returns the passages that the answer draws on, under the output rules; UNSET without knowledge."""
-    pipelines, nested = agent.knowledge_tools, run.scope.nested_citations
-    if not pipelines and not nested:
+    nested = run.scope.nested_citations
+    if not agent.knowledge_tools and not nested:
         return UNSET
-    calls = [one for one in run.scope.tool_records or () if one.call.name in pipelines]
-    searches = [Search(pipelines[one.call.name], one.result) for one in calls]
-    cited = cited_passages(released.response, searches, nested)
+    cited = cited_passages(released.response, _searches(agent, run), nested)
     if agent.guardrails.output_rules:
         cited = filter_data(agent.guardrails, cited)
     run.scope.citations[:] = cited

@@ -169,6 +169,32 @@ async def test_answers_cite_what_they_draw_on_whoever_has_found_it(tmp_path):
         assert result["citations"] == [{**cited, "spans": [[start + 6, end + 6]]}]
 
 
+async def test_an_answer_that_its_passages_do_not_support_is_blocked_or_noted(tmp_path):
+    """Before any text leaves if it is blocked; without a search nothing is compared."""
+    tools = [{"name": "seek", "type": "rag", "pipeline": "notes"}]
+    for name, action in (("strict", "block"), ("mild", "warn")):
+        rule = {"type": "grounded", "action": action, "message": "I do not know."}
+        write(tmp_path, manifest(name, tools=tools, guardrails={"output": [rule]}))
+    pipeline_file(tmp_path, "notes")
+    called = [ToolCall("c1", "seek", '{"query": "green tea"}')]
+    true, made_up = "Green tea is steeped at 80 degrees.", "Our office dog likes to swim in the lake."
+    script = (called, true, called, made_up, called, made_up, made_up)
+    async with client_of(runtime_of(tmp_path, ScriptedProvider(*script))) as client:
+        await client.post("/v1/rag/notes/documents", json={"documents": [{"id": "tea", "text": TEA}]})
+
+        async def asked(agent: str) -> tuple[str, list[dict[str, Any]]]:
+            body = {"query": "Green tea?", "session_id": "s"}
+            answer = await client.post(f"/v1/agents/{agent}/run", json=body)
+            assert answer.status_code == 200, answer.text
+            return answer.json()["response"], answer.json()["metadata"]["guardrails"]
+
+        about = {"stage": "output", "type": "grounded", "count": 1}
+        assert await asked("strict") == (true, [])
+        assert await asked("strict") == ("I do not know.", [{**about, "action": "block"}])
+        assert await asked("mild") == (made_up, [{**about, "action": "warn"}])
+        assert await asked("strict") == (made_up, [])
+
+
 async def test_an_unknown_pipeline_is_404_and_says_which_there_are(client):
     """On both routes."""
     for path, body in (("query", {"query": "x"}), ("documents", {"documents": [{"id": "a", "text": "x"}]})):

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from astromesh.guardrails.base import RetrievedPassage
+from astromesh.guardrails.grounded import Grounded
 from astromesh.knowledge.base import Embedder, Passage
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
 from astromesh.knowledge.hashing import HashingEmbedder
@@ -106,6 +108,24 @@ async def test_the_model_finds_meaning_and_fusion_does_not_give_it_away(tmp_path
     assert first["hybrid"] >= first["vector"] - 0.02
     off_topic = [await pipelines["hybrid"].query(row[0]) for row in questions("off-topic-held-out")]
     assert sum(found[0].score < 0.5 for found in off_topic) >= 0.9 * len(off_topic)
+    await deps.resources.close()
+
+
+async def test_the_grounded_rule_tells_what_the_passages_support(tmp_path):
+    """On the half that its threshold was not found with: 9 of 10 sentences, and none that is made up."""
+    embedder = await OnnxEmbedder.open(OnnxOptions(), Deps())
+    deps = Deps(data_dir=tmp_path, embedder=embedder)
+    pipeline = (await opened("sqlite", deps, embedder))["hybrid"]
+    rule = await Grounded.open(Grounded(action="block"), deps)
+    rows, right = questions("grounded-held-out"), {"yes": 0, "no": 0}
+    for question, sentence, supported in rows:
+        found = [RetrievedPassage(p.chunk.document, p.chunk.text) for p in await pipeline.query(question)]
+        verdict = await rule.check_answer(sentence, found)
+        right[supported] += (verdict is None) is (supported == "yes")
+    print(right)
+    assert sum(right.values()) >= 0.9 * len(rows)
+    assert right["no"] == sum(row[2] == "no" for row in rows)
+    assert await rule.check_answer("Really? Yes, it is. Source: faq.md", found) is None
     await deps.resources.close()
 
 

@@ -897,6 +897,7 @@ def test_a_cut_without_sentences_is_between_words():
         ("max_length", {}, "max_characters"),
         ("max_length", {"max_characters": 5, "max_chars": 5}, "once"),
         ("max_length", {"max_characters": 0}, "max_characters"),
+        ("grounded", {"threshold": 1.5}, "threshold"),
         ("cost_limit", {}, "max_tokens_per_turn"),
         ("cost_limit", {"max_tokens_per_turn": 5, "colour": 1}, "colour"),
     ],
