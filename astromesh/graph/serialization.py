@@ -18,6 +18,7 @@ from astromesh.graph.base import DEFAULTS, BaseNode
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.node_config import MAX_CONCURRENCY
 from astromesh.graph.nodes import KINDS
+from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.nodes.guard import Guard
 from astromesh.graph.nodes.system_prompt import (
     PERSPECTIVES,
@@ -183,7 +184,7 @@ def name_of(value: Any, objects: Mapping[str, Any]) -> str:
         raise ValueError("A lambda cannot be written: use a function of a module, or name it in `objects`.")
     name = f"{module}:{qualname}"
     try:
-        if "<locals>" not in qualname and resolve_name(name) is value:
+        if "<locals>" not in qualname and _resolved(name) is value:
             return name
     except (ImportError, AttributeError, ValueError):
         pass
@@ -202,7 +203,7 @@ def object_of(name: str, objects: Mapping[str, Any]) -> Any:
     if not colon or not module or not qualname:
         raise ValueError(f"{name!r} is not a Python object. Write `module:name`, or name it in `objects`.")
     try:
-        return resolve_name(name)  # as with plugins, a module is loaded when a file names it
+        return _resolved(name)  # as with plugins, a module is loaded when a file names it
     except ImportError as error:
         raise ValueError(f"{name!r} cannot be loaded: {error}.") from error
     except AttributeError as error:
@@ -211,6 +212,12 @@ def object_of(name: str, objects: Mapping[str, Any]) -> Any:
         if not is_failure(error):
             raise
         raise ValueError(f"{name!r} cannot be loaded: {described(error)}.") from error
+
+
+def _resolved(name: str) -> Any:
+    """Returns the object of a name, and the function of a node that `@node` has made of it."""
+    found = resolve_name(name)
+    return found.function if isinstance(found, FunctionNode) else found
 
 
 G = TypeVar("G")

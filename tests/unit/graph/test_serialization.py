@@ -36,7 +36,7 @@ from astromesh.graph.nodes import (
     TransformNode,
     ValidateNode,
 )
-from astromesh.graph.nodes.function import FunctionNode
+from astromesh.graph.nodes.function import FunctionNode, node
 from astromesh.graph.nodes.guard import Guard
 from astromesh.graph.nodes.system_prompt import (
     AnswerAfterMarker,
@@ -46,6 +46,7 @@ from astromesh.graph.nodes.system_prompt import (
     Text,
     chain_of_thought,
 )
+from astromesh.graph.policies import RetryPolicy
 from astromesh.graph.transitions import OnConfidence, OnOutput
 from astromesh.testing import RecordingTool, ScriptedProvider
 
@@ -294,6 +295,20 @@ def test_local_functions_are_refused_unless_named():
         graph.to_config()
     data = graph.to_config(objects={"local": local})
     assert found(PromptGraph.from_config(data, objects={"local": local}), "n").function is local
+
+
+@node("stamp", join="any", retry=RetryPolicy(attempts=2, on=ConnectionError))
+def stamp(state):
+    return "stamped"
+
+
+def test_a_function_behind_the_decorator_is_found_by_its_name():
+    """`@node` puts a node in the place of the function."""
+    data = PromptGraph("g", nodes=[stamp]).to_config()
+    assert data["nodes"][0]["function"] == f"{__name__}:stamp"
+    again = PromptGraph.from_config(data)
+    assert found(again, "stamp").function is stamp.function
+    assert again.to_config() == data
 
 
 def test_all_problems_of_a_file_are_found_at_once():
