@@ -84,7 +84,10 @@ async def play(url: str, context: JsonObject, folder: Path, scenario: str = "") 
     """
     async with Http(allow_hosts=("localhost", "127.0.0.1")) as http:
         oauth = _oauth(context) if scenario.startswith("auth/") else None
-        options = MCPServer.Options(name="suite", transport="http", url=url, timeout_seconds=10, oauth=oauth)
+        seconds = 60 if oauth is not None else 10  # many logins run at the same time
+        options = MCPServer.Options(
+            name="suite", transport="http", url=url, timeout_seconds=seconds, oauth=oauth
+        )
         deps = Deps(http=http, data_dir=folder, config_dir=folder)
         if oauth is not None:
             await _play_logins(options, deps)
@@ -110,7 +113,7 @@ class _Clicks:
     redirect_uri = "http://127.0.0.1:3000/callback"
 
     async def authorize(self, url: str) -> str:
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(trust_env=False, timeout=60) as client:
             return (await client.get(url)).headers["location"]
 
 

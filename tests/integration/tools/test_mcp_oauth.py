@@ -36,6 +36,12 @@ from tests.integration.mcp_servers import free_port, mcp_yaml, serving
 from tests.unit.access.tokens import SECRET, signed
 
 NAME = "notes"
+#: a browser for the command, whose user agrees at once
+_CLICK = """
+import sys
+from urllib.request import ProxyHandler, build_opener
+build_opener(ProxyHandler({})).open(sys.argv[1])
+"""
 
 
 class Issuer:
@@ -118,7 +124,7 @@ class Clicks:
     redirect_uri = "http://127.0.0.1:9/callback"
 
     async def authorize(self, url: str) -> str:
-        async with httpx2.AsyncClient() as client:
+        async with httpx2.AsyncClient(trust_env=False, timeout=60) as client:
             return (await client.get(url)).headers["location"]
 
 
@@ -146,7 +152,7 @@ async def test_a_login_by_the_command_serves_until_it_is_forgotten(tmp_path: Pat
     config, data = tmp_path / "config", tmp_path / "data"
     config.mkdir()
     click = tmp_path / "click.py"
-    click.write_text("import sys, urllib.request\nurllib.request.urlopen(sys.argv[1])\n")
+    click.write_text(_CLICK)
 
     async def command(*words: str) -> None:
         process = await asyncio.create_subprocess_exec(
