@@ -839,10 +839,13 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
         Returns None if the claim is lost.
         """
 
-    async def cancel(self, run_id: str) -> RunRow | None:
+    async def cancel(self, run_id: str, redacted: Sequence[JournalStep] = ()) -> RunRow | None:
         """Requests the end of a run. A run that no worker executes ends at once.
 
         Returns None if there is no run.
+
+        Args:
+            redacted: the steps that a run keeps which ends at once.
         """
 
     async def cancelling(self, worker: str) -> tuple[str, ...]:

@@ -25,7 +25,10 @@ _MAX_LINES, _CONTEXT = 400, 2
 _CALL_ID = re.compile(r"/tool:[^/]+")
 _RUN_ID = re.compile(r"/run:([^/:]+):[^/]*")
 #: what differs from run to run
-_VARYING = frozenset({"id", "tool_call_id", "call_id", "duration_ms", "latency_ms"})
+_VARYING = frozenset({
+    "id", "tool_call_id", "call_id", "run_id", "session_id", "trace_id",
+    "duration_ms", "latency_ms", "seconds",
+})  # fmt: skip
 
 #: kind, place, name and number of a step among those that are alike
 Key = tuple[str, str, str, int]

@@ -32,8 +32,9 @@ from astromesh.graph import call_record
 from astromesh.tools.results import to_text
 from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
 
-#: in the path of a step: an edit, and what calls with an effect have returned in the run that was forked
-_EDIT, _EFFECT = "edit:", "effect:"
+#: in the path of a step: an edit; what calls with an effect have returned, and what its runs have found in
+#: memory, in the run that was forked
+_EDIT, _EFFECT, _RECALLED = "edit:", "effect:", "recalled:"
 
 
 class Edit(NamedTuple):
@@ -87,7 +88,8 @@ def forked_steps(steps: Sequence[JournalStep], at: JournalStep, edit: Edit | Non
         return [*_effects(steps, at)]
     before = [_without_deadline(step) for step in steps if 0 < step.ordinal < at.ordinal]
     require_outputs(before)
-    kept = [*before, *(step for step in steps if _EDIT in step.path), *_effects(steps, at)]
+    edits = (step for step in steps if _EDIT in step.path)
+    kept = [*before, *edits, *_effects(steps, at), *_recalled(steps, at)]
     if edit is None:
         return kept
     if edit.kind in ("system", "message"):
@@ -152,9 +154,27 @@ def _effects(steps: Iterable[JournalStep], at: JournalStep) -> Iterable[JournalS
         yield effect._replace(n=n)
 
 
+def _recalled(steps: Iterable[JournalStep], at: JournalStep) -> Iterable[JournalStep]:
+    """Yields what runs have found in memory from the step on: their sessions may have grown since."""
+    for step in steps:
+        if step.ordinal >= at.ordinal and kind_of(step) == "memory" and step.output is not None:
+            yield JournalStep(f"{_RECALLED}{step.path}", 1, "value", "", "done", step.output)
+
+
+def recalled(steps: Mapping[tuple[str, int], JournalStep], path: str) -> JsonObject | None:
+    """Returns what the run that was forked has found in memory at a path."""
+    step = steps.get((f"{_RECALLED}{path}", 1))
+    return step.output if step is not None else None
+
+
 def effect_step(name: str, arguments: str, output: JsonObject) -> JournalStep:
     """Returns the first result of a call for `recorded_effect`."""
     return JournalStep(f"{_EFFECT}{_effect_key(name, arguments)}", 1, "value", "", "done", output)
+
+
+def is_recalled(step: JournalStep) -> bool:
+    """Whether a step is what the run that was forked has found in memory."""
+    return step.path.startswith(_RECALLED)
 
 
 def is_effect(step: JournalStep) -> bool:
@@ -206,7 +226,10 @@ def _edited_answer(output: JsonObject, edit: Edit) -> JsonObject:
     said = {"content": edit.value} if isinstance(edit.value, str) else edit.value
     if not isinstance(said, dict) or said.keys() - {"content", "tool_calls"} or not said:
         raise InvalidInput("edit.output: must be a text, or `content` and `tool_calls` of an answer.")
-    calls = [_tool_call(call, n) for n, call in enumerate(said.get("tool_calls", ()), 1)]
+    content, asked = said.get("content") or "", said.get("tool_calls") or []
+    if not isinstance(content, str) or not isinstance(asked, list):
+        raise InvalidInput("edit.output: `content` must be a text, `tool_calls` a list.")
+    calls = [_tool_call(call, n) for n, call in enumerate(asked, 1)]
     before = output.get("result", {})
     result = {
         "usage": {},
@@ -215,7 +238,7 @@ def _edited_answer(output: JsonObject, edit: Edit) -> JsonObject:
         "attempts": [],
         "response_model": "",
         **before,
-        "content": str(said.get("content", "")),
+        "content": content,
         "tool_calls": calls,
         "finish_reason": "tool_calls" if calls else "stop",
     }

@@ -20,7 +20,13 @@ from astromesh.guardrails.base import Place
 from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
 
 #: the step kinds that call something
-CALL_KINDS = ("model", "tool", "node")
+_CALL_KINDS = ("model", "tool", "node")
+
+
+def has_said(step: JournalStep) -> bool:
+    """Whether output rules apply to a step: to calls, and to what a model has asked a nested run."""
+    is_asked = step.kind == "value" and "/run:" in step.path and "out" in (step.about or {})
+    return step.kind in _CALL_KINDS or is_asked
 
 
 class Redactor(Protocol):
@@ -161,6 +167,8 @@ def redacted(step: JournalStep, redact: Redactor) -> JournalStep:
                   for key, value in output.items()}  # fmt: skip
     elif step.kind == "node":
         output = _redacted_node(output, redact)
+    elif step.kind == "value":
+        output = (step.about or {})["out"]
     return step._replace(output=output, request_hash="")
 
 

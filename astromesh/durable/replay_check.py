@@ -130,10 +130,22 @@ class ReplayLog(StepLog):
 
     def check_node(self, step: JournalStep, redact: Redactor | None) -> None:
         """`step`: as the replay has made it."""
-        recorded = self._steps[step.path, step.n].output or {}
+        found = self._steps[step.path, step.n]
         made = (step if redact is None else redacted(step, redact)).output or {}
-        parts = ({key: one[key] for key in _COMPARED if key in one} for one in (recorded, made))
-        self._compare(step.path, step.n, *map(_without_times, map(_plain, parts)))
+        parts = ({key: one[key] for key in _COMPARED if key in one} for one in (found.output or {}, made))
+        recorded, replayed = map(_without_times, map(_plain, parts))
+        if self._ran_beside_others(found):
+            _drop_unshared(recorded, replayed)
+        self._compare(step.path, step.n, recorded, replayed)
+
+    def _ran_beside_others(self, node: JournalStep) -> bool:
+        """Whether another node has ended while this one ran, which is not in it."""
+        begun = (node.about or {}).get("after", node.ordinal)
+        return any(
+            step.kind == "node" and begun < step.ordinal < node.ordinal
+            and not step.path.startswith(f"{node.path}/")
+            for step in self._steps.values()
+        )  # fmt: skip
 
     def check_answer(self, recorded: JsonObject, replayed: JsonObject) -> None:
         """Compares how the run has ended, unless it has diverged before."""
@@ -163,6 +175,21 @@ class ReplayLog(StepLog):
             "recorded": recorded,
             "replayed": replayed,
         }
+
+
+def _drop_unshared(*records: JsonObject) -> None:
+    """Drops the keys that only one of these records of a node has written to the context.
+
+    Concurrent nodes may share a context: whoever ends later has the writes of the others among its own. The
+    node around them has the writes of all.
+    """
+    written = [record.get("writes", {}).get("context", {}) for record in records]
+    for one, other in (written, written[::-1]):
+        for key in one.keys() - other.keys():
+            del one[key]
+    for record in records:
+        if record.get("writes", {}).get("context") == {}:
+            del record["writes"]["context"]
 
 
 def _plain(value: Any) -> Any:

@@ -145,6 +145,9 @@ class Host(Protocol):
             AstromeshError: the run can no longer be executed; it fails with this error.
         """
 
+    async def redacted(self, row: RunRow, steps: Sequence[JournalStep]) -> Sequence[JournalStep]:
+        """Returns steps of a run as they are stored when it has ended."""
+
     @property
     def max_running(self) -> Mapping[str, int]: ...
 
@@ -595,6 +598,13 @@ class RunWorker:
         claim = SegmentClaim(row.run_id, row.segment, row.worker)
         with suppress(LeaseLost):
             await retry_while_unavailable(partial(self.store.commit, claim, events=[last], change=change))
+
+    async def cancel(self, row: RunRow) -> None:
+        """Requests the end of a run. One that waits ends at once, and keeps what its output rules leave."""
+        idle = row.status in ("waiting", "queued")
+        steps = await self._host.redacted(row, await self.store.steps(row.run_id)) if idle else ()
+        await self.store.cancel(row.run_id, steps)
+        self.stop(row.run_id)
 
     def stop(self, run_id: str) -> bool:
         """Starts to cancel a run. Returns False if this process does not execute it."""

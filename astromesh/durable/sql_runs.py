@@ -210,8 +210,11 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
         rows = await self._queries.write("requeue_claimed", *claim, self._clock.now())
         return run_of(rows[0]) if rows else None
 
-    async def cancel(self, run_id: str) -> RunRow | None:
-        return await self._queries.transact(partial(self._cancel, run_id), synced=True)
+    async def cancel(self, run_id: str, redacted: Sequence[JournalStep] = ()) -> RunRow | None:
+        found = await self._queries.transact(partial(self._cancel, run_id, redacted), synced=True)
+        if redacted:
+            self.scrub_soon()
+        return found
 
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         return tuple(row[0] for row in await self._queries.read("cancelling", worker))
@@ -293,7 +296,7 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
     async def erase_owner(self, tenant: str, owner: str) -> int:
         async def erase(tx: Transaction) -> int:
             for run in map(run_of, await tx.fetch("open_of_owner", tenant, owner)):
-                await self._cancel(run.run_id, tx)
+                await self._cancel(run.run_id, (), tx)
             await tx.execute("erase_keys", tenant, owner)
             schedules = await tx.execute("erase_schedules", tenant, owner)
             return schedules + await tx.execute("erase_owner", tenant, owner)
@@ -365,7 +368,7 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
             )
         for other in others:
             if policy == "interrupt" and not _came_later(other, run):
-                await self._cancel(other.run_id, tx)
+                await self._cancel(other.run_id, (), tx)
             elif policy == "merge" and _can_merge(run, other, self._clock.now()):
                 request = text_of(merge_requests(other.request, run.request))
                 await tx.execute("merge", other.run_id, request, run.priority)
@@ -402,13 +405,14 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
             )
         return True
 
-    async def _cancel(self, run_id: str, tx: Transaction) -> RunRow | None:
+    async def _cancel(self, run_id: str, redacted: Sequence[JournalStep], tx: Transaction) -> RunRow | None:
         rows = await tx.fetch("lock", run_id)
         if not rows:
             return None
         run = run_of(rows[0])
         if run.status in ("queued", "waiting"):
             await self._end(run, "cancelled", self._clock.now(), None, tx)
+            await tx.execute_many("store_step", [step_values(run_id, step) for step in redacted])
         else:
             await tx.execute("request_cancel", run_id)
         return run_of((await tx.fetch("get", run_id))[0])

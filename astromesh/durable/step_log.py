@@ -14,8 +14,8 @@ from time import time
 from typing import NamedTuple, NoReturn, Protocol
 
 from astromesh.durable.base import JournalStep
-from astromesh.durable.fork import ForkEdits, is_effect, recorded_effect
-from astromesh.durable.recording import CALL_KINDS, Redactor, RequestEncoder, redacted, redacted_arguments
+from astromesh.durable.fork import ForkEdits, is_effect, recalled, recorded_effect
+from astromesh.durable.recording import Redactor, RequestEncoder, has_said, redacted, redacted_arguments
 from astromesh.durable.waits import Waits
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import Divergence, NondeterministicGraph
@@ -188,6 +188,10 @@ class StepLog:
         arguments = call.arguments if redact is None else redacted_arguments(call.arguments, redact)
         return recorded_effect(self._steps, call.name, arguments)
 
+    def recalled(self, path: str) -> JsonObject | None:
+        """Returns what the run that this one was forked from has found in memory at a path."""
+        return recalled(self._steps, path) if self.is_fork else None
+
     @property
     def last_ordinal(self) -> int:
         """The number of the step that has ended last."""
@@ -288,7 +292,7 @@ class StepLog:
         if step.state == "done" and not step.ordinal:
             self._last_ordinal += 1
             step = step._replace(ordinal=self._last_ordinal, started_at=step.started_at or time())
-        if step.state == "done" and step.kind in CALL_KINDS:
+        if step.state == "done" and has_said(step):
             redact = self._redactors.get(self._place_of(step.path) or "")
             if redact is not None:
                 self._redacted.append(redacted(step, redact))
@@ -309,21 +313,23 @@ class StepLog:
         """Returns the steps whose work is below a path, and the effects that a fork does not repeat."""
         return [step for step in self._steps.values() if is_below(step.path, path) or is_effect(step)]
 
-    def redact(self) -> None:
+    def redact(self, others: Iterable[JournalStep] = ()) -> None:
         """Replaces raw texts of models and tools by what the rules leave of them: the run has ended.
 
-        The output of a run nested in an earlier segment is deleted if this segment did not come to it: its
-        rules are not known here.
+        Args:
+            others: `of_unknown_runs`, redacted.
         """
         for step in self._steps.values():
-            if step.kind in CALL_KINDS and step.state == "done":
-                place = self._place_of(step.path)
-                if place is None:
-                    self._writer.step(step._replace(output=None))
-                elif (rules := self._redactors.get(place)) is not None:
-                    self._writer.step(redacted(step, rules))
-        for step in self._redacted:
+            place = self._place_of(step.path) if step.state == "done" and has_said(step) else None
+            if place is not None and (rules := self._redactors.get(place)) is not None:
+                self._writer.step(redacted(step, rules))
+        for step in (*others, *self._redacted):
             self._writer.step(step)
+
+    def of_unknown_runs(self) -> list[JournalStep]:
+        """Returns the calls of runs nested in an earlier segment, to which this one has not come."""
+        calls = (step for step in self._steps.values() if step.state == "done" and has_said(step))
+        return [step for step in calls if self._place_of(step.path) is None]
 
     def _place_of(self, path: str) -> str | None:
         """Returns the place of the run that has made a step; None if that run is not known."""

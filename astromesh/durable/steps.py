@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from astromesh.durable.base import JournalStep
-from astromesh.durable.recording import CALL_KINDS, Redactor, redacted, requests_of
+from astromesh.durable.recording import Redactor, has_said, redacted, requests_of
 from astromesh.telemetry.ids import derived_run_id
 from astromesh.types import JsonObject
 
@@ -74,7 +74,7 @@ def as_shown(steps: Iterable[JournalStep], redactors: Mapping[str, Redactor | No
     """
 
     def shown(step: JournalStep) -> JournalStep:
-        rules = redactors[agent_at(step.path)] if step.kind in CALL_KINDS else None
+        rules = redactors[agent_at(step.path)] if has_said(step) else None
         return step if rules is None else redacted(step, rules)
 
     return [shown(step) for step in steps]
@@ -164,7 +164,7 @@ def input_of(steps: Sequence[JournalStep], step: JournalStep) -> JsonObject | No
         same_path = (one for one in steps if one.path == step.path)
         return requests_of(same_path).get((step.path, step.n))
     if step.kind == "node" and "after" in (step.about or {}):
-        return _state_before(steps, step)
+        return None if step.output is None else _state_before(steps, step)
     found = (step.about or {}).get("in")
     return found if found is None or isinstance(found, dict) else {"arguments": found}
 

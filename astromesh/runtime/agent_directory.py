@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from astromesh.durable.base import JournalStep
-from astromesh.durable.recording import CALL_KINDS, Redactor
+from astromesh.durable.recording import Redactor, has_said
 from astromesh.durable.steps import agent_at
 from astromesh.errors import AgentNotFoundError, AstromeshError, InvalidInput, InvalidManifest, ShuttingDown
 from astromesh.graph.call_record import hash_of
@@ -121,7 +121,7 @@ class AgentDirectory:
         """
         found: dict[str, Redactor | None] = {}
         snapshot = snapshot or {}
-        for name in {agent_at(step.path) for step in steps if step.kind in CALL_KINDS}:
+        for name in {agent_at(step.path) for step in steps if has_said(step)}:
             try:
                 of_run = self.nested(name, above, snapshot) if name else self.of_snapshot(above, snapshot)
                 found[name] = redactor_of(await of_run)

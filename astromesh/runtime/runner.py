@@ -18,6 +18,7 @@ from astromesh.durable.base import (
     BudgetAmounts,
     Callback,
     IdempotencyKey,
+    JournalStep,
     RunRow,
     RunStore,
     SessionLease,
@@ -31,6 +32,7 @@ from astromesh.durable.leases import DAY_SECONDS, WorkerHeartbeat
 from astromesh.durable.queue import AgentSlots
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.serialization import contents_of
+from astromesh.durable.steps import as_shown
 from astromesh.errors import (
     AstromeshError,
     ConfigError,
@@ -676,6 +678,10 @@ class AgentRunner:
         request = await stored_request(store, row)
         agent = changed_agent(agent, request)
         return Segment(self, store, row, request, agent, caller, notify)
+
+    async def redacted(self, row: RunRow, steps: Sequence[JournalStep]) -> Sequence[JournalStep]:
+        """Returns steps of a run as they are stored when it has ended."""
+        return as_shown(steps, await self.directory.redactors(steps, row.agent, row.manifest))
 
     def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run:
         """Returns a durable run as this process begins a segment of it."""

@@ -440,8 +440,7 @@ class StoredRuns:
     async def stop(self, run: RunRow) -> bool:
         if run.status in ENDED_STATUSES:
             return False
-        await self._durable.store.cancel(run.run_id)
-        self._durable.stop(run.run_id)
+        await self._durable.cancel(run)
         return True
 
     async def ended(self, run: RunRow) -> RunRow:

@@ -67,6 +67,8 @@ class SegmentHost(Protocol):
 
     async def run_durable(self, agent: Agent, request: RunRequest, run: Run) -> RunAnswer: ...
 
+    async def redacted(self, row: RunRow, steps: Sequence[JournalStep]) -> Sequence[JournalStep]: ...
+
 
 class Segment:
     """One claimed segment. Call `work` once.
@@ -227,7 +229,8 @@ class Segment:
             more = stored_details(error) if error is not None else {}
             failure = {"code": last.data["code"], "detail": last.data["detail"], "more": more}
         if run.journal is not None:
-            run.journal.step_log.redact()
+            step_log = run.journal.step_log
+            step_log.redact(await self._host.redacted(self.row, step_log.of_unknown_runs()))
         if self.request.screening is None and not run.admitted_query and self.agent.guardrails.input_rules:
             self.writer.scrub_soon()  # the raw text leaves the row now
         failpoints.reach(failpoints.BEFORE_LAST_EVENT)

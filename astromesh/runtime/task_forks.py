@@ -15,7 +15,15 @@ from typing import Any, NamedTuple
 import orjson
 
 from astromesh.durable.base import JournalStep, StepKind
-from astromesh.durable.fork import Edit, check_edit, effect_step, forked_steps, is_effect, with_output
+from astromesh.durable.fork import (
+    Edit,
+    check_edit,
+    effect_step,
+    forked_steps,
+    is_effect,
+    is_recalled,
+    with_output,
+)
 from astromesh.durable.recording import Redactor
 from astromesh.durable.step_log import NESTED_MARK as _RUN
 from astromesh.durable.step_log import NODE_PREFIX
@@ -244,12 +252,16 @@ def _stage_step(place: str, number: int, entry: JsonObject) -> JournalStep:
 
 
 def forked_records(
-    records: Sequence[Mapping[str, Any]], steps: Sequence[TaskStep], at: TaskStep, edit: Edit | None
+    task_id: str,
+    records: Sequence[Mapping[str, Any]],
+    steps: Sequence[TaskStep],
+    at: TaskStep,
+    edit: Edit | None,
 ) -> list[JsonObject]:
     """Returns the records that a fork begins with, behind its `begin` record.
 
     Args:
-        records: all of the Task.
+        task_id, records: of the Task, all records.
         steps: of the Task.
         at: the step that the Task is forked at.
 
@@ -263,7 +275,7 @@ def forked_records(
         return [*_effects(records, steps)]
     before = [one for one in steps if one.step.ordinal < at.step.ordinal]
     edited = edit if edit is not None and edit.kind in ("output", "tool_result", "state") else None
-    ended = [dict(one.record) for one in before if one.is_stage]
+    ended: list[JsonObject] = [{"task_id": task_id, **one.record} for one in before if one.is_stage]
     if edited is not None and at.is_stage:
         ended.append(_edited_stage(at.record, edited))
     if edited is not None and at.call is not None:
@@ -302,7 +314,8 @@ def _forked_run(records: Iterable[Mapping[str, Any]], at: TaskStep, edit: Edit |
     if edit is not None:
         check_edit(at.recorded, edit)
     forked = forked_steps(sorted(steps, key=lambda one: (one.path, one.n)), at.recorded, edit)
-    return [_record(step) for step in forked if not is_effect(step)]  # those of the Task have all
+    # the Task has all effects, and its agents have sessions of their own
+    return [_record(step) for step in forked if not (is_effect(step) or is_recalled(step))]
 
 
 def _edit_of_requests(at: TaskStep, steps: Iterable[TaskStep], edit: Edit) -> JsonObject:

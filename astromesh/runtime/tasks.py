@@ -344,7 +344,7 @@ class WorkflowTasks:
         origin = await self.tasks.task(task_id, viewer)
         records, steps = await self.tasks.records(origin), await self.tasks.steps(origin)
         found = step_at(steps, at, task_id)
-        kept = forked_records(records, steps, found, edit)
+        kept = forked_records(task_id, records, steps, found, edit)
         engine = self.loaded.require_engine(origin.workflow)
         snapshot = await self._fork_snapshot(origin, edit)
         self._admit()

@@ -110,7 +110,7 @@ class TimeTravel:
         agent = await self._agent(row.agent, manifest, request.edit)
         now = self._clock.now()
         fork, caller = forked_row(row, begun, request, manifest, caller, now)
-        if not any(step.path == "memory" for step in begun) and "history" not in fork.request:
+        if request.edit is not None and request.edit.kind == "query" and "history" not in fork.request:
             # its session may have grown since
             fork = replace(fork, request={**fork.request, "history": history_of(steps)})
         if not any(step.path == "input" for step in begun):  # it comes to the input rules

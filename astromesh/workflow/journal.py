@@ -65,10 +65,12 @@ class StageCalls:
     Attributes:
         edits: of the requests to models, in a fork; see `request_edit`.
         started_at: in a replay, when the stage began in the recording.
+        task_id: in a replay, of the Task that this one was forked from, if that Task has executed the stage.
     """
 
     __slots__ = (
         "_last_request", "ask", "calls", "context", "edits", "journal", "stage", "started_at", "task",
+        "task_id",
     )  # fmt: skip
 
     def __init__(
@@ -79,6 +81,7 @@ class StageCalls:
         self.calls: list[JsonObject] = []
         self.edits: Sequence[JsonObject] = ()
         self.started_at: float | None = None
+        self.task_id = ""
         self._last_request: JsonObject = {}
 
     def new_in(self, request: CompletionRequest) -> JsonObject:
@@ -439,6 +442,7 @@ class Replay:
                 self._changed.notify_all()
         known = self._stages.get(key, {})
         calls.edits, calls.started_at = known.get("edits", ()), known.get("started_at")
+        calls.task_id = known.get("task_id", "")
         if not known.get("begun", True) and known["code"]:
             raise StageFault(known["code"], "The stage did not begin in the recorded run.")
         return {"output": known["output"]} if known.get("edited") else None

@@ -575,10 +575,11 @@ _KEYS = UUID("0c8b9a54-3f0e-4d0f-9a51-6f0a6c1f7b35")
 
 def _operation_context(job: StageExecution, package: ContextPackage | None) -> OperationContext:
     found = package or _NO_PACKAGE
-    task_id, stage_id = job.task.id, job.entry.stage
+    task_id, stage_id, now, calls = job.task.id, job.entry.stage, job.entry.started_at, job.calls
+    if calls is not None and calls.started_at is not None:  # a replay
+        now = calls.started_at
+        task_id = f"{calls.task_id}{job.task.path}" if calls.task_id else task_id
     key = uuid5(_KEYS, f"{task_id}@{stage_id}").hex
-    recorded = job.calls.started_at if job.calls is not None else None
-    now = job.entry.started_at if recorded is None else recorded
     return OperationContext(found.profile, found.items, task_id, stage_id, job.attempt, key, now)
 
 

@@ -379,6 +379,8 @@ async def test_the_query_of_a_fork_passes_the_input_rules_before_it_is_stored(tm
         ({"at": 3, "edit": {"output": "x", "system": "y"}}, "exactly one of"),
         ({"at": 3, "edit": {}}, "exactly one of"),
         ({"at": 3, "edit": {"output": {"said": "x"}}}, "`content` and `tool_calls`"),
+        ({"at": 3, "edit": {"output": {"tool_calls": 5}}}, "`tool_calls` a list"),
+        ({"at": 3, "edit": {"output": {"content": 5}}}, "`content` must be a text"),
         ({"at": 3, "edit": {"manifest": "old"}}, "current"),
         ({"at": 3, "session": "other"}, "session"),
         ({"at": 3, "edit": {"model": {"provider": "nobody"}}}, "edit.model: "),
@@ -437,6 +439,43 @@ async def test_the_effects_of_a_nested_agent_do_not_happen_again(tmp_path: Path)
         again = await server.fork(run["run_id"], first)
         assert again["result"]["response"] == "done"
         assert (len(server.tool.calls), len(server.model.requests)) == (0, 3)
+
+
+async def test_a_fork_finds_in_memory_what_the_run_found_there(tmp_path: Path) -> None:
+    """At the memory step too, and in nested runs: their sessions have grown since."""
+    below = {"name": "below", "type": "agent", "agent": "below"}
+    outer = manifest(tools=[below], memory=MEMORY)
+    folder = write(tmp_path, outer, manifest("below", tools=[LOOKUP], memory=MEMORY))
+    script = ([ToolCall("c1", "below", '{"query": "Who?"}')], "me", "done")
+    async with Server(folder, *script, *["again"] * 40) as server:
+        run = await server.run()
+        await server.run("And later?")
+        before, steps = [said(one) for one in server.model.requests[:3]], await server.steps(run["run_id"])
+        places = [step["path"] for step in steps if step["kind"] == "memory"]
+        assert len(places) == 2
+        last = await server.step(run["run_id"], "model", -1)
+        for step in (one for one in steps if one["step"] <= last):
+            asked = len(server.model.requests)
+            await server.fork(run["run_id"], step["step"])
+            assert said(server.model.requests[asked]) in before, step
+
+
+@pytest.mark.parametrize("rules", [[], [{"type": "pii_detection"}]], ids=["plain", "rules"])
+async def test_a_fork_behind_a_nested_run_is_compared_and_replayed(tmp_path: Path, rules: list[Any]) -> None:
+    below = {"name": "below", "type": "agent", "agent": "below"}
+    inner = manifest("below", tools=[LOOKUP], guardrails={"output": rules})
+    outer = manifest(tools=[below], guardrails={"output": rules})
+    script = ([ToolCall("c1", "below", '{"query": "ask me@example.com"}')], "me@example.com", "done", "done")
+    async with Server(write(tmp_path, outer, inner), *script) as server:
+        run = await server.run()
+        fork = await server.fork(run["run_id"], await server.step(run["run_id"], "model", -1))
+        query = {"a": run["run_id"], "b": fork["run_id"]}
+        compared = (await server.client.get("/v1/runs/compare", params=query)).json()
+        replay = (await server.client.post(f"/v1/runs/{fork['run_id']}/replay")).json()
+        kept = str(await server.runtime.durable.store.steps(fork["run_id"]))
+    assert compared["divergence"] is None and all(one["b"] for one in compared["steps"])
+    assert replay["divergence"] is None and replay["compared"] > 5
+    assert ("me@example.com" in kept) is not bool(rules)
 
 
 async def test_who_may_not_see_a_run_or_run_its_agent_cannot_fork_it(tmp_path: Path) -> None:

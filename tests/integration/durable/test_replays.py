@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -81,6 +82,21 @@ async def test_the_first_difference_is_named_with_both_values(
 
 def _copy(row: RunRow) -> RunRow:
     return copied(row, run_id="run_copy")
+
+
+async def test_branches_that_share_a_context_are_reproduced(tmp_path: Path) -> None:
+    """Both are asked before one answers; a replay makes one after the other."""
+    asked = asyncio.Barrier(2)
+
+    async def script(_: CompletionRequest) -> str:
+        await asked.wait()
+        return "done"
+
+    fan = {"pattern": "parallel_fan_out", "branches": [{"name": "a"}, {"name": "b"}]}
+    async with Server(write(tmp_path, manifest(orchestration=fan)), script, script) as server:
+        run_id = (await server.run())["run_id"]
+        found = await replay(server, run_id)
+    assert found["divergence"] is None and found["compared"] > 8
 
 
 async def test_a_run_that_failed_is_reproduced_with_its_error(tmp_path: Path) -> None:

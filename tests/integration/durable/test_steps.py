@@ -204,7 +204,8 @@ async def test_what_the_output_rules_hide_is_in_no_step(tmp_path: Path) -> None:
     assert "ann@" not in shown + kept
 
 
-async def test_what_the_output_rules_hide_is_in_no_step_of_a_run_that_waits(tmp_path: Path) -> None:
+@pytest.mark.parametrize("end", ["approve", "cancel"])
+async def test_what_the_output_rules_hide_is_in_no_step_of_a_run_that_waits(tmp_path: Path, end: str) -> None:
     """The record needs the texts to continue. Others do not see them, also of a nested run."""
     rules = {"output": [{"type": "pii_detection", "action": "redact"}]}
     below = {"name": "below", "type": "agent", "agent": "below"}
@@ -226,10 +227,15 @@ async def test_what_the_output_rules_hide_is_in_no_step_of_a_run_that_waits(tmp_
         waiting = (await client.get(f"/v1/runs/{run_id}")).json()
         shown = json.dumps(await contents(client, run_id))
         compared = (await client.get("/v1/runs/compare", params={"a": run_id, "b": run_id})).text
-        await client.post(f"/v1/runs/{run_id}/resume", json={"decision": "approve"})
+        if end == "approve":
+            await client.post(f"/v1/runs/{run_id}/resume", json={"decision": "approve"})
+            assert provider.requests[2].messages[-1].content == "ann@example.com"
+        else:
+            await client.post(f"/v1/runs/{run_id}/cancel")
+            done = [one for one in await runtime.durable.store.steps(run_id) if one.state == "done"]
+            assert "[EMAIL]" in str(done) and "ann@" not in str(done)
     assert waiting["status"] == "waiting" and "[EMAIL]" in shown
     assert "ann@" not in shown + compared
-    assert provider.requests[2].messages[-1].content == "ann@example.com"
 
 
 async def test_others_do_not_see_the_steps_of_a_run(tmp_path: Path) -> None:

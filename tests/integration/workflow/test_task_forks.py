@@ -424,6 +424,9 @@ async def test_the_run_of_a_runtime_agent_is_forked_at_each_of_its_steps(helped:
             assert (fork["output"], helped.done()) == (output, ["model"] * behind.count("model"))
             again = await steps_of(client, fork["task_id"])
             assert [one["kind"] for one in again] == RUN_STEPS
+            query = {"a": task_id, "b": fork["task_id"]}
+            compared = (await client.get("/v1/tasks/compare", params=query)).json()
+            assert compared["divergence"] is None
         content = (await client.get(f"/v1/tasks/{task_id}/steps/7")).json()
     assert [one["role"] for one in content["input"]["messages"]] == ["system", "user", "assistant", "tool"]
     editable = {step["step"]: step["editable"] for step in steps}
@@ -545,3 +548,7 @@ async def test_a_replay_finds_the_ids_the_time_and_the_random_numbers_of_its_tas
             assert (replay["same"], replay["output"][0]) == (True, task_id), replay["divergence"]
             first, second = replay["output"][3]
             assert first != second
+            fork = await forked(client, task_id, 3)  # behind the stage
+            assert fork["output"] == replay["output"]
+            again = (await client.post(f"/v1/tasks/{fork['task_id']}/replay")).json()
+            assert again["same"], again["divergence"]
