@@ -111,7 +111,10 @@ def _shown(steps: Sequence[JournalStep]) -> dict[Key, _Shown]:
         name = (step.about or {}).get("name", "") if step.kind == "model" else name_of(step)
         alike = kind_of(step), _place(step.path, name), name
         seen[alike] += 1
-        given = requests.get((step.path, step.n)) if step.kind == "model" else input_of(steps, step)
+        if step.kind == "model":
+            given = requests.get((step.path, step.n))
+        else:  # a node finds what others have written: of concurrent ones, that depends on the time
+            given = None if step.kind == "node" and "after" in (step.about or {}) else input_of(steps, step)
         found[*alike, seen[alike]] = _Shown(step, _comparable({"input": given, "output": output_of(step)}))
     return found
 

@@ -179,6 +179,7 @@ class TimeTravel:
         if row.status not in ENDED_STATUSES:
             raise Conflict(f"The run {run_id!r} is {row.status}: it can be replayed when it has ended.")
         require_outputs(steps)
+        await self._require_attachments(row)
         request = await stored_request(self._durable.store, row)
         return {"run_id": run_id, **await self._replays.replay(row, request, steps)}
 

@@ -510,11 +510,12 @@ class Replay:
                 return
 
     def report(self, result: TaskResult) -> JsonObject:
-        """Returns `{same, divergence, status, output, path}`."""
+        """Returns `{reproduced, same, divergence, status, output, path}`; `same` is the earlier name."""
         missing = next((key for key in self._order if key not in self._done), None)
         if missing is not None:
             self._diverged(*missing, "path", "the stage was not reached")
         return {
+            "reproduced": self.divergence is None,
             "same": self.divergence is None,
             "divergence": self.divergence,
             "status": result.status,

@@ -279,6 +279,8 @@ def _print(evaluation: Evaluation, compared: list[Comparison], output: Output) -
     for row in found:
         for why in row.failures[:_MAX_FAILURES]:
             note(f"{row.suite}/{row.case}{f' [{row.model}]' if row.model else ''}: {why}", "red")
+        if (more := len(row.failures) - _MAX_FAILURES) > 0:
+            note(f"{row.suite}/{row.case}: {more} more failures are in the report.", "red")
     if evaluation.stopped:
         note(f"Stopped: the cost limit was reached after {evaluation.cost_usd:.4f} USD.", "red")
     for comparison in compared:

@@ -96,7 +96,11 @@ async def test_branches_that_share_a_context_are_reproduced(tmp_path: Path) -> N
     async with Server(write(tmp_path, manifest(orchestration=fan)), script, script) as server:
         run_id = (await server.run())["run_id"]
         found = await replay(server, run_id)
+        fork = (await server.fork(run_id, await server.step(run_id, "rule", -1)))["run_id"]
+        query = {"a": run_id, "b": fork}
+        compared = (await server.client.get("/v1/runs/compare", params=query)).json()
     assert found["divergence"] is None and found["compared"] > 8
+    assert compared["divergence"] is None
 
 
 async def test_a_run_that_failed_is_reproduced_with_its_error(tmp_path: Path) -> None:

@@ -300,7 +300,7 @@ async def test_e54_a_task_and_a_stage_of_it_replay_offline(config: Path) -> None
         body = {"stage": review["stage_id"], "task": review["task"]}
         scratch = (await client.post(f"{path}/replay", json=body)).json()
         after = (await client.get(f"{path}/trace")).json()["trace"]
-    assert replayed["divergence"] is None and replayed["same"]
+    assert replayed["divergence"] is None and replayed["reproduced"] and replayed["same"]
     assert (replayed["path"], replayed["output"]) == (task["metadata"]["path"], task["output"])
     assert scratch["divergence"] is None
     assert scratch["scratch"]["output"] == review["output"]
