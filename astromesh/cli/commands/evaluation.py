@@ -6,6 +6,7 @@ import asyncio
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Annotated, NamedTuple
@@ -16,6 +17,7 @@ import typer
 from astromesh.access.scopes import Viewer
 from astromesh.agents.agent import Agent
 from astromesh.agents.evaluation import AgentTarget, ModelJudge, with_model
+from astromesh.agents.models import ModelLike
 from astromesh.cli.errors import RUN_FAILED, reported_errors
 from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
@@ -183,13 +185,14 @@ async def _evaluate(
     folders: tuple[Path, Path], name: str, wanted: Wanted, output: Output, workflow: bool
 ) -> tuple[Evaluation, Evaluation | None]:
     configuration = load_configuration(folders[0], Plugins())
+    judge = ModelJudge(wanted.judge, folders[1], partial(judge_model, configuration))
     before = baseline(folders[1], output.baseline, name) if output.baseline else None
     if workflow or (name not in configuration.edges and name in workflow_names(folders[0])):
-        evaluation = await _evaluate_workflow(folders, name, wanted)
+        evaluation = await _evaluate_workflow(folders, name, wanted, judge)
     else:
         agent = _agent(configuration, folders, name)
         cases = select(agent_cases(folders[0], name, wanted.dataset), wanted.tag, wanted.case)
-        evaluation = await evaluate_agent(agent, cases, wanted, folders[1])
+        evaluation = await evaluate_agent(agent, cases, wanted, judge)
     store(folders[1], evaluation)
     return evaluation, before
 
@@ -204,10 +207,19 @@ def _agent(configuration: Configuration, folders: tuple[Path, Path], name: str) 
     return Agent.from_yaml(file, on_error="return", data_dir=folders[1])
 
 
-async def evaluate_agent(agent: Agent, cases: list[Case], wanted: Wanted, data_dir: Path) -> Evaluation:
+def judge_model(configuration: Configuration, name: str) -> ModelLike:
+    """Returns the model of a judge, `provider:name`, with the endpoint and the key of providers.yaml."""
+    provider, _, model = name.partition(":")
+    entry = configuration.providers.spec.providers.get(provider)
+    if entry is None:
+        return name
+    keys = entry.model_dump(exclude_unset=True, exclude={"type", "models"})
+    return {**keys, "provider": entry.type, "model": model or next(iter(entry.models), "")}
+
+
+async def evaluate_agent(agent: Agent, cases: list[Case], wanted: Wanted, judge: ModelJudge) -> Evaluation:
     """Runs the cases of an agent with each model."""
     target, started = AgentTarget(agent), SystemClock().now()
-    judge = ModelJudge(wanted.judge, data_dir)
     models = wanted.models or ("",)
     results: list[Results] = []
     with _progress(len(cases) * wanted.options.repeat * len(models)) as on_result:
@@ -219,14 +231,16 @@ async def evaluate_agent(agent: Agent, cases: list[Case], wanted: Wanted, data_d
     return evaluation_of(target, new_id("eval_"), started, results)
 
 
-async def _evaluate_workflow(folders: tuple[Path, Path], name: str, wanted: Wanted) -> Evaluation:
+async def _evaluate_workflow(
+    folders: tuple[Path, Path], name: str, wanted: Wanted, judge: ModelJudge
+) -> Evaluation:
     async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
         workflow = await runtime.workflows.loaded.open(name)
         with _progress(None) as on_result:
             report = await runtime.workflows.evaluate(
                 workflow.name, wanted.dataset, wanted.tag, case=wanted.case, models=wanted.models,
                 options=wanted.options,
-                judge=ModelJudge(wanted.judge, folders[1]), on_result=on_result,
+                judge=judge, on_result=on_result,
             )  # fmt: skip
     return Evaluation.from_json(report)
 

@@ -18,6 +18,7 @@ from astromesh.evaluation.base import Case, Options
 from astromesh.evaluation.evaluate import run_cases
 from astromesh.testing import Reply, ScriptedProvider, record
 from astromesh.types import ToolCall, Usage
+from tests.platform.model import MockModel
 
 AGENT = """apiVersion: astromesh/v1
 kind: Agent
@@ -88,6 +89,23 @@ def test_models_stand_side_by_side_and_a_report_is_compared_with_the_one_before(
     assert ": 1 better, 0 worse, 1 the same. The difference may be chance (p = 1)" in out
     assert "better  helper/fails  0/1 → 1/1" in out
     assert "embedded against embedded:embedded: 0 better" in out
+
+
+def test_a_judge_has_the_endpoint_and_the_key_of_its_provider(
+    config: Path, mock_llm: MockModel, capsys: pytest.CaptureFixture[str]
+) -> None:
+    entry = {"type": "openai", "endpoint": f"{mock_llm.url}/v1", "api_key": "k"}
+    head = {"apiVersion": "astromesh/v1", "kind": "ProviderConfig", "metadata": {"name": "p"}}
+    (config / "providers.yaml").write_text(json.dumps({**head, "spec": {"providers": {"local": entry}}}))
+    check = {
+        "type": "judge",
+        "rubric": "Is kind.",
+        "model": 'local:mock+say={"reason":"rude","passed":false}',
+    }
+    case = {"id": "one", "input": "Hello", "assertions": [check]}
+    (config / "evals" / "helper.yaml").write_text(json.dumps({"cases": [case]}))
+    evaluated(config, 1)
+    assert "helper/one: judge: rude" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
