@@ -180,8 +180,9 @@ class RunJournal:
         self.step_log.add(JournalStep(key, self.step_log.next_number(key), "node", "", "intent", about))
 
     def _makes_again(self, found: JournalStep, *, once: bool) -> bool:
-        """Whether a replay executes a finished node: its calls are answered."""
-        return self.step_log.is_replay and not once and bool((found.output or {}).get("calls"))
+        """Whether a replay executes a finished node: its calls are answered. One that was edited stays."""
+        record = found.output or {}
+        return self.step_log.is_replay and not once and "edge" in record and bool(record.get("calls"))
 
     def repeat(self, scope: Any, call: JsonObject) -> JsonObject | None:
         kind, path = call["kind"], self.at(call["at"])

@@ -103,6 +103,17 @@ async def test_branches_that_share_a_context_are_reproduced(tmp_path: Path) -> N
     assert compared["divergence"] is None
 
 
+async def test_forks_with_an_edited_node_are_reproduced(tmp_path: Path) -> None:
+    """The node stays as it was edited, and its run decides again where it leads."""
+    script = (asks("a"), "done", "done")
+    async with Server(write(tmp_path, manifest(tools=[LOOKUP])), *script) as server:
+        run_id = (await server.run())["run_id"]
+        for number, edit in ((0, {"state": {"k": 1}}), (1, {"output": "Edited."})):
+            fork = await server.fork(run_id, await server.step(run_id, "node", number), edit)
+            assert fork["result"]["response"] == edit.get("output", "done")
+            assert (await replay(server, fork["run_id"]))["divergence"] is None
+
+
 async def test_a_run_that_failed_is_reproduced_with_its_error(tmp_path: Path) -> None:
     def fails(_: CompletionRequest) -> str:
         raise RuntimeError("gone")
