@@ -156,11 +156,19 @@ class Snapshot:
         }
         self.notes = _notes_to_json(notes)
 
-    def writes(self, state: GraphState, notes: Any = None, *, forgets: bool = True) -> JsonObject:
-        """Returns what was written since then.
+    def forget_unrecordable(self, state: GraphState) -> None:
+        """Removes from the state what was written since then and has no JSON form."""
+        for key, value in list(state.context.items()):
+            if key != NODE_CACHE and _quietly_encoded(value) is None:
+                engine_forget(state.context, key)
+        lists = [(values, self.updates.get(key, 0)) for key, values in (state.updates or {}).items()]
+        lists += [(getattr(state, name), self.lists[name][0]) for name in _DATA]
+        for values, length in lists:
+            if _quietly_encoded(values[length:]) is None:
+                del values[length:]
 
-        Args:
-            forgets: Whether a value that has no JSON form is removed from the state.
+    def writes(self, state: GraphState, notes: Any = None) -> JsonObject:
+        """Returns what was written since then.
 
         Raises:
             NotRecordable: A value has no JSON form.
@@ -169,12 +177,7 @@ class Snapshot:
         for key, value in list(state.context.items()):
             if key == NODE_CACHE:
                 continue
-            try:
-                encoded = _encoded(value, f"The value of {key!r} in the context")
-            except NotRecordable:
-                if forgets:
-                    engine_forget(state.context, key)
-                raise
+            encoded = _encoded(value, f"The value of {key!r} in the context")
             if self.context.get(key) != encoded:
                 changed[key] = orjson.Fragment(encoded)
         removed = [key for key in self.context if key not in state.context and key != NODE_CACHE]

@@ -172,6 +172,8 @@ class NodeRecorder:
                 return result
             result = step.fail(error, state, config, result.duration_ms)
             result.error = str(error)
+            assert visit.before is not None
+            visit.before.forget_unrecordable(state)
             visit.record = self._described(visit, result, state, config)
         return result
 
@@ -179,7 +181,7 @@ class NodeRecorder:
         self, visit: RecordedVisit, result: NodeResult, state: GraphState, config: Any
     ) -> JsonObject:
         assert visit.before is not None
-        writes = visit.before.writes(state, visit.notes, forgets=self._journal.is_durable)
+        writes = visit.before.writes(state, visit.notes)
         same, _ = writes.get("lists", {}).get("messages", (len(state.messages), ()))
         data = result_to_json(result, state.messages[same:])
         if result.usage is not NO_USAGE and config.usage is NO_USAGE:

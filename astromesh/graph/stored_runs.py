@@ -262,8 +262,10 @@ class Replay:
             return
         try:
             self._found.set_result(self._at(visit, plan, step, result, state))
-        except (InvalidInput, NotRecordable) as error:
+        except InvalidInput as error:
             self._found.set_exception(error)
+        except NotRecordable as error:
+            self._found.set_exception(InvalidInput(str(error)))
 
     def _at(
         self, visit: RecordedVisit, plan: Plan | None, step: Step, result: NodeResult, state: GraphState

@@ -397,6 +397,20 @@ async def test_values_without_json_are_refused_at_the_start(store: str) -> None:
         await engine.ainvoke("q", context={"thing": object()})
 
 
+async def test_a_node_that_writes_several_values_without_json_fails_alone(store: str) -> None:
+    def write(state: Any) -> None:
+        state.context["one"], state.context["two"], state.context["text"] = object(), object(), "kept"
+        state.observations.append(object())
+
+    nodes = [FunctionNode("write", write, inline=True), FunctionNode("last", lambda s: 1, inline=True)]
+    engine = PromptGraphEngine(chain(*nodes), store=store)
+    result = await engine.ainvoke("q", run_id="r")
+    assert (result.ok, result.output, result.context["text"]) == (True, 1, "kept")
+    assert "The value of 'one' in the context is not JSON" in result.report.errors[0].message
+    with pytest.raises(InvalidInput, match="'thing' in the context is not JSON"):
+        await engine.fork("r", (await engine.history("r"))[0].step, {"thing": object()})
+
+
 @dataclass
 class Measured:
     value: float

@@ -245,8 +245,10 @@ async def test_models_typed_states_and_children_are_cached_and_failures_and_comm
 async def test_what_json_cannot_carry_is_not_cached() -> None:
     flaky = Flaky()
     engine = PromptGraphEngine(PromptGraph(nodes=[flaky.node(cache=60)]))
+    thing = object()
     for _ in range(2):
-        assert (await engine.ainvoke("q", context={"thing": object()})).ok
+        result = await engine.ainvoke("q", context={"thing": thing})
+        assert (result.ok, result.context["thing"]) == (True, thing)
     assert flaky.calls == 2
 
 
