@@ -109,6 +109,7 @@ class Deps:
     Args:
         http: the shared `astromesh.net.http.Http` (typed loosely: this module does not import net).
         data_dir: folder for all stored data (`ASTROMESH_DATA_DIR`).
+        listen_url: of the same database, for LISTEN beside a pooler; empty: `storage_url`.
         config_dir: folder of the configuration; relative paths in YAML start here.
         knowledge: RAG pipelines by name, opened before the tools.
         unavailable_knowledge: declared RAG pipelines that could not be opened, with the error.
@@ -127,6 +128,7 @@ class Deps:
     data_dir: Path = Path(".astromesh")
     config_dir: Path = Path("config")
     storage_url: str = ""
+    listen_url: str = ""
     sqlite_synchronous: Literal["full", "normal"] = "full"
     redis_url: str = ""
     resources: Resources = field(default_factory=Resources)

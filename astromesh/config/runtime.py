@@ -126,6 +126,13 @@ def store_url(url: Secret) -> Secret:
     return url
 
 
+def postgres_url(url: Secret) -> Secret:
+    """Checks `postgresql://…`, which may be empty."""
+    if _split_url(url.get_secret_value(), "must be a URL postgresql://USER@HOST/DATABASE").scheme == "sqlite":
+        raise ValueError("must be a URL postgresql://USER@HOST/DATABASE")
+    return store_url(url)
+
+
 def redis_url(url: Secret) -> Secret:
     """Checks `redis://HOST:PORT/NUMBER`, `rediss://…` or `unix://PATH`, which may be empty."""
     text = url.get_secret_value()
@@ -163,6 +170,7 @@ ListenHost = Annotated[str, AfterValidator(listen_host)]
 AllowedHost = Annotated[str, AfterValidator(allowed_host)]
 Origin = Annotated[str, AfterValidator(cors_origin)]
 HttpUrl = Annotated[str, AfterValidator(http_url)]
+ListenUrl = Annotated[Secret, AfterValidator(postgres_url)]
 StoreUrl = Annotated[Secret, AfterValidator(store_url)]
 RedisUrl = Annotated[Secret, AfterValidator(redis_url)]
 Port = Annotated[int, Field(ge=0, le=65535)]
@@ -208,6 +216,11 @@ class Storage(Record):
     url: StoreUrl = Field(
         Secret("sqlite:///.astromesh/astromesh.db"),
         description="sqlite:///PATH or postgresql://…; may contain a password.",
+    )
+    listen_url: ListenUrl = Field(
+        Secret(""),
+        description="postgresql://… beside a pooler, for notifications; empty: storage.url. "
+        "May contain a password.",
     )
     keep_days: float = Field(30.0, gt=0, description="Days that ended runs and their events are stored.")
     keep_runs: int = Field(

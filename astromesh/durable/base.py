@@ -711,6 +711,23 @@ class ScheduleStore(Protocol):
     async def delete_schedule(self, id: str) -> None: ...
 
 
+class RunChannel(Protocol):
+    """Tells every process of a database which runs have new events, and which were accepted for others."""
+
+    @property
+    def connected(self) -> bool:
+        """Whether notifications arrive."""
+
+    def start(self) -> None:
+        """Starts to listen."""
+
+    def publish(self, run_id: str, seq: int, /) -> None:
+        """Tells every process that the run has this event, or, with 0, that it waits for a process."""
+
+    async def close(self) -> None:
+        """Sends what is due, and ends."""
+
+
 class RunStore(CallbackStore, ScheduleStore, Protocol):
     """Runs, steps, events and workers in a database.
 
@@ -862,6 +879,14 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
 
     async def cancel_answer(self, run_id: str) -> tuple[bool, JsonObject | None]:
         """Returns whether a process has acknowledged the request, and the result of the run."""
+
+    def channel(self, received: Callable[[str, int], None], changed: Callable[[], None]) -> RunChannel | None:
+        """Returns the channel of the processes of this database; None if it has none.
+
+        Args:
+            received: called with each run and number that any process has published, this one included.
+            changed: called when notifications begin to arrive, or arrive no more.
+        """
 
     async def queues(self) -> tuple[QueueDepth, ...]:
         """Returns the queues of agents with open runs, by their names."""

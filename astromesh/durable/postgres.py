@@ -7,7 +7,7 @@ Such a statement takes its rows as arrays, one for each column.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import NamedTuple, Self
 
 from asyncpg import Record
@@ -41,12 +41,15 @@ from astromesh.durable.sql_runs import Commit, SqlRuns, ends_nested
 from astromesh.durable.sql_tasks import SqlTasks
 from astromesh.plugins import Deps
 from astromesh.storage.group_commit import GroupCommit
-from astromesh.storage.postgres import PostgresQueries, PostgresStore
+from astromesh.storage.postgres import Address, PostgresQueries, PostgresStore
+from astromesh.storage.postgres_channel import PostgresChannel
 from astromesh.storage.queries import Dialect, Transaction
 from astromesh.telemetry.clock import Clock
 
 #: columns of the claims, steps and events of a commit
 _CLAIM, _STEP, _EVENT = 3, 11, 5
+#: tells which runs have new events
+_CHANNEL = "astromesh_runs"
 
 
 class PostgresTasks(SqlTasks, PostgresStore):
@@ -98,6 +101,18 @@ class PostgresRuns(SqlRuns, PostgresStore):
         self._claiming = GroupCommit(self._claim_all)
         self._committing = GroupCommit(self._commit_all)
         self._following = GroupCommit(self._next_in_sessions)
+        self.listen_url = ""
+
+    @classmethod
+    async def open(cls, options: BaseModel, deps: Deps) -> Self:
+        store = await super().open(options, deps)
+        store.listen_url = deps.listen_url
+        return store
+
+    def channel(self, received: Callable[[str, int], None], changed: Callable[[], None]) -> PostgresChannel:
+        database = self._queries.database
+        address = Address.parse(self.listen_url) if self.listen_url else database.address
+        return PostgresChannel(database, _CHANNEL, address, received, changed)
 
     @classmethod
     def fragments(cls, dialect: Dialect) -> Mapping[str, str]:

@@ -30,6 +30,7 @@ from astromesh.durable.base import (
     IdempotencyKey,
     JournalStep,
     RunChange,
+    RunChannel,
     RunRow,
     RunStore,
     SegmentClaim,
@@ -88,6 +89,10 @@ class Notifications:
         for changed in self._listeners.get(run_id, ()):
             changed.set()
 
+    def notify_all(self) -> None:
+        for run_id in self._listeners:
+            self.notify(run_id)
+
 
 #: seconds after which a queued run is dispatched again
 QUEUED_SECONDS = 2.0
@@ -134,12 +139,13 @@ class Host(Protocol):
     clock: Clock
 
     async def load_segment(
-        self, store: RunStore, row: RunRow, caller: CallerContext, notify: Callable[[str], None]
+        self, store: RunStore, row: RunRow, caller: CallerContext, notify: Callable[[str, int], None]
     ) -> Segment:
         """Loads what a claimed row describes.
 
         Args:
-            notify: called after every transaction, with the id of each run that it changed.
+            notify: called after every transaction, with the id of each run that it changed and the number of
+                its last new event, or 0.
 
         Raises:
             AstromeshError: the run can no longer be executed; it fails with this error.
@@ -218,6 +224,7 @@ class RunWorker:
         self._local_queue = LocalQueue(_MAX_LOCAL_QUEUE)
         self._background: set[asyncio.Task[None]] = set()
         self._notifications = Notifications()
+        self._channel: RunChannel | None = None
         self._capacity: dict[str, QueueCapacity] = {}
         self._slot_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
@@ -238,6 +245,7 @@ class RunWorker:
         async with self._opening:
             if self._store is None:
                 self._store, keep = await self._stores.open_runs(), self._stores.retention
+                self._channel = self._store.channel(self._received, self._notifications.notify_all)
                 self._expiry = expiry_job(partial(self._expire, keep), self._host.clock, keep.days)
                 if not self._draining:  # the archive of a process that ends may open it last
                     self._expiry.start()
@@ -272,6 +280,8 @@ class RunWorker:
             if self.executes:
                 self._backend = await self._started()
             self._worker.start(sweeps=self.executes)
+            if self._channel is not None:
+                self._channel.start()
 
     async def _started(self) -> DurableBackend:
         """Returns a started backend. If it cannot start, it is closed."""
@@ -301,6 +311,7 @@ class RunWorker:
         if self._expiry is not None:
             await self._expiry.close()
         if not self._worker.started:
+            await self._close_channel()
             return
         active = self._worker.active.values()
         if active:
@@ -317,6 +328,11 @@ class RunWorker:
             log.warning("runs_not_handed_over", error=str(error))
         if self._backend is not None:
             await self._backend.close()
+        await self._close_channel()
+
+    async def _close_channel(self) -> None:
+        if self._channel is not None:
+            await self._channel.close()
 
     # -- accepting -----------------------------------------------------------------------------------------
 
@@ -560,7 +576,7 @@ class RunWorker:
     async def _work(self, row: RunRow) -> None:
         caller = self._callers.pop(row.run_id, None) or caller_of(row.caller)
         try:
-            segment = await self._host.load_segment(self.store, row, caller, self._notifications.notify)
+            segment = await self._host.load_segment(self.store, row, caller, self._changed)
             self._segments[row.run_id] = segment
             await segment.work()
             if segment.newer_version:
@@ -598,6 +614,7 @@ class RunWorker:
         claim = SegmentClaim(row.run_id, row.segment, row.worker)
         with suppress(LeaseLost):
             await retry_while_unavailable(partial(self.store.commit, claim, events=[last], change=change))
+            self._changed(row.run_id, seq)
 
     async def cancel(self, row: RunRow) -> None:
         """Requests the end of a run. One that waits ends at once, and keeps what its output rules leave."""
@@ -614,9 +631,39 @@ class RunWorker:
         segment.stop()
         return True
 
+    # -- telling and hearing what changes ------------------------------------------------------------------
+
     def listen(self, run_id: str, changed: asyncio.Event) -> Callable[[], None]:
-        """Sets `changed` at every transaction of a run in this process. Returns a function that ends this."""
+        """Sets `changed` at every transaction of a run that this process makes or hears of.
+
+        Returns a function that ends this.
+        """
+        if self._channel is not None and not self._draining:
+            self._channel.start()
         return self._notifications.listen(run_id, changed)
+
+    @property
+    def hears_others(self) -> bool:
+        """Whether this process hears of the transactions of others. A change wakes all listeners."""
+        return self._channel is not None and self._channel.connected
+
+    def _changed(self, run_id: str, seq: int) -> None:
+        self._notifications.notify(run_id)
+        if seq and self._channel is not None:
+            self._channel.publish(run_id, seq)
+
+    def _received(self, run_id: str, seq: int) -> None:
+        """Wakes the listeners of a run, or executes one that was accepted by a process that does not."""
+        if run_id in self._run_ids:  # it has woken them itself
+            return
+        if seq:
+            self._notifications.notify(run_id)
+        elif self._backend is not None and self._has_room:
+            self._hold_task(self._dispatch_quietly(run_id))
+
+    async def _dispatch_quietly(self, run_id: str) -> None:
+        with suppress(StoreError):  # the sweep finds it
+            await self._dispatch(run_id)
 
     # -- the queue that the worker leases from -------------------------------------------------------------
 
@@ -657,6 +704,8 @@ class RunWorker:
         Its row is on disk. If this process dies or is slow, the sweep of another one dispatches it again.
         """
         if self._backend is None:  # this process is closing, or executes no runs
+            if not self.executes and self._channel is not None:
+                self._channel.publish(row.run_id, 0)
             return
         if self._has_room:
             self._start_segment(row.run_id, row.segment)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from typing import NamedTuple
@@ -21,6 +21,7 @@ from astromesh.durable.base import (
     LiveWorker,
     QueueDepth,
     RunChange,
+    RunChannel,
     RunQuery,
     RunRecording,
     RunRow,
@@ -235,6 +236,9 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
 
     async def delete_cancel(self, run_id: str, before: float) -> None:
         await self._queries.write("delete_cancel", run_id, before)
+
+    def channel(self, received: Callable[[str, int], None], changed: Callable[[], None]) -> RunChannel | None:
+        return None
 
     async def heartbeat(self, worker: str) -> None:
         await self._queries.write("heartbeat", worker, self._clock.now())

@@ -196,6 +196,7 @@ class _Bootstrap:
             data_dir=data_dir,
             config_dir=configuration.folder,
             storage_url=runtime.storage.url.get_secret_value(),
+            listen_url=runtime.storage.listen_url.get_secret_value(),
             sqlite_synchronous=runtime.storage.sqlite.synchronous,
             redis_url=runtime.redis.url.get_secret_value(),
             resources=opened.resources,

@@ -667,7 +667,7 @@ class AgentRunner:
         return await agent.memory.erase(key) or attached
 
     async def load_segment(
-        self, store: RunStore, row: RunRow, caller: CallerContext, notify: Callable[[str], None]
+        self, store: RunStore, row: RunRow, caller: CallerContext, notify: Callable[[str, int], None]
     ) -> Segment:
         """Loads a claimed segment with the agent of the run's own manifest, most often the present one.
 

@@ -51,6 +51,8 @@ from astromesh.types import CallerContext, Event, JsonObject, Usage
 
 #: seconds between two polls for events of a run that another process works on, and of one that waits
 _POLL_SECONDS, _WAITING_POLL_SECONDS = 0.075, 1.0
+#: and of one whose process tells of its events
+_HEARING_POLL_SECONDS = 2.0
 
 
 #: events of one read, and of one trace
@@ -503,6 +505,12 @@ class _Follower:
             self._after, self._last = page[-1].seq, page[-1].type
         return True
 
+    @property
+    def _poll_seconds(self) -> float:
+        if self._last == "run.waiting":
+            return _WAITING_POLL_SECONDS
+        return _HEARING_POLL_SECONDS if self._durable.hears_others else _POLL_SECONDS
+
     async def _follow(self) -> None:
         news = asyncio.Event()
         leave = self._durable.listen(self._run_id, news)
@@ -514,9 +522,7 @@ class _Follower:
                         return
                 except StoreError:
                     pass  # it may be there again
-                await _wait_briefly(
-                    news, _WAITING_POLL_SECONDS if self._last == "run.waiting" else _POLL_SECONDS
-                )
+                await _wait_briefly(news, self._poll_seconds)
         finally:
             leave()
 

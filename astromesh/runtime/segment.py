@@ -76,7 +76,8 @@ class Segment:
     Args:
         row: The row as it was claimed.
         agent: The agent that the row's manifest describes.
-        notify: Called after every transaction, with the id of each run that it changed.
+        notify: Called after every transaction, with the id of each run that it changed and the number of its
+            last new event, or 0.
 
     Attributes:
         handed_back: The row, if the segment has ended for another one to begin.
@@ -91,7 +92,7 @@ class Segment:
         request: RunRequest,
         agent: Agent,
         caller: CallerContext,
-        notify: Callable[[str], None],
+        notify: Callable[[str, int], None],
     ) -> None:
         self.row, self.agent = row, agent
         self._host, self._store, self._notify = host, store, notify
@@ -290,8 +291,9 @@ class Segment:
     def _written(self, events: Sequence[Event]) -> None:
         if self.stream is not None:
             self.stream.deliver([event for event in events if event.run_id == self.row.run_id])
-        for run_id in {self.row.run_id, *(event.run_id for event in events)}:
-            self._notify(run_id)
+        last = {self.row.run_id: 0} | {event.run_id: event.seq for event in events}
+        for run_id, seq in last.items():
+            self._notify(run_id, seq)
 
 
 def _is_isolated(segment: ref[Segment], takes_context: bool) -> bool:

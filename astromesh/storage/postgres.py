@@ -420,6 +420,10 @@ class PostgresQueries:
     def __init__(self, database: Postgres, statements: Mapping[str, str]) -> None:
         self._database, self._statements = database, statements
 
+    @property
+    def database(self) -> Postgres:
+        return self._database
+
     async def read(self, query: str, *values: object) -> Sequence[asyncpg.Record]:
         return await self._database.read(self._statements[query], *values)
 

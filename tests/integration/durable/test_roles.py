@@ -8,16 +8,24 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import asyncpg
 import httpx
 import pytest
 
+from astromesh.access.scopes import Viewer
 from astromesh.api.app import create_app
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.telemetry.events import TERMINAL_EVENTS
 from astromesh.testing import ScriptedProvider
+from astromesh.types import Event
 from tests.integration.agents_folder import client_of, manifest, runtime_of, store_in, write
 from tests.integration.workflow.folders import small
 
 PATIENCE = 60.0
+_END_LISTENERS = (
+    "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+    " WHERE datname = current_database() AND query LIKE 'LISTEN%'"
+)
 
 
 @asynccontextmanager
@@ -62,3 +70,57 @@ async def test_one_process_takes_requests_and_another_works(
         assert row.worker == worker.durable.worker
         for path, status in (("/health/ready", 200), ("/metrics", 200), ("/v1/agents", 404), ("/", 404)):
             assert (await other.get(path)).status_code == status
+
+
+class Heard:
+    """A listener that keeps what it receives."""
+
+    wants_deltas = True
+
+    def __init__(self) -> None:
+        self.events: list[Event] = []
+        self.ended = asyncio.Event()
+
+    def send(self, event: Event) -> None:
+        self.events.append(event)
+        if event.type in TERMINAL_EVENTS:
+            self.ended.set()
+
+
+async def test_events_of_another_process_arrive_by_notification_and_by_polls_when_the_connection_is_lost(
+    tmp_path: Path, postgres_database: str
+) -> None:
+    """A run begins at once elsewhere, its events are whole, and a lost connection leaves no gap."""
+    go_on = asyncio.Event()
+
+    async def answers(_: Any) -> str:
+        await go_on.wait()
+        return "one two three"
+
+    write(tmp_path, manifest())
+    store_in(tmp_path, postgres_database)
+    provider = ScriptedProvider(answers, repeat=True)
+    api, worker = (runtime_of(tmp_path, provider) for _ in range(2))
+    api.durable.executes = False
+    async with client_of(api) as client, client_of(worker):
+        for lost in (False, True):
+            go_on.clear()
+            body = {"query": "Hello", "session_id": "s"}
+            run = (await client.post("/v1/agents/helper/runs", json=body)).json()["run_id"]
+            heard = Heard()
+            leave = await api.runs.follow(run, Viewer("default", None), 0, heard)
+            async with asyncio.timeout(PATIENCE):
+                while not api.durable.hears_others or not heard.events:
+                    await asyncio.sleep(0.02)
+                if lost:
+                    connection = await asyncpg.connect(postgres_database)
+                    await connection.execute(_END_LISTENERS)
+                    await connection.close()
+                go_on.set()
+                await heard.ended.wait()
+            assert leave is not None
+            leave()
+            assert [event.seq for event in heard.events] == list(range(1, len(heard.events) + 1))
+            row = await worker.durable.store.get(run)
+            assert row is not None
+            assert row.worker == worker.durable.worker

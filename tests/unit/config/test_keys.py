@@ -284,6 +284,7 @@ OTHER_KEYS = [
         1,
         "sqlite:///.astromesh/astromesh.db",
     ),
+    Key("RuntimeConfig", ("spec", "storage", "listen_url"), "postgresql://u:p@h/d", "sqlite:///a.db", ""),
     Key("RuntimeConfig", ("spec", "storage", "keep_days"), 7, 0, 30.0),
     Key("RuntimeConfig", ("spec", "storage", "keep_runs"), 100, 0, 10_000),
     Key("RuntimeConfig", ("spec", "storage", "sqlite", "synchronous"), "normal", "off", "full"),
