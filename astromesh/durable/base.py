@@ -331,6 +331,14 @@ class CancelRequest(NamedTuple):
     owner: str | None
 
 
+class EventRequest(NamedTuple):
+    """A request for the events of a plain run of another process. `owner` empty: the viewer sees all runs."""
+
+    run_id: str
+    tenant: str
+    owner: str
+
+
 class RunQuery(NamedTuple):
     """The filter of a list; empty fields match everything of the tenant. `owner` None: everybody's runs.
 
@@ -879,6 +887,27 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
 
     async def cancel_answer(self, run_id: str) -> tuple[bool, JsonObject | None]:
         """Returns whether a process has acknowledged the request, and the result of the run."""
+
+    async def request_events(self, request: EventRequest, now: float) -> None:
+        """Requests, or goes on to request, that the process of a plain run writes its events."""
+
+    async def event_requests(self, since: float) -> tuple[EventRequest, ...]:
+        """Returns the requests that were made after that time."""
+
+    async def accept_events(self, request: EventRequest, now: float, since: int) -> None:
+        """Says that this process writes the events after `since` of the run."""
+
+    async def events_accepted(self, request: EventRequest) -> tuple[float, int]:
+        """Returns when a process has last said so, or 0, and its `since`."""
+
+    async def write_heard(self, events: Sequence[Event]) -> None:
+        """Writes events of a plain run that somebody listens to. Those that are there stay."""
+
+    async def heard(self, run_id: str, after: int, limit: int) -> tuple[Event, ...]:
+        """Returns such events after a number."""
+
+    async def expire_listeners(self, before: float) -> None:
+        """Deletes requests that were not made again since, and the events that nobody requests."""
 
     def channel(self, received: Callable[[str, int], None], changed: Callable[[], None]) -> RunChannel | None:
         """Returns the channel of the processes of this database; None if it has none.

@@ -43,6 +43,9 @@ class RemoteCancel:
         active: whether this process has active runs.
         flush_archive: returns when the rows of ended runs are in the store.
         timeout: seconds that a cancel waits for the end of the run.
+
+    Attributes:
+        also: Called with the store at each poll.
     """
 
     def __init__(
@@ -56,9 +59,10 @@ class RemoteCancel:
     ) -> None:
         self._durable, self._registry, self._clock = durable, registry, clock
         self._flush_archive, self._timeout = flush_archive, timeout
+        self.also: Callable[[RunStore], Awaitable[None]] | None = None
         self._polling = PeriodicJob(self._poll, POLL_SECONDS, _log_unread, needed=active)
-        #: starts to poll, when a run has begun here, until no run is active
-        self.watch = self._polling.start
+        #: starts to poll, when a run has begun here, until no run is active; polls now
+        self.watch, self.wake = self._polling.start, self._polling.wake
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     # -- requests of other processes -----------------------------------------------------------------------
@@ -75,6 +79,8 @@ class RemoteCancel:
         for request in await store.cancel_requests(self._clock.now() - _REQUEST_SECONDS):
             if request.run_id not in self._ending:
                 await self._end(store, request)
+        if self.also is not None:
+            await self.also(store)
 
     async def _end(self, store: RunStore, request: CancelRequest) -> None:
         run_id, viewer = request.run_id, Viewer(request.tenant, request.owner)
@@ -113,7 +119,7 @@ class RemoteCancel:
             try:
                 return await lookup()
             except RunNotFound:
-                if not _may_be_new(self._clock, run_id):
+                if not may_be_new(self._clock, run_id):
                     raise
             await asyncio.sleep(pause)
         return await lookup()
@@ -127,7 +133,7 @@ async def cancel_remotely(
     Args:
         timeout: seconds to wait for the end of the run, after a process has seen the request.
     """
-    if not _may_be_new(clock, run_id):
+    if not may_be_new(clock, run_id):
         return None
     await store.request_cancel(run_id, *viewer)
     try:
@@ -136,7 +142,7 @@ async def cancel_remotely(
         await asyncio.shield(store.delete_cancel(run_id, clock.now() - _REQUEST_SECONDS))
 
 
-def _may_be_new(clock: Clock, run_id: str) -> bool:
+def may_be_new(clock: Clock, run_id: str) -> bool:
     """Whether a run of this id may be active, or have just ended."""
     return 0 <= clock.now() - created_at(run_id) + _REQUEST_SECONDS < _MAX_RUN_SECONDS
 

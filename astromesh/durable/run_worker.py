@@ -107,6 +107,8 @@ _POSTPONE_SECONDS = 0.5
 _NEWER_VERSION_SECONDS = 5.0
 #: callers that are stored for runs of which no segment has started here
 _MAX_CALLERS = 10_000
+#: seconds after which a listener to a plain run of another process is gone
+_LISTENER_SECONDS = 60.0
 #: for which a decision waits for a run that works on another one
 _PATIENCE_SECONDS = 10.0
 log = get_logger("astromesh.durable")
@@ -200,10 +202,12 @@ class RunWorker:
 
     Attributes:
         executes: Whether this process executes durable runs, or only accepts them for others.
+        requested: Called with a run that another process wants something of.
     """
 
     def __init__(self, host: Host, stores: StoreOpener, heartbeat: WorkerHeartbeat) -> None:
         self.executes = True
+        self.requested: Callable[[str], None] = lambda run_id: None
         self._worker = Worker(self, heartbeat, outages)
         self.worker = self._worker.name
         self._host, self._stores = host, stores
@@ -254,6 +258,7 @@ class RunWorker:
     async def _expire(self, keep: RetentionPolicy, before: float) -> None:
         """Deletes runs that ended before a time, and the steps of those that are stored longer than these."""
         await self.store.expire(before, keep.runs)
+        await self.store.expire_listeners(self._host.clock.now() - _LISTENER_SECONDS)
         await self.store.expire_recordings(self._host.clock.now() - keep.recording_days * DAY_SECONDS)
 
     async def erase_attachments(self, key: SessionKey) -> bool:
@@ -647,10 +652,15 @@ class RunWorker:
         """Whether this process hears of the transactions of others. A change wakes all listeners."""
         return self._channel is not None and self._channel.connected
 
+    def publish(self, run_id: str, seq: int) -> None:
+        """Tells other processes that a run has this event; 0: that something waits for its process."""
+        if self._channel is not None:
+            self._channel.publish(run_id, seq)
+
     def _changed(self, run_id: str, seq: int) -> None:
         self._notifications.notify(run_id)
-        if seq and self._channel is not None:
-            self._channel.publish(run_id, seq)
+        if seq:
+            self.publish(run_id, seq)
 
     def _received(self, run_id: str, seq: int) -> None:
         """Wakes the listeners of a run, or executes one that was accepted by a process that does not."""
@@ -658,7 +668,9 @@ class RunWorker:
             return
         if seq:
             self._notifications.notify(run_id)
-        elif self._backend is not None and self._has_room:
+            return
+        self.requested(run_id)
+        if self._backend is not None and self._has_room:
             self._hold_task(self._dispatch_quietly(run_id))
 
     async def _dispatch_quietly(self, run_id: str) -> None:
@@ -704,8 +716,8 @@ class RunWorker:
         Its row is on disk. If this process dies or is slow, the sweep of another one dispatches it again.
         """
         if self._backend is None:  # this process is closing, or executes no runs
-            if not self.executes and self._channel is not None:
-                self._channel.publish(row.run_id, 0)
+            if not self.executes:
+                self.publish(row.run_id, 0)
             return
         if self._has_room:
             self._start_segment(row.run_id, row.segment)

@@ -16,6 +16,7 @@ from astromesh.durable.base import (
     NO_RECORDINGS,
     CancelRequest,
     ConcurrencyPolicy,
+    EventRequest,
     IdempotencyKey,
     JournalStep,
     LiveWorker,
@@ -236,6 +237,36 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
 
     async def delete_cancel(self, run_id: str, before: float) -> None:
         await self._queries.write("delete_cancel", run_id, before)
+
+    async def request_events(self, request: EventRequest, now: float) -> None:
+        await self._queries.write("request_events", *request, now)
+
+    async def event_requests(self, since: float) -> tuple[EventRequest, ...]:
+        return tuple(EventRequest(*row) for row in await self._queries.read("event_requests", since))
+
+    async def accept_events(self, request: EventRequest, now: float, since: int) -> None:
+        await self._queries.write("accept_events", *request, now, since)
+
+    async def events_accepted(self, request: EventRequest) -> tuple[float, int]:
+        rows = await self._queries.read("events_accepted", *request)
+        return (rows[0][0], rows[0][1]) if rows else (0.0, 0)
+
+    async def write_heard(self, events: Sequence[Event]) -> None:
+        async def write(tx: Transaction) -> None:
+            await tx.execute_many("write_heard", [event_values(event) for event in events])
+
+        await self._queries.transact(write)
+
+    async def heard(self, run_id: str, after: int, limit: int) -> tuple[Event, ...]:
+        rows = await self._queries.read("heard", run_id, after, limit)
+        return tuple(map(partial(event_of, run_id), rows))
+
+    async def expire_listeners(self, before: float) -> None:
+        async def expire(tx: Transaction) -> None:
+            if await tx.execute("expire_listeners", before):
+                await tx.execute("expire_heard")
+
+        await self._queries.transact(expire)
 
     def channel(self, received: Callable[[str, int], None], changed: Callable[[], None]) -> RunChannel | None:
         return None

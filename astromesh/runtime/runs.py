@@ -23,6 +23,7 @@ from astromesh.durable.base import (
     RunTotals,
 )
 from astromesh.durable.remote_cancel import RemoteCancel
+from astromesh.durable.remote_events import RemoteEvents
 from astromesh.durable.run_archive import RunArchive
 from astromesh.durable.run_registry import (
     RunRecords,
@@ -134,11 +135,15 @@ class Runs:
         self._local = RunRegistry(self.logs, clock)
         self._stored = StoredRuns(durable)
         self.archive = RunArchive(durable.open)
+        self._remote_events = RemoteEvents(durable, self.logs, clock)
         self.remote_cancel = RemoteCancel(durable, self._local, clock, is_busy, self.archive.flush)
+        self.remote_cancel.also = self._remote_events.poll
+        durable.requested = self._requested
 
     async def close(self) -> None:
         """Writes the rows that are left, at the end of the process."""
         await self.remote_cancel.close()
+        await self._remote_events.close()
         await self.archive.close()
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
@@ -164,12 +169,32 @@ class Runs:
         """Sends the events of a run after `after`, then new ones; see `RunRecords.follow`.
 
         Raises:
-            NotDurable: the run is a plain one of another process, which alone has its events.
+            NotDurable: the run is a plain one of another process, and has ended.
         """
-        store, run = await self._require(run_id, viewer)
+        if await self._may_be_elsewhere(run_id, viewer):
+            elsewhere = partial(self._may_be_elsewhere, run_id, viewer)
+            leave = await self._remote_events.follow(run_id, viewer, after, sink, elsewhere)
+            if leave is not None:
+                return leave
+            store, run = await self._find_now(run_id, viewer)
+        else:
+            store, run = await self._require(run_id, viewer)
         if store is self._stored and self.logs.was_dropped(run_id, *viewer) and not run.nested:
             raise _no_longer_stored(run_id)
         return await store.follow(run, after, sink)
+
+    async def _may_be_elsewhere(self, run_id: str, viewer: Viewer) -> bool:
+        """Whether a run may be a plain one that is active in another process."""
+        found = await self._find(run_id, viewer)
+        if found is None:
+            return not self.logs.was_dropped(run_id, *viewer)
+        store, run = found
+        is_plain = store is self._stored and not (run.durable or run.nested)
+        return is_plain and run.status not in ENDED_STATUSES
+
+    def _requested(self, run_id: str) -> None:
+        if self.logs.find(run_id) is not None:
+            self.remote_cancel.wake()
 
     async def record(self, run_id: str) -> tuple[tuple[JournalStep, ...], list[Event]]:
         """Returns the steps and the stored events of a durable run."""

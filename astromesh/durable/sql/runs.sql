@@ -231,6 +231,31 @@ SELECT answer FROM astromesh.run_ends WHERE run_id = $1
 -- name: delete_cancel
 DELETE FROM astromesh.run_ends WHERE run_id = $1 OR asked_at < $2
 
+-- name: request_events
+INSERT INTO astromesh.run_listeners VALUES ($1, $2, $3, $4, 0.0, 0)
+ON CONFLICT (run_id, tenant, owner) DO UPDATE SET asked_at = excluded.asked_at
+
+-- name: event_requests
+SELECT run_id, tenant, owner FROM astromesh.run_listeners WHERE asked_at > $1
+
+-- name: accept_events
+UPDATE astromesh.run_listeners SET accepted_at = $4, since = $5 WHERE run_id = $1 AND tenant = $2 AND owner = $3
+
+-- name: events_accepted
+SELECT accepted_at, since FROM astromesh.run_listeners WHERE run_id = $1 AND tenant = $2 AND owner = $3
+
+-- name: write_heard
+INSERT INTO astromesh.heard_events VALUES ($1, $2, $3, $4, $5) ON CONFLICT (run_id, seq) DO NOTHING
+
+-- name: heard
+SELECT seq, ts, type, data FROM astromesh.heard_events WHERE run_id = $1 AND seq > $2 ORDER BY seq LIMIT $3
+
+-- name: expire_listeners
+DELETE FROM astromesh.run_listeners WHERE asked_at < $1
+
+-- name: expire_heard
+DELETE FROM astromesh.heard_events WHERE run_id NOT IN (SELECT run_id FROM astromesh.run_listeners)
+
 -- name: usage
 -- The usage of a nested run is part of the usage of its parent.
 SELECT coalesce(sum(input_tokens), 0)::bigint, coalesce(sum(output_tokens), 0)::bigint,

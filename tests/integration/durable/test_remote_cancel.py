@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
+from astromesh.access.scopes import Viewer
+from astromesh.errors import InvalidInput, RunNotFound
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.durable.listeners import Heard
 
 PATIENCE = 30.0
 BODY = {"query": "Hello", "session_id": "s-1"}
@@ -38,6 +42,38 @@ async def test_the_events_of_a_plain_run_are_with_its_process_and_its_outcome_is
         away = await there.get(f"{path}/events")
         assert (away.status_code, away.json()["code"]) == (409, "not_durable")
         assert "run.completed" in (await here.get(f"{path}/events")).text
+
+
+async def test_the_events_of_an_active_plain_run_reach_a_reader_at_another_process(folder: Path) -> None:
+    go_on = asyncio.Event()
+
+    async def answers(_: Any) -> str:
+        await go_on.wait()
+        return "one two three"
+
+    provider = ScriptedProvider(answers, repeat=True)
+    one, two = (runtime_of(folder, provider) for _ in range(2))
+    async with client_of(one) as here, client_of(two):
+        await two.durable.open()  # as earlier runs have done
+        asked = asyncio.create_task(here.post("/v1/agents/helper/run", json=BODY))
+        async with asyncio.timeout(PATIENCE):
+            while not (listed := (await here.get("/v1/runs?status=running")).json()["runs"]):
+                await asyncio.sleep(0.01)
+            run_id, heard = listed[0]["run_id"], Heard()
+            leave = await two.runs.follow(run_id, Viewer("default", "anonymous"), 0, heard)
+            with pytest.raises(RunNotFound):  # of others
+                await two.runs.follow(run_id, Viewer("default", "ann"), 0, Heard())
+            with pytest.raises(InvalidInput):
+                await two.runs.follow(run_id, Viewer("default", "anonymous"), 99, Heard())
+            go_on.set()
+            await heard.ended.wait()
+        assert leave is not None
+        leave()
+        assert [event.type for event in heard.events][:1] == ["run.started"]
+        assert heard.events[-1].data["response"] == (await asked).json()["response"]
+        log = one.runs.logs.find(run_id)
+        assert log is not None
+        assert [(e.seq, e.type) for e in heard.events] == [(e.seq, e.type) for e in log.after(0)]
 
 
 @pytest.mark.parametrize(

@@ -15,10 +15,9 @@ import pytest
 from astromesh.access.scopes import Viewer
 from astromesh.api.app import create_app
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.telemetry.events import TERMINAL_EVENTS
 from astromesh.testing import ScriptedProvider
-from astromesh.types import Event
 from tests.integration.agents_folder import client_of, manifest, runtime_of, store_in, write
+from tests.integration.durable.listeners import Heard
 from tests.integration.workflow.folders import small
 
 PATIENCE = 60.0
@@ -70,21 +69,6 @@ async def test_one_process_takes_requests_and_another_works(
         assert row.worker == worker.durable.worker
         for path, status in (("/health/ready", 200), ("/metrics", 200), ("/v1/agents", 404), ("/", 404)):
             assert (await other.get(path)).status_code == status
-
-
-class Heard:
-    """A listener that keeps what it receives."""
-
-    wants_deltas = True
-
-    def __init__(self) -> None:
-        self.events: list[Event] = []
-        self.ended = asyncio.Event()
-
-    def send(self, event: Event) -> None:
-        self.events.append(event)
-        if event.type in TERMINAL_EVENTS:
-            self.ended.set()
 
 
 async def test_events_of_another_process_arrive_by_notification_and_by_polls_when_the_connection_is_lost(

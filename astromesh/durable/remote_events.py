@@ -1,0 +1,241 @@
+"""The events of plain runs of another process of the same database, while somebody listens.
+
+The events of a plain run are in the memory of its process. A process whose reader wants them stores a
+request, and renews it. The process that has the run checks the viewer, and writes the run's events into a
+table as long as there are such requests. They are deleted soon afterwards.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from functools import partial
+
+from astromesh.access.scopes import Viewer
+from astromesh.durable.base import EventRequest, RunStore
+from astromesh.durable.leases import cancel_and_wait
+from astromesh.durable.remote_cancel import SEEN_SECONDS, may_be_new
+from astromesh.durable.run_registry import event_not_reached
+from astromesh.durable.run_worker import RunWorker
+from astromesh.durable.writer import retry_while_unavailable
+from astromesh.errors import EventsGone, RunCrashed, StoreError
+from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.events import PRIVATE_EVENTS, TERMINAL_EVENTS, EventSink, send_stored
+from astromesh.telemetry.run_log import RunLog, RunLogs
+from astromesh.types import Event
+
+#: seconds between two renewals of a request, and of its acceptance; seconds after which either is over
+_RENEWAL_SECONDS, _SILENCE_SECONDS = 5.0, 20.0
+#: seconds between two looks for an acceptance, and for new events where no notification comes
+_ACCEPTANCE_POLL_SECONDS, _POLL_SECONDS, _HEARING_POLL_SECONDS = 0.05, 0.1, 2.0
+#: seconds between two writes of events of one run; events of one read
+_WRITE_SECONDS, _PAGE = 0.025, 1000
+
+
+class RemoteEvents:
+    """Requests of this process to others, and of others to this one.
+
+    Args:
+        logs: the runs of this process.
+    """
+
+    def __init__(self, durable: RunWorker, logs: RunLogs, clock: Clock) -> None:
+        self._durable, self._logs, self._clock = durable, logs, clock
+        self._publications: dict[str, _Publication] = {}
+        self._accepted: dict[EventRequest, float] = {}
+
+    async def close(self) -> None:
+        for publication in tuple(self._publications.values()):
+            await publication.close()
+
+    # -- requests of other processes -----------------------------------------------------------------------
+
+    async def poll(self, store: RunStore) -> None:
+        """Writes the events of runs of this process that others ask for, and of no others."""
+        asked = await store.event_requests(self._clock.now() - _SILENCE_SECONDS)
+        found = {one: log for one in asked if (log := self._visible(one)) is not None}
+        for request, log in found.items():
+            await self._accept(store, request, log)
+        self._accepted = {one: at for one, at in self._accepted.items() if one in found}
+        run_ids = {one.run_id for one in found}
+        for run_id in self._publications.keys() - run_ids:
+            await self._publications.pop(run_id).close()
+
+    def _visible(self, request: EventRequest) -> RunLog | None:
+        log = self._logs.find(request.run_id)
+        if log is None or log.durable or not log.visible(request.tenant, request.owner or None):
+            return None
+        return log if log.stream is not None or request.run_id in self._publications else None
+
+    async def _accept(self, store: RunStore, request: EventRequest, log: RunLog) -> None:
+        publication = self._publications.get(request.run_id)
+        if publication is None:
+            publish = partial(self._durable.publish, request.run_id)
+            publication = self._publications[request.run_id] = _Publication(store, log, publish)
+            await publication.start()
+        now = self._clock.now()
+        if now - self._accepted.get(request, 0.0) >= _RENEWAL_SECONDS:
+            self._accepted[request] = now
+            await store.accept_events(request, now, publication.since)
+
+    # -- requests to other processes -----------------------------------------------------------------------
+
+    async def follow(
+        self,
+        run_id: str,
+        viewer: Viewer,
+        after: int,
+        sink: EventSink,
+        may_be_elsewhere: Callable[[], Awaitable[bool]],
+    ) -> Callable[[], None] | None:
+        """Sends the events after `after`, then new ones. Returns None if nobody has the run for this viewer.
+
+        Args:
+            may_be_elsewhere: whether some process may still accept the request.
+
+        Raises:
+            EventsGone: events after `after` are no longer stored.
+            InvalidInput: the run has no event `after`.
+        """
+        store = await self._durable.open_if_used()
+        if store is None or not may_be_new(self._clock, run_id):
+            return None
+        reader = _Reader(self._durable, store, EventRequest(run_id, viewer.tenant, viewer.owner or ""), sink)
+        return await reader.start(after, self._clock, may_be_elsewhere)
+
+
+class _Publication:
+    """The events of one run of this process on their way into the table.
+
+    Attributes:
+        since: The number of the last event that is no longer there.
+    """
+
+    wants_deltas = True
+
+    def __init__(self, store: RunStore, log: RunLog, publish: Callable[[int], None]) -> None:
+        self._store, self._log, self._publish = store, log, publish
+        self.since = log.dropped_through
+        self._pending: list[Event] = []
+        self._news = asyncio.Event()
+        self._writing: asyncio.Task[None] | None = None
+
+    def send(self, event: Event) -> None:
+        if event.type not in PRIVATE_EVENTS:
+            self._pending.append(event)
+            self._news.set()
+
+    async def start(self) -> None:
+        """Writes what there is, then what comes until the run ends."""
+        for event in self._log.after(self.since):
+            self.send(event)
+        if self._log.stream is not None:
+            self._log.stream.add(self)
+        has_ended = await self._write()
+        if not has_ended:
+            self._writing = asyncio.create_task(self._write_until_end())
+
+    async def close(self) -> None:
+        if self._log.stream is not None:
+            self._log.stream.remove(self)
+        await cancel_and_wait(self._writing)
+
+    async def _write_until_end(self) -> None:
+        while True:
+            await self._news.wait()
+            if await self._write():
+                return
+            await asyncio.sleep(_WRITE_SECONDS)
+
+    async def _write(self) -> bool:
+        """Returns whether the run has ended."""
+        self._news.clear()
+        events, self._pending = self._pending, []
+        if not events:
+            return False
+        await retry_while_unavailable(partial(self._store.write_heard, events))
+        self._publish(events[-1].seq)
+        return events[-1].type in TERMINAL_EVENTS
+
+
+class _Reader:
+    """One listener to a plain run of another process."""
+
+    def __init__(self, durable: RunWorker, store: RunStore, request: EventRequest, sink: EventSink) -> None:
+        self._durable, self._store, self._request, self._sink = durable, store, request, sink
+        self._after = 0
+        self._has_ended = False
+        self._renewed_at = 0.0
+
+    async def start(
+        self, after: int, clock: Clock, may_be_elsewhere: Callable[[], Awaitable[bool]]
+    ) -> Callable[[], None] | None:
+        await self._renew(clock)
+        self._durable.publish(self._request.run_id, 0)
+        accepted = await self._wait_for_acceptance(may_be_elsewhere)
+        if accepted is None:
+            return None
+        await self._check(after, accepted)
+        self._after = after
+        task = asyncio.create_task(self._follow(clock))
+        return task.cancel  # type: ignore[return-value]
+
+    async def _wait_for_acceptance(self, may_be_elsewhere: Callable[[], Awaitable[bool]]) -> int | None:
+        """Returns the number of the last event that is no longer there; None: nobody has the run."""
+        for number in range(1, int(SEEN_SECONDS / _ACCEPTANCE_POLL_SECONDS)):
+            await asyncio.sleep(_ACCEPTANCE_POLL_SECONDS)
+            accepted_at, since = await self._store.events_accepted(self._request)
+            if accepted_at:
+                return since
+            if number % 5 == 0 and not await may_be_elsewhere():
+                return None
+        return None
+
+    async def _check(self, after: int, since: int) -> None:
+        run_id = self._request.run_id
+        if after < since:
+            raise EventsGone(f"Events up to {since} of this run are no longer stored.")
+        if after and not await self._store.heard(run_id, after - 1, 1):
+            raise event_not_reached(run_id, after, has_ended=False)
+
+    async def _renew(self, clock: Clock) -> None:
+        self._renewed_at = clock.now()
+        await self._store.request_events(self._request, self._renewed_at)
+
+    async def _follow(self, clock: Clock) -> None:
+        news = asyncio.Event()
+        leave = self._durable.listen(self._request.run_id, news)
+        try:
+            while not self._has_ended:
+                news.clear()
+                with suppress(StoreError):  # it may be there again
+                    await self._read()
+                    await self._look_after(clock)
+                if not self._has_ended:
+                    await self._wait(news)
+        finally:
+            leave()
+
+    async def _wait(self, news: asyncio.Event) -> None:
+        with suppress(TimeoutError):
+            async with asyncio.timeout(
+                _HEARING_POLL_SECONDS if self._durable.hears_others else _POLL_SECONDS
+            ):
+                await news.wait()
+
+    async def _read(self) -> None:
+        while page := await self._store.heard(self._request.run_id, self._after, _PAGE):
+            await send_stored(page, self._sink)
+            self._after, self._has_ended = page[-1].seq, page[-1].type in TERMINAL_EVENTS
+
+    async def _look_after(self, clock: Clock) -> None:
+        """Renews the request, and ends when the process of the run does not renew its acceptance."""
+        if self._has_ended or clock.now() - self._renewed_at < _RENEWAL_SECONDS:
+            return
+        await self._renew(clock)
+        accepted_at, _ = await self._store.events_accepted(self._request)
+        if clock.now() - accepted_at > _SILENCE_SECONDS:
+            lost = {"code": RunCrashed.code, "detail": "The process of the run has died.", "response": ""}
+            self._sink.send(Event(self._request.run_id, self._after + 1, clock.now(), "run.failed", lost))
+            self._has_ended = True
