@@ -40,6 +40,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "astromesh.cli.commands.doctor",
         "Check the settings, stores and models that the agents need.",
     ),
+    "migrate": ("astromesh.cli.commands.migrate", "Bring the tables of every store up to date."),
     "schema": ("astromesh.cli.commands.schema", "Print the JSON Schema of a kind of file, for editors."),
     "graph": ("astromesh.cli.commands.agents", "Draw what an agent does as a Mermaid diagram."),
     "audit": (
