@@ -286,6 +286,9 @@ class Console(Record):
 
 
 class Limits(Record):
+    max_concurrent_runs: Count = Field(
+        128, description="Durable runs at once in one process; more wait for any process with room."
+    )
     max_answer_bytes: Count = Field(
         4_194_304, description="Maximum bytes of the text of an answer; a longer one is an error."
     )

@@ -204,6 +204,7 @@ class AgentRunner:
         self.exporter = exporter
         self._recorder = PlainRecorder(configuration.runtime.spec.recording, by_default=self.records_runs)
         self._factory.captures_content = configuration.runtime.spec.telemetry.capture_content
+        self.durable.max_starting = configuration.runtime.spec.limits.max_concurrent_runs
         self._factory.max_answer_bytes = configuration.runtime.spec.limits.max_answer_bytes
 
     def read_agents(self, state: RuntimeState) -> None:

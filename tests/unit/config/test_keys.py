@@ -306,6 +306,7 @@ OTHER_KEYS = [
     Key("RuntimeConfig", ("spec", "recording", "retention_days"), 7, 0, 30.0),
     Key("RuntimeConfig", ("spec", "recording", "max_bytes"), 1000, 0, 4_194_304),
     Key("RuntimeConfig", ("spec", "console", "enabled"), False, 1, True),
+    Key("RuntimeConfig", ("spec", "limits", "max_concurrent_runs"), 50, 0, 128),
     Key("RuntimeConfig", ("spec", "limits", "max_answer_bytes"), 1000, 0, 4_194_304),
     Key("RuntimeConfig", ("spec", "limits", "max_attachment_bytes"), 1000, 0, 10_000_000),
     Key("RuntimeConfig", ("spec", "defaults", "orchestration", "pattern"), "reasoning", 1, "react"),

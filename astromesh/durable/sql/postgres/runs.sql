@@ -80,6 +80,17 @@ SELECT run_id FROM held
 INSERT INTO astromesh.run_events SELECT $1, $2, $3, $4, $5 WHERE EXISTS (SELECT 1 FROM astromesh.runs WHERE run_id = $1)
 ON CONFLICT (run_id, seq) DO NOTHING
 
+-- name: redispatch
+-- `= ANY (ARRAY …)`, because PostgreSQL reads the whole table for `IN`.
+UPDATE astromesh.runs SET queued_at = $2
+WHERE id = ANY (ARRAY(
+    SELECT id FROM astromesh.runs
+    WHERE {open} AND status = 'queued' AND queued_at <= $1
+        AND wake_at <= $2 AND NOT agent = ANY ($4::text[])
+        AND {first_in_session} AND {alone}
+    ORDER BY priority, id LIMIT $3 FOR UPDATE SKIP LOCKED))
+RETURNING run_id, segment
+
 -- name: anything_due
 -- Whether `orphaned`, `woken`, `interrupted` or `redispatch` may find a run. Most often none does.
 SELECT EXISTS (
