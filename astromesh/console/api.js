@@ -173,7 +173,7 @@ export function sleep(ms, signal) {
  * @param {string} method @param {string} path @param {any} [body]
  */
 export function asCurl(method, path, body) {
-  const words = ["curl", "-sS", `${location.origin}${root}${path}`];
+  const words = ["curl", "-sS", quoted(`${location.origin}${root}${path}`)];
   if (method !== "GET") words.splice(2, 0, "-X", method);
   if (key()) words.push("-H", quoted("Authorization: Bearer $ASTROMESH_KEY", '"'));
   if (body !== undefined) words.push("-H", quoted("Content-Type: application/json"), "-d", quoted(JSON.stringify(body)));

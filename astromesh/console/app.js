@@ -1,8 +1,8 @@
 // @ts-check
 // The frame around every page: places, key, search, shortcuts. Pages are loaded when they are first shown.
 import { get, key, locked, online, setKey } from "./api.js";
-import { helpOpen, shortcuts, useKeys } from "./keys.js";
-import { html, render, signal, useEffect, useRef, useState } from "./lib.js";
+import { helpOpen, shortcuts, useKeys, walk } from "./keys.js";
+import { html, render, signal, useEffect, useLayoutEffect, useRef, useState } from "./lib.js";
 import { refresh, useResource } from "./poll.js";
 import { go, link, place } from "./router.js";
 import { Dialog, plain } from "./ui.js";
@@ -60,6 +60,8 @@ function App() {
   useKeys([
     ["/", "Search", () => (searchOpen.value = true)],
     ["?", "List the keys", () => (helpOpen.value = true)],
+    ["j", "Next row", () => walk(1)],
+    ["k", "Previous row", () => walk(-1)],
     ...moves,
   ]);
   return html`
@@ -118,9 +120,10 @@ function KeyDialog() {
 }
 
 function Help() {
+  const listed = new Map(shortcuts.value.map((one) => [one.keys, one])); // those of a view stand for those of the frame
   return html`<${Dialog} title="Keys" onClose=${() => (helpOpen.value = false)}>
     <table class="pane-table"><tbody>
-      ${shortcuts.value.map((one) => html`<tr><td>${one.keys.split(" ").map((part) => html`<kbd>${part}</kbd> `)}</td><td>${one.does}</td></tr>`)}
+      ${[...listed.values()].map((one) => html`<tr><td>${one.keys.split(" ").map((part) => html`<kbd>${part}</kbd> `)}</td><td>${one.does}</td></tr>`)}
     </tbody></table>
   <//>`;
 }
@@ -130,7 +133,7 @@ function Search() {
   const [text, setText] = useState("");
   const input = useRef(/** @type {HTMLInputElement | null} */ (null));
   const agents = useResource("/v1/agents", { live: false });
-  useEffect(() => input.current?.focus(), []);
+  useLayoutEffect(() => input.current?.focus(), []);
   const wanted = text.trim();
   /** @type {[string, string][]} */
   const found = [];

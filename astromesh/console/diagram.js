@@ -8,6 +8,8 @@ import { plain } from "./ui.js";
 /** @typedef {{nodes: Node[], edges: Edge[], groups: {id: string, label: string}[]}} Drawing */
 
 const CHARACTER = 6.6;
+/** A narrow window shrinks a drawing to so much of its size, and scrolls the rest: it stays legible. */
+const LEAST = 0.7;
 /** Height of a group's title, above its nodes. */
 const TITLE = 12;
 
@@ -95,10 +97,11 @@ export function Diagram({ nodes, edges, groups = [], label, across = false }) {
       gone = true;
     };
   }, [shape]);
+  if (!nodes.length) return html`<p class="muted pad">There is no graph.</p>`;
   if (!drawn) return html`<p class="muted pad">Laying out ${nodes.length} nodes.</p>`;
   const states = new Map(nodes.map((node) => [node.id, node]));
   return html`<div class="diagram" tabindex="0" role="region" aria-label=${label}>
-    <svg viewBox=${`0 0 ${drawn.width} ${drawn.height}`} width=${drawn.width} height=${drawn.height} role="img" aria-label=${label}>
+    <svg viewBox=${`0 0 ${drawn.width} ${drawn.height}`} width=${drawn.width} height=${drawn.height} style=${{ minWidth: `${Math.round(drawn.width * LEAST)}px` }} role="img" aria-label=${label}>
       <defs><marker id="arrow" viewBox="0 0 8 8" refX="7" refY="4" markerWidth="7" markerHeight="7" orient="auto"><path class="head" d="M0 0 8 4 0 8z" /></marker></defs>
       ${drawn.groups.map((/** @type {any} */ box) => html`<g class="cluster" key=${box.id}>
         <rect x=${box.x - box.width / 2} y=${box.y - box.height / 2 - TITLE} width=${box.width} height=${box.height + TITLE} rx="8" />

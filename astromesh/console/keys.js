@@ -28,10 +28,22 @@ export function useKeys(list) {
   }, []);
 }
 
+/** What a list consists of, and what is chosen in its rows. */
+const ROWS = "main :is(tbody tr, .ask, .sess)";
+/** Moves the focus to the next or the previous row of the page. @param {number} by */
+export function walk(by) {
+  const rows = [...document.querySelectorAll(ROWS)].filter((row) => doorOf(row));
+  const at = rows.findIndex((row) => row.contains(document.activeElement));
+  doorOf(rows[Math.max(0, Math.min(at + by, rows.length - 1))])?.focus();
+}
+
+/** The first of a row that can have the focus. @param {Element | undefined} row @returns {HTMLElement | null | undefined} */
+const doorOf = (row) => (row instanceof HTMLAnchorElement ? row : row?.querySelector("a, button, input"));
+
 addEventListener("keydown", (event) => {
   if (event.ctrlKey || event.metaKey || event.altKey || event.defaultPrevented) return;
   const target = /** @type {HTMLElement} */ (event.target);
-  const writing = target.isContentEditable || /^(INPUT|TEXTAREA|SELECT)$/.test(target.tagName);
+  const writing = target.isContentEditable || target.matches?.("input:not([type=checkbox]), textarea, select");
   if (writing && event.key !== "Escape") return;
   if (document.querySelector("dialog[open]")) return;
   clearTimeout(forget);

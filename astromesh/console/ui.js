@@ -110,15 +110,30 @@ export function Id({ id, href }) {
 
 /** Copies a text. @param {{text: string | (() => string), label: string, class?: string}} props */
 export function Copy({ text, label, class: look = "" }) {
-  const [copied, setCopied] = useState(false);
-  const copy = async () => {
-    await navigator.clipboard?.writeText(typeof text === "function" ? text() : text).catch(() => {});
-    setCopied(true);
-    setTimeout(() => setCopied(false), 1200);
+  const [outcome, setOutcome] = useState("");
+  const copy = async (/** @type {any} */ event) => {
+    const button = event.currentTarget;
+    const done = await toClipboard(typeof text === "function" ? text() : text, button).then(() => true, () => false);
+    setOutcome(done ? "Copied" : "Not copied");
+    setTimeout(() => setOutcome(""), 1200);
   };
   return html`<button type="button" class="quiet copy ${look}" title="Copy" onClick=${copy}>
-    ${copied ? "Copied" : label}
+    ${outcome || label}
   </button>`;
+}
+
+/** Copies a text. Browsers have `navigator.clipboard` at https and at localhost only; elsewhere a chosen text is copied.
+ * @param {string} text @param {HTMLElement} button */
+async function toClipboard(text, button) {
+  if (navigator.clipboard) return navigator.clipboard.writeText(text);
+  const box = document.createElement("textarea");
+  box.value = text;
+  button.after(box); // beside the button: a dialog lets nothing outside of it have the focus
+  box.select();
+  const done = document.execCommand("copy");
+  box.remove();
+  button.focus();
+  if (!done) throw new Error("The browser does not copy.");
 }
 
 /** The request behind a view, for a shell and for Python. @param {{method?: string, path: string, body?: any}} props */
@@ -245,7 +260,7 @@ export function Confirm({ label, question, onYes, disabled }) {
 /** A dialog over the page. @param {{title: string, onClose: () => void, children?: any}} props */
 export function Dialog({ title, onClose, children }) {
   const element = useRef(/** @type {HTMLDialogElement | null} */ (null));
-  useEffect(() => {
+  useLayoutEffect(() => {
     element.current?.showModal();
   }, []);
   return html`<dialog ref=${element} aria-label=${title} onClose=${onClose}>

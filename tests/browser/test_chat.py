@@ -120,6 +120,9 @@ def test_a_question_is_decided_in_place_with_a_note(
     question.get_by_label("Note").fill("Not on Sundays.")
     question.get_by_role("button", name="Deny").click()
     page.locator(".turn .markdown", has_text="I did not look it up.").wait_for()
+    page.reload()  # the agent has no memory: its answer is shown from the events of the run
+    page.locator(".turn .markdown", has_text="I did not look it up.").wait_for()
+    expect(page.locator(".turn.user")).to_have_text("Look it up.")
     assert "Not on Sundays." in mock_llm.requests()[-1]["messages"][-1]["content"]
     assert newest(server)["status"] == "completed"
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import ast
+import json
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -159,6 +162,51 @@ def test_new_runs_wait_behind_a_button(server: ServerProcess, console: Callable[
     ask(server, QUESTION, "second")
     page.get_by_role("button", name="1 new").click(timeout=15_000)
     expect(rows).to_have_count(known + 1)
+
+
+def test_a_list_is_walked_by_keyboard(server: ServerProcess, console: Callable[..., Console]) -> None:
+    page = console(server).open("runs")
+    page.locator("tbody tr").first.wait_for()
+    for key, row in (("j", 1), ("j", 2), ("k", 1), ("k", 1)):
+        page.keyboard.press(key)
+        page.locator(f"tbody tr:nth-child({row}):focus-within").wait_for()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/runs/run_*")
+    page.go_back()
+    page.get_by_role("link", name="Agents").focus()
+    page.keyboard.press("Enter")
+    page.wait_for_url("**/agents")
+    page.get_by_role("link", name="account-agent").first.wait_for()
+    page.keyboard.press("j")
+    page.locator("tbody tr:nth-child(1):focus-within").wait_for()
+
+
+#: As in a browser that shows a server of another machine over http.
+KEEP_COPIED = """() => {
+  Object.defineProperty(navigator, 'clipboard', { value: undefined });
+  document.addEventListener('copy', () => (window.copied = document.activeElement.value));
+}"""
+
+
+def test_the_request_of_a_view_is_copied_without_https_and_runs_where_it_is_pasted(
+    server: ServerProcess, runs: dict[str, str], console: Callable[..., Console]
+) -> None:
+    shown = console(server)
+    shown.page.add_init_script(f"({KEEP_COPIED})()")
+    page = shown.open("runs?agent=support-agent&limit=200&session=first")
+    answers = []
+    for name, program in (("Copy as curl", ["sh", "-c"]), ("as Python", [sys.executable, "-c"])):
+        page.get_by_role("button", name=name).click()
+        page.get_by_role("button", name="Copied").wait_for()
+        answers.append(
+            subprocess.run(
+                [*program, page.evaluate("() => copied")], capture_output=True, text=True, check=True
+            )
+        )
+        page.get_by_role("button", name="Copied").wait_for(state="detached")
+    found = json.loads(answers[0].stdout)
+    assert [run["run_id"] for run in found["runs"]] == [runs["run"]]
+    assert found == ast.literal_eval(answers[1].stdout)
 
 
 def test_runs_are_filtered_by_time_cost_and_duration(

@@ -95,10 +95,14 @@ export function Decision({ approval, marked, onMark }) {
       return setWrong(`The arguments are not JSON: ${/** @type {Error} */ (error).message}`);
     }
   };
+  const edit = () => {
+    if (marked) onMark?.(); // decisions for many take the arguments as they were asked
+    setEdited(JSON.stringify(approval.arguments ?? {}, null, 2));
+  };
   const canAnswer = approval.kind === "human" || approval.kind === "interrupt";
   return html`<section class="ask" id=${`ask-${idOf(approval)}`} aria-label=${`Question of ${approval.asking_agent || approval.agent || approval.workflow || "a run"}`}>
     <div class="title-row">
-      ${onMark && html`<input type="checkbox" aria-label="Choose this question" checked=${marked} onChange=${onMark} />`}
+      ${onMark && edited === null && html`<input type="checkbox" aria-label="Choose this question" checked=${marked} onChange=${onMark} />`}
       <b>${plain(approval.name)}</b><span>${ASKS[approval.kind] || plain(approval.kind)}</span><span class="grow"></span>
       ${approval.expires_at && html`<span class="muted">expires <${Ago} at=${approval.expires_at} /></span>`}
     </div>
@@ -113,7 +117,7 @@ export function Decision({ approval, marked, onMark }) {
     <label class="field"><span>Note</span><input value=${note} onInput=${(/** @type {any} */ event) => setNote(event.target.value)} /></label>
     <div class="row">
       <button type="button" class="primary" disabled=${action.busy} onClick=${approve}>Approve</button>
-      ${approval.kind === "approval" && edited === null && html`<button type="button" onClick=${() => setEdited(JSON.stringify(approval.arguments ?? {}, null, 2))}>Edit the arguments</button>`}
+      ${approval.kind === "approval" && edited === null && html`<button type="button" onClick=${edit}>Edit the arguments</button>`}
       ${canAnswer && html`<button type="button" disabled=${action.busy || !answer.trim()} onClick=${() => send({ decision: "answer", answer: valueOf(answer) })}>Answer</button>`}
       <button type="button" disabled=${action.busy} onClick=${() => send({ decision: "deny" })}>Deny</button>
     </div>

@@ -57,10 +57,11 @@ function Talk({ agents, agent, session }) {
   };
   useEffect(() => {
     if (!session) return;
-    // a run that still goes on is followed from its beginning; its question is not a turn yet
+    // a run that still goes on, or has stored no turn, is followed from its beginning; its question is not a turn
     loadRuns().then(async ([last]) => {
       const stored = await loadTurns();
-      if (last && GOING_ON.includes(last.status)) {
+      const isStored = last && stored.some((/** @type {any} */ turn) => turn.created_at >= last.created_at);
+      if (last && (GOING_ON.includes(last.status) || !isStored)) {
         setBefore(stored.filter((/** @type {any} */ turn) => turn.created_at <= last.created_at).length);
         if (!question) questionOf(last.run_id).then((query) => ((asked.current = query), setRun(last.run_id)));
         else setRun(last.run_id);

@@ -48,13 +48,15 @@ export default function Home() {
           ? html`<${RunTable} runs=${runs.value.runs} short />`
           : runs.value && html`<${Empty} command=${'astromesh run AGENT "How do I get started?"'}>No run yet. Ask an agent here in <a class="link" href=${link(["chat"])}>Chat</a>, or from a shell.<//>`}<//>
       <${Card} title="Models" class="wide" more=${html`<a class="muted" href=${link(["system"])}>System</a>`}>
-        <${Table} label="Models" head=${["Model", "Circuit", ["Latency", "r"], ["Failures", "r"]]} rows=${(providers.value?.providers || []).map((/** @type {any} */ one) => html`
+        ${providers.value && !providers.value.providers.length ? html`<p class="muted pad">No agent has a model.</p>` : html`<${Table} label="Models" head=${["Model", "Circuit", ["Latency", "r"], ["Failures", "r"]]} rows=${(providers.value?.providers || []).map((/** @type {any} */ one) => html`
           <tr key=${one.name}><td>${plain(one.provider)} / ${plain(one.model)}</td><td><${Pill} state=${one.circuit} text=${one.retry_in_seconds ? `${one.circuit} ${Math.ceil(one.retry_in_seconds)} s` : one.circuit} /></td>
-            <td class="r num">${duration(one.latency_ms)}</td><td class="r num">${one.calls ? `${((100 * one.failures) / one.calls).toFixed(1)} %` : "–"}</td></tr>`)} /><//>
+            <td class="r num">${duration(one.latency_ms)}</td><td class="r num">${one.calls ? `${((100 * one.failures) / one.calls).toFixed(1)} %` : "–"}</td></tr>`)} />`}<//>
       <${Card} title="Configuration" class="wide">
         ${faulty.length
           ? html`<${Table} label="Agents with faults" head=${["Agent", "State", "Fault"]} rows=${faulty.map((/** @type {any} */ one) => html`
               <tr key=${one.name}><td><a class="link" href=${link(["agents", one.name])}>${plain(one.name)}</a></td><td><${Pill} state=${one.status} /></td><td class="wrap">${brief(one.error || one.detail || (one.errors || [])[0] || "", 200)}</td></tr>`)} />`
+          : agents.value && !agents.value.agents.length
+          ? html`<${Empty} command="astromesh new PROJECT">No agent is configured. A project with a first agent is made so:<//>`
           : html`<p class="muted pad">${agents.value ? `All ${agents.value.agents.length} agents are ready.` : "Loading."}</p>`}<//>
     </div>`;
 }

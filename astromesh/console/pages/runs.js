@@ -3,7 +3,7 @@
 import { html, useEffect, useRef, useState } from "../lib.js";
 import { useKeys } from "../keys.js";
 import { useResource } from "../poll.js";
-import { go, link, place, refine } from "../router.js";
+import { link, place, refine } from "../router.js";
 import { Ago, brief, briefMarkdown, CopyRequest, cost, count, duration, Empty, Head, Id, msOf, Pill, plain, Refusal, Select, Table, tokens } from "../ui.js";
 
 const STATES = ["", "queued", "running", "waiting", "completed", "failed", "cancelled"];
@@ -20,13 +20,7 @@ export default function Runs() {
   const found = useResource(path);
   const agents = useResource("/v1/agents", { live: false });
   const shown = useHeld(found.value?.runs, path);
-  const [chosen, setChosen] = useState(-1);
-  useKeys([
-    ["j", "Next run", () => setChosen((at) => Math.min(at + 1, shown.rows.length - 1))],
-    ["k", "Previous run", () => setChosen((at) => Math.max(at - 1, 0))],
-    ["Enter", "Open the run", () => shown.rows[chosen] && go(link(["runs", shown.rows[chosen].run_id]))],
-    ["n", "Show new runs", shown.release],
-  ]);
+  useKeys([["n", "Show new runs", shown.release]]);
   const names = (agents.value?.agents || []).map((/** @type {any} */ one) => one.name);
   if (agent && !names.includes(agent)) names.unshift(agent);
   return html`
@@ -49,7 +43,7 @@ export default function Runs() {
     ${found.loading
       ? html`<p class="muted pad">Loading.</p>`
       : shown.rows.length
-        ? html`<${RunTable} runs=${shown.rows} chosen=${chosen} />`
+        ? html`<${RunTable} runs=${shown.rows} />`
         : html`<${Empty} command=${`astromesh run ${agent || "AGENT"} "How do I get started?"`}>No run matches. A run appears here once an agent is asked.<//>`}`;
 }
 
@@ -78,11 +72,11 @@ function useHeld(rows, of) {
   return { rows: shown.length ? shown : rows, waiting: shown.length ? rows.length - shown.length : 0, release };
 }
 
-/** @param {{runs: any[], chosen?: number, short?: boolean}} props */
-export const RunTable = ({ runs, chosen = -1, short = false }) => html`
+/** @param {{runs: any[], short?: boolean}} props */
+export const RunTable = ({ runs, short = false }) => html`
   <${Table} label="Runs" head=${["Status", "Agent", "Answer or error", "Session", "Run", ["Tokens", "r"], ["Cost", "r"], ["Time", "r"], ["Started", "r"]]}
-    rows=${runs.map((run, at) => html`
-      <tr key=${run.run_id} class=${at === chosen ? "on" : ""}>
+    rows=${runs.map((run) => html`
+      <tr key=${run.run_id}>
         <td><a href=${link(["runs", run.run_id])}><${Pill} state=${run.status} /></a></td>
         <td><a class="link" href=${link(["agents", run.agent])}>${plain(run.agent)}</a></td>
         <td class="text">${run.error ? html`<span class="bad-text">${brief(`${run.error.code}: ${run.error.detail}`, short ? 60 : 110)}</span>` : briefMarkdown(run.result?.response || (run.waiting_for ? `waits for ${run.waiting_for.name}` : ""), short ? 60 : 110)}</td>

@@ -14,6 +14,7 @@ export default function Sessions() {
   const found = useResource(path);
   const [wanted, setWanted] = useState("");
   const sessions = (found.value?.sessions || []).filter((/** @type {any} */ one) => one.session_id.includes(wanted));
+  if (agents.value && !agent) return html`<${Head} title="Sessions" /><${Empty} command="astromesh new PROJECT">No agent is configured. A project with a first agent is made so:<//>`;
   return html`
     <${Head} title="Sessions"><span class="grow"></span>${path && html`<${CopyRequest} path=${path} />`}<//>
     <div class="filters">

@@ -36,6 +36,7 @@ export default function System() {
 
 /** @param {{value: any}} props */
 function Models({ value: { providers } }) {
+  if (!providers.length) return html`<${Empty} command=${"spec:\n  model:\n    primary: {provider: embedded}"}>No agent has a model. With this in its YAML it has one that needs no key.<//>`;
   return html`<${Table} label="Models" head=${["Model", "Circuit", "Failures in a row", ["Latency", "r"], ["Calls", "r"], ["Failures", "r"], "Last error"]} rows=${providers.map((/** @type {any} */ one) => html`
     <tr key=${one.name}><td>${plain(one.name)} <span class="muted">${plain(one.provider)} / ${plain(one.model)}</span></td><td><${Pill} state=${one.circuit} text=${one.retry_in_seconds ? `${one.circuit}, next probe in ${Math.ceil(one.retry_in_seconds)} s` : one.circuit} /></td>
       <td class="num">${one.failures_in_a_row}</td><td class="r num">${duration(one.latency_ms)}</td><td class="r num">${count(one.calls)}</td><td class="r num">${count(one.failures)}</td><td class="text">${brief(one.last_error, 120)}</td></tr>`)} />`;
@@ -89,6 +90,7 @@ function Stores({ value }) {
 
 /** @param {{value: any}} props */
 function Tools({ value: { tools } }) {
+  if (!tools.length) return html`<${Empty} command=${"spec:\n  tools:\n    - {name: lookup, type: internal, function: \"package.module:function\"}"}>No agent has a tool. With this in its YAML it calls a function in Python.<//>`;
   return html`<${Table} label="Tools" head=${["Tool", "Effect", "Description", "Agents"]} rows=${tools.map((/** @type {any} */ one) => html`
   <tr key=${`${one.name} ${one.agents[0]}`}><td class="mono">${plain(one.name)}</td><td>${plain(one.effect)}</td><td class="text">${brief(one.function.description, 110)}</td>
     <td>${one.agents.map((/** @type {string} */ name) => html`<a class="link" href=${link(["agents", name], { tab: "Tools" })}>${plain(name)}</a> `)}</td></tr>`)} />`;
