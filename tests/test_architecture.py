@@ -395,7 +395,13 @@ def test_entry_points_name_what_exists() -> None:
 def _is_defined(target: str) -> bool:
     home, _, name = target.partition(" ")[0].partition(":")
     body = modules()[home].tree.body if home in modules() else []
-    return any(getattr(node, "name", "") == name for node in body)
+    return any(name in (getattr(node, "name", ""), *_assigned(node)) for node in body)
+
+
+def _assigned(node: ast.stmt) -> tuple[str, ...]:
+    """The names of an assignment: a plugin may be made from a row of a table."""
+    targets = node.targets if isinstance(node, ast.Assign) else []
+    return tuple(target.id for target in targets if isinstance(target, ast.Name))
 
 
 # -- broad excepts -------------------------------------------------------------------------------------------

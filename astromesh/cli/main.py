@@ -33,6 +33,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "Let the servers and workers of a data folder end their work, and take no more.",
     ),
     "new": ("astromesh.cli.commands.new", "Write a project that runs at once."),
+    "init": ("astromesh.cli.commands.new", "Add a configuration to an existing project."),
     "run": ("astromesh.cli.commands.agents", "Ask an agent one question, without a server."),
     "chat": ("astromesh.cli.commands.chat", "Talk to an agent in the terminal."),
     "validate": ("astromesh.cli.commands.validate", "Report every fault of a configuration."),
@@ -64,6 +65,8 @@ GROUPS: Mapping[str, tuple[str, str]] = {
 }
 #: groups that do something without a subcommand
 _ALSO_COMMANDS = frozenset({"mcp"})
+#: set while a shell completes a command; `astromesh --install-completion` makes it do so
+_COMPLETION = "_ASTROMESH_COMPLETE"
 #: commands that take the fast start of a server
 _SERVING = ("serve", "dev", "worker")
 _HELP = "An agent runtime: define agents in YAML, serve them over HTTP or run them here."
@@ -90,6 +93,8 @@ def main() -> None:
 
 
 def _run_command(words: list[str]) -> None:
+    if _COMPLETION in os.environ:
+        words = _completed_words(os.environ)
     if None in (sys.stdin, sys.stdout, sys.stderr):
         from astromesh.cli import errors
 
@@ -98,6 +103,11 @@ def _run_command(words: list[str]) -> None:
         app_for(words)()
     finally:
         sys.stdout.flush()  # a failure to write is reported only from here
+
+
+def _completed_words(env: Mapping[str, str]) -> list[str]:
+    """Returns the words of the command that a shell completes."""
+    return (env.get("_TYPER_COMPLETE_ARGS") or env.get("COMP_WORDS", "")).split()[1:]
 
 
 def app_for(words: Sequence[str]) -> typer.Typer:
@@ -131,7 +141,7 @@ def complete_app() -> typer.Typer:
 
 def _empty_app() -> typer.Typer:
     app = typer.Typer(
-        name="astromesh", help=_HELP, no_args_is_help=True, add_completion=False,
+        name="astromesh", help=_HELP, no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode=None,  # rich takes half of the start of `astromesh --help`
         context_settings={"help_option_names": ["-h", "--help"]},

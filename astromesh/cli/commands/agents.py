@@ -55,12 +55,19 @@ def checked_query(query: str) -> str:
 
 
 def graph(
-    agent: Annotated[str, typer.Argument()], config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER
+    agent: Annotated[str, typer.Argument()],
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    json: Json = False,
 ) -> None:
     """Draw what an agent does as a Mermaid diagram. MCP servers are drawn, and not started."""
     folders = folders_of(config, data)
     configure_logging("warning")
-    print(asyncio.run(_diagram(folders, agent)))
+    diagram = asyncio.run(_diagram(folders, agent))
+    if json:
+        print_json({"agent": agent, "mermaid": diagram})
+    else:
+        print(diagram)
 
 
 async def _diagram(folders: tuple[Path, Path], name: str) -> str:

@@ -107,12 +107,18 @@ def add(
     id: Annotated[str, typer.Option(metavar="ID", help="Id of the case; default: that of the run.")] = "",
     yes: Annotated[bool, typer.Option("--yes", "-y", help="Write without asking.")] = False,
     tenant: Annotated[str, typer.Option(metavar="ID", help="Tenant of the run.")] = "default",
+    json: Json = False,
 ) -> None:
     """Make a case of a run: input, checks to edit, and its recording. Shows the file before it writes."""
     folders = folders_of(config, data)
     configure_logging("warning")
-    with reported_errors(), asyncio.Runner(loop_factory=EventLoop) as runner:
+    with reported_errors(as_json=json), asyncio.Runner(loop_factory=EventLoop) as runner:
         proposed, change = runner.run(_proposed(folders, run, dataset, id, tenant))
+    if json:  # a program does not answer a question: without --yes nothing is written
+        if yes:
+            change.write()
+        print_json({"file": str(change.file), "added": change.added, "written": yes, "note": proposed.note})
+        return
     print(change.added, end="")
     if change.recording is not None:
         note(f"recording: {change.recording[0]}")

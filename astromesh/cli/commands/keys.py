@@ -83,11 +83,16 @@ def list_keys(data: Data = DATA_FOLDER, json: Json = False) -> None:
 
 @app.command()
 def revoke(
-    key: Annotated[str, typer.Argument(help="The id that 'keys list' shows.")], data: Data = DATA_FOLDER
+    key: Annotated[str, typer.Argument(help="The id that 'keys list' shows.")],
+    data: Data = DATA_FOLDER,
+    json: Json = False,
 ) -> None:
     """Make a key invalid, in running servers too."""
     record_shell_act(data, AuditEntry("key.revoke", key, "done"), asyncio.run(_revoke(data, key)))
-    note(f"The key {key} is revoked. Running servers refuse it within two seconds.")
+    if json:
+        print_json({"id": key, "revoked": True})
+    else:
+        note(f"The key {key} is revoked. Running servers refuse it within two seconds.")
 
 
 @app.command()
@@ -95,6 +100,7 @@ def encrypt(
     key_env: Annotated[str, typer.Option(metavar="VARIABLE", help="Variable that holds the key.")] = "",
     key_file: Annotated[Path | None, typer.Option(metavar="FILE", help="File that holds the key.")] = None,
     new_key: Annotated[bool, typer.Option("--new-key", help="Write a new key to that file first.")] = False,
+    json: Json = False,
 ) -> None:
     """Encrypt a secret from stdin for provider_credentials.yaml (auth.type: encrypted)."""
     key = _write_new_key(key_file) if new_key else _read_key(key_env, key_file)
@@ -103,7 +109,11 @@ def encrypt(
     text = sys.stdin.read().strip()
     if not text:
         raise InvalidInput("There is nothing to encrypt: the command reads the secret from stdin.")
-    print(encrypt_secret(text, key))
+    encrypted = encrypt_secret(text, key)
+    if json:
+        print_json({"encrypted": encrypted})
+    else:
+        print(encrypted)
 
 
 def _row(key: ApiKey) -> tuple[str, ...]:

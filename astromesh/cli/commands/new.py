@@ -1,9 +1,9 @@
-"""`astromesh new`: writes a project that runs at once."""
+"""`astromesh new` and `init`: write a project that runs at once, or add a configuration to one."""
 
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.resources import files
 from importlib.resources.abc import Traversable
@@ -15,6 +15,8 @@ from pydantic import TypeAdapter, ValidationError
 
 from astromesh import __version__
 from astromesh.cli.commands.schema import write_schemas
+from astromesh.cli.options import Json
+from astromesh.cli.terminal import note, print_json
 from astromesh.config.records import Name
 from astromesh.config.workflow.manifest import Id
 from astromesh.errors import ConfigError, InvalidInput
@@ -27,73 +29,175 @@ _VERSION = "==VERSION"
 
 @dataclass(frozen=True)
 class _Template:
-    """Args: folder: of this package. name: the default name. tries: commands to start with."""
+    """What `new` writes.
 
-    folder: str
+    Args:
+        folders: of this package; files of the later ones replace those of the earlier.
+        name: the default name.
+        tries: commands to start with.
+    """
+
+    folders: tuple[str, ...]
     kind: str
     name: str
-    names: Any
-    rule: str
     tries: tuple[str, ...]
 
 
+_SERVE = "astromesh dev"
 TEMPLATES: Mapping[str, _Template] = {
     "agent": _Template(
-        "project", "agent", "assistant", Name,
-        "use at most 64 letters, digits, '.', '_' and '-', and begin with a letter or digit",
-        ('astromesh run AGENT "How do I give the agent new knowledge?"', "astromesh chat AGENT",
-         "astromesh serve"),
+        ("project",), "agent", "assistant",
+        ('astromesh run AGENT "How do I give the agent new knowledge?"', "astromesh chat AGENT", _SERVE),
     ),
     "workflow": _Template(
-        "project_workflow", "workflow", "triage", Id, "use at most 64 letters, digits, '_' and '-'",
+        ("project_workflow",), "workflow", "triage",
         ("make check", """astromesh workflow run AGENT '{"text": "The site is down!"}' --trace""",
          "astromesh workflow repl AGENT", "make package"),
     ),
+    "support-bot": _Template(
+        ("project", "templates/support_bot"), "agent", "support",
+        ('astromesh run AGENT "How do I return an item?"', "astromesh chat AGENT", _SERVE),
+    ),
+    "research-team": _Template(
+        ("project", "templates/research_team"), "agent", "lead",
+        ('astromesh run AGENT "How do I give the agent new knowledge?"', "astromesh chat AGENT", _SERVE),
+    ),
+    "rag": _Template(
+        ("project", "templates/rag"), "agent", "librarian",
+        ('astromesh run AGENT "What does the agent remember?"', "astromesh chat AGENT", _SERVE),
+    ),
+    "approvals": _Template(
+        ("templates/approvals",), "workflow", "invoices",
+        ("""astromesh workflow run AGENT '{"invoice": "A-1", "amount": 20}'""", _SERVE),
+    ),
+    "whatsapp": _Template(
+        ("project", "templates/whatsapp"), "agent", "assistant",
+        ('astromesh run AGENT "How do I add a tool?"', _SERVE),
+    ),
+    "batch": _Template(
+        ("templates/batch",), "workflow", "batch",
+        ("""astromesh workflow run AGENT '{"items": ["one", "two"]}'""", "astromesh serve"),
+    ),
 }  # fmt: skip
+#: kind -> the names that it may have, and what to do about another one
+_NAMES: Mapping[str, tuple[Any, str]] = {
+    "agent": (
+        Name, "use at most 64 letters, digits, '.', '_' and '-', and begin with a letter or digit"
+    ),
+    "workflow": (Id, "use at most 64 letters, digits, '_' and '-'"),
+}  # fmt: skip
+_KINDS = ", ".join(TEMPLATES)
+TemplateName = Annotated[str, typer.Option(metavar="KIND", help=f"One of {_KINDS}.")]
+ProjectName = Annotated[str, typer.Option(help="Name of its agent or workflow; default: the template's.")]
 
 
 def new(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="A folder that is empty or does not exist.")],
-    name: Annotated[
-        str, typer.Option(help="Name of its agent or workflow; default: assistant, triage.")
-    ] = "",
-    template: Annotated[str, typer.Option(metavar="KIND", help="agent or workflow.")] = "agent",
+    name: ProjectName = "",
+    template: TemplateName = "agent",
+    json: Json = False,
 ) -> None:
     """Write a project that runs at once."""
-    if template not in TEMPLATES:
-        raise InvalidInput(f"There is no template {template!r}. Known: {', '.join(TEMPLATES)}.")
-    chosen = TEMPLATES[template]
+    chosen = _chosen(template)
     name = name or chosen.name
-    _check(folder, name, chosen)
+    _check_name(name, chosen)
+    if folder.exists() and not folder.is_dir():
+        raise InvalidInput(f"{folder} is a file, not a folder.")
+    if folder.is_dir() and any(folder.iterdir()):
+        raise InvalidInput(
+            f"{folder} is not empty. Name a folder that is empty or does not exist, or add a configuration "
+            "to the project with 'astromesh init'."
+        )
+    written = _write(folder, name, chosen)
+    _report(folder, name, chosen, written, (), as_json=json)
+
+
+def init(
+    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder of the project.")] = Path(),
+    name: ProjectName = "",
+    template: TemplateName = "agent",
+    json: Json = False,
+) -> None:
+    """Add a configuration to an existing project. Files that are there stay as they are."""
+    chosen = _chosen(template)
+    name = name or chosen.name
+    _check_name(name, chosen)
+    if not folder.is_dir():
+        raise InvalidInput(f"{folder} is no folder. 'astromesh new {folder}' writes a new project.")
+    if (folder / "config").exists():
+        raise InvalidInput(f"{folder / 'config'} is there already. 'astromesh validate' checks it.")
+    present = {path for _, path in _files(chosen, name) if (folder / path).exists()}
+    written = _write(folder, name, chosen, present)
+    _report(folder, name, chosen, written, sorted(present), as_json=json)
+
+
+def _chosen(template: str) -> _Template:
+    if template not in TEMPLATES:
+        raise InvalidInput(f"There is no template {template!r}. Known: {_KINDS}.")
+    return TEMPLATES[template]
+
+
+def _files(template: _Template, name: str) -> list[tuple[Traversable, PurePosixPath]]:
+    """Returns the files of a template with their places in the project."""
+    found: dict[PurePosixPath, Traversable] = {}
+    for folder in template.folders:
+        for source, path in _templates(files("astromesh.cli").joinpath(folder)):
+            found[PurePosixPath(str(path).replace(_PLACEHOLDER, name))] = source
+    return [(source, path) for path, source in found.items()]
+
+
+def _write(
+    folder: Path, name: str, template: _Template, present: Collection[PurePosixPath] = ()
+) -> list[PurePosixPath]:
+    """Writes the files that are not present. Raises: ConfigError: one cannot be written."""
+    written = []
     try:
-        for source, path in _templates(files("astromesh.cli").joinpath(chosen.folder)):
-            target = folder / str(path).replace(_PLACEHOLDER, name)
-            target.parent.mkdir(parents=True, exist_ok=True)
-            target.write_text(_filled(source.read_text("utf-8"), name), "utf-8")
+        for source, path in _files(template, name):
+            if path not in present:
+                target = folder / path
+                target.parent.mkdir(parents=True, exist_ok=True)
+                target.write_text(_filled(source.read_text("utf-8"), name), "utf-8")
+                written.append(path)
     except OSError as error:
         raise ConfigError(f"Cannot write {error.filename}: {error.strerror}.") from error
     write_schemas(folder / "config" / "schemas")
-    print(f"A project with the {chosen.kind} {name!r} is in {folder}. Try:\n")
-    for command in (f"cd {shlex.quote(str(folder))}", *chosen.tries):
-        print(f"  {_filled(command, name)}")
+    return sorted(written)
+
+
+def _report(
+    folder: Path,
+    name: str,
+    template: _Template,
+    written: Sequence[PurePosixPath],
+    kept: Sequence[PurePosixPath],
+    *,
+    as_json: bool,
+) -> None:
+    here = folder.resolve() == Path.cwd()
+    tries = [*([] if here else [f"cd {shlex.quote(str(folder))}"]), *template.tries]
+    commands = [_filled(command, name) for command in tries]
+    if as_json:
+        report = {"folder": str(folder), template.kind: name, "written": [*map(str, written)]}
+        print_json({**report, "kept": [*map(str, kept)], "try": commands})
+        return
+    print(f"A project with the {template.kind} {name!r} is in {folder}. Try:\n")
+    for command in commands:
+        print(f"  {command}")
+    if kept:
+        note(f"Files that were there stay as they are: {', '.join(map(str, kept))}")
 
 
 def _filled(text: str, name: str) -> str:
     return text.replace(_PLACEHOLDER, name).replace(_VERSION, f"=={__version__}")
 
 
-def _check(folder: Path, name: str, template: _Template) -> None:
+def _check_name(name: str, template: _Template) -> None:
+    names, rule = _NAMES[template.kind]
     try:
-        TypeAdapter(template.names).validate_python(name)
+        TypeAdapter(names).validate_python(name)
     except ValidationError as error:
         article = "an" if template.kind == "agent" else "a"
-        raise InvalidInput(
-            f"{name!r} is not a valid name of {article} {template.kind}: {template.rule}."
-        ) from error
-    if folder.exists() and not folder.is_dir():
-        raise InvalidInput(f"{folder} is a file, not a folder.")
-    if folder.is_dir() and any(folder.iterdir()):
-        raise InvalidInput(f"{folder} is not empty. Name a folder that is empty or does not exist.")
+        raise InvalidInput(f"{name!r} is not a valid name of {article} {template.kind}: {rule}.") from error
 
 
 def _templates(

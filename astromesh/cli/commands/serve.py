@@ -72,6 +72,7 @@ _REASONS = {
 _NO_CONFIGURATION = """\
 There is no configuration folder {folder}. Do one of these:
   - write a project that runs at once: astromesh new my-agent && cd my-agent && astromesh dev
+  - add a configuration to the project in this folder: astromesh init
   - name another folder: --config DIR, or the variable ASTROMESH_CONFIG_DIR"""
 _OPEN = """\
 Other machines can reach {host}, and without authentication anybody could run the agents.

@@ -76,12 +76,16 @@ def report_faults(config: Path, name: str, *, as_json: bool = False) -> int:
 
 
 @app.command()
-def graph(name: Name, config: Config = CONFIG_FOLDER) -> None:
+def graph(name: Name, config: Config = CONFIG_FOLDER, json: Json = False) -> None:
     """Draw a workflow as a Mermaid diagram, or report its faults."""
     checked = _check(config, name)
     if checked.faults or checked.folder.workflow is None:
-        raise typer.Exit(report_faults(config, name))
-    print(to_mermaid(checked.folder.workflow))
+        raise typer.Exit(report_faults(config, name, as_json=json))
+    diagram = to_mermaid(checked.folder.workflow)
+    if json:
+        print_json({"workflow": name, "mermaid": diagram})
+    else:
+        print(diagram)
 
 
 @app.command()
@@ -171,6 +175,7 @@ def record(
     golden: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the outcome here, for an assertion `golden`.")
     ] = None,
+    json: Json = False,
 ) -> None:
     """Run a workflow and record what its models and tools answer."""
 
@@ -178,13 +183,16 @@ def record(
         result = await workflows.run(workflow.name, TaskRequest(parse_input(input), start or None))
         return result, await workflows.tasks.recording(result.task_id, OPERATOR)
 
-    result, recording = in_runtime(folders_of(config, data), name, work)
+    result, recording = in_runtime(folders_of(config, data), name, work, as_json=json)
     recording.write(out)
     if golden is not None:
         golden.parent.mkdir(parents=True, exist_ok=True)
         option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
         golden.write_bytes(orjson.dumps(golden_record(outcome_of(result)), option=option))
-    note(f"{result.status}: {len(recording.stages)} stages in {out}")
+    if json:
+        print_json({"status": result.status, "stages": len(recording.stages), "file": str(out)})
+    else:
+        note(f"{result.status}: {len(recording.stages)} stages in {out}")
 
 
 @app.command()
