@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv run test lint types quick unit contract integration acceptance reliability architecture browser docs bench soak mutants format clients lock clean
+.PHONY: help venv run test lint types quick unit contract integration acceptance reliability architecture browser docs bench soak mutants format clients release lock clean
 
 help: ## show this text
 	@echo "make run    installs astromesh and serves it on http://$(HOST):$(PORT)  (HOST=, PORT=, CONFIG=)"
@@ -217,6 +217,9 @@ $(VENV)/.mutants: $(VENV)/.dev requirements/mutants.txt
 
 clients: venv ## wheel and tarball of the typed clients, in build/clients
 	$(BIN)/python scripts/clients.py
+
+release: venv ## wheel, sdist, SBOM and checksums in dist/, tried in an empty environment
+	$(BIN)/python scripts/release.py
 
 lock: $(VENV)/.bootstrap ## pin what pyproject.toml asks for (UPGRADE=--upgrade: the newest)
 	$(LOCK) --group build -o requirements/bootstrap.txt
