@@ -45,5 +45,9 @@ def test_ctrl_c_cancels_the_main_task_even_after_a_stray_exit() -> None:
         signal.raise_signal(signal.SIGINT)
         await asyncio.sleep(60)
 
-    with asyncio.Runner(loop_factory=EventLoop) as runner, pytest.raises(KeyboardInterrupt):
-        runner.run(main())
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # else asyncio leaves it alone
+    try:
+        with asyncio.Runner(loop_factory=EventLoop) as runner, pytest.raises(KeyboardInterrupt):
+            runner.run(main())
+    finally:
+        signal.signal(signal.SIGINT, before)
