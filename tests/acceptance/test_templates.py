@@ -67,7 +67,7 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path, line: str, found
 #: commands that serve, talk or log in until they are ended, and one that prints JSON alone
 _WITHOUT = {
     "serve", "dev", "worker", "chat", "mcp login", "mcp logout", "schema", "workflow inspect",
-    "workflow repl",
+    "workflow repl", "migrate",
 }  # fmt: skip
 
 
