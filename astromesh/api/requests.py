@@ -167,12 +167,12 @@ Tags = Annotated[
 HeaderValue = Annotated[str, Field(max_length=4096, pattern=r"^[\t\x20-\x7e]*$")]
 
 
-def _as_integer(value: Any) -> Any:
+def as_integer(value: Any) -> Any:
     """JSON has one kind of number: 3.0 is an integer, as JSON Schema has it."""
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-WholeNumber = Annotated[int, Field(ge=1, le=MAX_SEQ), BeforeValidator(_as_integer)]
+WholeNumber = Annotated[int, Field(ge=1, le=MAX_SEQ), BeforeValidator(as_integer)]
 
 
 class CallbackIn(BaseModel):

@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 
 from astromesh.access.scopes import principal_of
 from astromesh.api.dependencies import PageCursor, audited, scope
-from astromesh.api.requests import caller_of, runtime_of
+from astromesh.api.requests import as_integer, caller_of, runtime_of
 from astromesh.errors import DocumentNotFound, InvalidInput
 from astromesh.knowledge.base import Document, DocumentsOf, IngestReport, Passage
 from astromesh.runtime.bootstrap import pipeline_of
@@ -136,7 +136,9 @@ class DocumentTextOut(BaseModel):
 
 class QueryIn(_Body):
     query: str = Field(min_length=1, max_length=10_000, examples=["How do I reset my password?"])
-    top_k: int | None = Field(None, ge=1, le=MAX_PASSAGES, description="Absent: the pipeline's own.")
+    top_k: Annotated[int, Field(ge=1, le=MAX_PASSAGES), BeforeValidator(as_integer)] | None = Field(
+        None, description="Absent: the pipeline's own."
+    )
     filters: dict[str, FilterValue] = Field(
         default={}, description="Only documents whose metadata has these values; `document` is the id."
     )

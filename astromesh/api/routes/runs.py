@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from astromesh.access.scopes import DECIDE, Viewer, principal_of
 from astromesh.api.decisions import decide
@@ -54,7 +55,20 @@ Name = Annotated[str, Query(pattern=r"^[^\x00]*$")]
 
 
 #: a point in time; UTC where it names no zone
-Moment = Annotated[datetime | None, Query(description="ISO 8601, UTC where it names no zone.")]
+
+
+def _is_moment(text: Any) -> Any:
+    """Refuses numbers, which pydantic takes for seconds."""
+    if isinstance(text, str) and not re.match(r"\d{4}-", text):
+        raise ValueError("it must be a time as in ISO 8601, e.g. 2026-12-24T18:00:00Z")
+    return text
+
+
+Moment = Annotated[
+    datetime | None,
+    BeforeValidator(_is_moment),
+    Query(description="ISO 8601, UTC where it names no zone."),
+]
 
 
 class AcceptedOut(BaseModel):

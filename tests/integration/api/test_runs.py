@@ -138,6 +138,7 @@ async def test_runs_are_listed_by_agent_session_and_status_newest_first(tmp_path
         odd = {"status": "odd", "created_after": "soon", "min_cost_usd": "-1", "min_duration_ms": "inf"}
         for name, value in odd.items():
             assert (await client.get("/v1/runs", params={name: value})).status_code == 422
+        assert (await client.get("/v1/runs", params={"created_before": "0.5"})).status_code == 422
 
 
 async def test_lists_have_pages(tmp_path: Path) -> None:
