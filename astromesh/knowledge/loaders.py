@@ -29,13 +29,50 @@ MAX_FILE = 5 * 1024 * 1024
 MAX_READ_FILE = 50 * 1024 * 1024
 #: characters; a longer block is a document that begins with a rule, and no front matter
 MAX_FRONT_MATTER = 4096
+_OFFICE = "application/vnd.openxmlformats-officedocument"
+DOCX = f"{_OFFICE}.wordprocessingml.document"
+PPTX = f"{_OFFICE}.presentationml.presentation"
+XLSX = f"{_OFFICE}.spreadsheetml.sheet"
+SOURCE_CODE = "text/x-source-code"
+_CODE_SUFFIXES = (
+    ".py",
+    ".js",
+    ".mjs",
+    ".jsx",
+    ".ts",
+    ".tsx",
+    ".java",
+    ".kt",
+    ".go",
+    ".rs",
+    ".c",
+    ".h",
+    ".cc",
+    ".cpp",
+    ".hpp",
+    ".cs",
+    ".rb",
+    ".php",
+    ".swift",
+    ".scala",
+    ".lua",
+    ".r",
+    ".jl",
+    ".sh",
+    ".sql",
+)
 MEDIA_TYPES: Mapping[str, str] = {
     ".md": "text/markdown", ".markdown": "text/markdown", ".mdx": "text/markdown",
     ".txt": "text/plain", ".text": "text/plain", ".rst": "text/plain",
     ".html": "text/html", ".htm": "text/html", ".xhtml": "text/html", ".pdf": "application/pdf",
+    ".csv": "text/csv", ".tsv": "text/csv", ".docx": DOCX, ".pptx": PPTX, ".xlsx": XLSX,
+    **dict.fromkeys(_CODE_SUFFIXES, SOURCE_CODE),
 }  # fmt: skip
 #: the `readers` plugin of a media type
-READERS: Mapping[str, str] = {"text/html": "html", "application/pdf": "pdf"}
+READERS: Mapping[str, str] = {
+    "text/html": "html", "application/pdf": "pdf", "text/csv": "csv", SOURCE_CODE: "code",
+    DOCX: "docx", PPTX: "pptx", XLSX: "xlsx",
+}  # fmt: skip
 Readers = Callable[[str], DocumentReader]
 log = get_logger("astromesh.rag")
 

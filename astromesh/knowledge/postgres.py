@@ -47,7 +47,7 @@ SCHEMA = Schema("rag", "astromesh.knowledge", "sql/postgres/chunks")
 SQL = queries("astromesh.knowledge", "sql/postgres/chunks.sql")
 
 #: vectors that are compared one by one; more get an index
-MAX_COMPARED = 5_000
+MAX_COMPARED = 1_000
 #: chunks written until the index of words is cleaned and the planner's statistics are renewed
 _VACUUM_AFTER = 100
 #: seconds for a batch of documents, and for an index over all vectors

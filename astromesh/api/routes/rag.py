@@ -13,6 +13,7 @@ from astromesh.api.dependencies import PageCursor, audited, scope
 from astromesh.api.requests import as_integer, caller_of, runtime_of
 from astromesh.errors import DocumentNotFound, InvalidInput
 from astromesh.knowledge.base import Document, DocumentsOf, IngestReport, Passage
+from astromesh.knowledge.loaders import DOCX, PPTX, XLSX
 from astromesh.runtime.bootstrap import pipeline_of
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.text import SINGLE_LINE
@@ -34,6 +35,14 @@ class _Body(BaseModel):
     model_config = ConfigDict(extra="forbid", strict=True)
 
 
+#: types whose files are not text
+_BINARY = frozenset(("application/pdf", DOCX, PPTX, XLSX))
+MediaType = Literal[
+    "text/markdown", "text/plain", "text/html", "text/csv", "text/x-source-code", "application/pdf",
+    "application/vnd.openxmlformats-officedocument.wordprocessingml.document",
+    "application/vnd.openxmlformats-officedocument.presentationml.presentation",
+    "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet",
+]  # fmt: skip
 _FILLED, _EMPTY = {"minLength": 1}, {"maxLength": 0}
 #: the rules between the fields of a document, and between those of a request
 _ONE_CONTENT: JsonObject = {
@@ -43,7 +52,7 @@ _ONE_CONTENT: JsonObject = {
             "properties": {
                 "text": _FILLED,
                 "data": _EMPTY,
-                "media_type": {"not": {"const": "application/pdf"}},
+                "media_type": {"not": {"enum": sorted(_BINARY)}},
             },
         },
         {"required": ["data"], "properties": {"data": _FILLED, "text": _EMPTY}},
@@ -70,20 +79,20 @@ class DocumentIn(_Body):
     model_config = ConfigDict(json_schema_extra=_ONE_CONTENT)
 
     id: DocumentId = Field(description="Stable name within the pipeline.", examples=["faq/refunds"])
-    text: str = Field("", max_length=5_000_000, description="Markdown, plain text or HTML.")
+    text: str = Field("", max_length=5_000_000, description="Markdown, plain text, HTML, CSV or source code.")
     data: Annotated[bytes, BeforeValidator(_from_base64), Field(json_schema_extra=_BASE64)] = Field(
-        b"", description="A file in base64 instead of `text`: PDF, HTML or text."
+        b"", description="A file in base64 instead of `text`: PDF, DOCX, PPTX, XLSX, HTML, CSV or text."
     )
     title: str = Field("", max_length=1000, description="Shown with its passages; the search covers it.")
-    media_type: Literal["text/markdown", "text/plain", "text/html", "application/pdf"] = "text/markdown"
+    media_type: MediaType = "text/markdown"
     metadata: dict[str, Any] = Field(default={}, description="Plain values and lists of them, for filters.")
 
     @model_validator(mode="after")
     def _has_one_content(self) -> Self:
         if bool(self.text) == bool(self.data):
             raise ValueError("set exactly one of 'text' and 'data', and not to an empty value")
-        if self.text and self.media_type == "application/pdf":
-            raise ValueError("send a PDF as 'data', in base64")
+        if self.text and self.media_type in _BINARY:
+            raise ValueError("send a file of this type as 'data', in base64")
         return self
 
 

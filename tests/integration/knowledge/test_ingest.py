@@ -97,12 +97,17 @@ async def test_markdown_text_html_and_pdf_in_one_folder(tmp_path):
 
 
 async def test_a_file_that_cannot_be_read_is_skipped_and_the_others_count(tmp_path):
-    """A broken or scanned PDF is named in a warning."""
-    write(tmp_path, a_md="# A\nword", broken_pdf=b"%PDF-1.4 nonsense", scan_pdf=pdf(""))
-    async with pipeline(tmp_path) as pipe:
+    """A broken or scanned PDF, and files that are not what their name says, are named in a warning."""
+    folder = write(tmp_path, a_md="# A\nword", broken_pdf=b"%PDF-1.4 nonsense", scan_pdf=pdf(""))
+    write(
+        tmp_path, b_csv="item,price\nword,2", c_docx=b"PK", d_pptx=b"PK", e_xlsx=b"PK", f_go="func word() {}"
+    )
+    async with pipeline(tmp_path, sources=[(folder, "*.*")]) as pipe:
         with capture_logs() as logs:
-            assert await pipe.refresh() == IngestReport(added=1)
-    assert sorted(Path(entry["file"]).name for entry in logs) == ["broken.pdf", "scan.pdf"]
+            assert await pipe.refresh() == IngestReport(added=3)
+        assert sorted(await found(pipe, "word")) == ["a.md", "b.csv", "f.go"]
+    broken = ["broken.pdf", "c.docx", "d.pptx", "e.xlsx", "scan.pdf"]
+    assert sorted(Path(entry["file"]).name for entry in logs) == broken
     assert any("text recognition" in entry["why"] for entry in logs)
 
 

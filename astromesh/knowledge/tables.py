@@ -1,0 +1,110 @@
+"""Tables as Markdown, and the reader of CSV files.
+
+A long table becomes several short ones, each with the row of headings, so that a passage of its middle still
+says what its cells are.
+"""
+
+from __future__ import annotations
+
+import codecs
+import csv
+import io
+from collections.abc import Iterable, Iterator, Sequence
+
+from astromesh.types import JsonObject
+
+#: cells of a file; larger tables belong into a database
+MAX_CELLS = 200_000
+#: characters of the rows that stand in one table
+_TABLE_CHARACTERS = 800
+_MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
+
+
+class CsvReader:
+    """The reader `csv`: the first row has the names of the columns."""
+
+    fingerprint = "csv/1"
+
+    def read(self, data: bytes) -> tuple[str, JsonObject]:
+        text = decode(data)
+        try:
+            dialect = csv.Sniffer().sniff(text[:20_000], ",;\t|")
+        except csv.Error:
+            dialect = csv.excel
+        try:
+            rows = list(csv.reader(io.StringIO(text, newline=""), dialect, strict=True))
+        except csv.Error as error:
+            raise ValueError(f"it is not a readable CSV file: {error}") from error
+        found = table_sections(bounded(rows), "##")
+        if not found:
+            raise ValueError("it contains no rows")
+        return found, {}
+
+
+def decode(data: bytes) -> str:
+    """Raises: ValueError: it is not text in UTF-8, or in UTF-16 with its mark."""
+    encoding = next((name for mark, name in _MARKS if data.startswith(mark)), "utf-8")
+    try:
+        text = data.decode(encoding)
+    except UnicodeDecodeError:
+        raise ValueError("it is binary or not UTF-8") from None
+    if "\0" in text:
+        raise ValueError("it is binary or not UTF-8")
+    return text
+
+
+def bounded(rows: Iterable[Sequence[object]]) -> Iterator[list[str]]:
+    """The rows that have a cell with text, as texts. Raises: ValueError: there are too many cells."""
+    left = MAX_CELLS
+    for row in rows:
+        left -= len(row)
+        if left < 0:
+            raise ValueError(f"it has more than {MAX_CELLS} cells")
+        cells = [_cell(value) for value in row]
+        if any(cells):
+            yield cells
+
+
+def table_sections(rows: Iterable[list[str]], mark: str) -> str:
+    """A table as Markdown; a long one in parts, each under a heading with the numbers of its rows.
+
+    Args:
+        rows: the first one has the headings of the columns.
+        mark: of the headings, e.g. `##`.
+    """
+    head, *body = list(rows) or [[]]
+    if not head:
+        return ""
+    parts = list(_parts(body))
+    if len(parts) < 2:
+        return _table(head, body)
+    sections, first = [], 1
+    for part in parts:
+        last = first + len(part) - 1
+        sections.append(f"{mark} Rows {first} to {last}\n\n{_table(head, part)}")
+        first = last + 1
+    return "\n\n".join(sections)
+
+
+def _parts(rows: Iterable[list[str]]) -> Iterator[list[list[str]]]:
+    part: list[list[str]] = []
+    size = 0
+    for row in rows:
+        characters = sum(map(len, row)) + 3 * len(row)
+        if part and size + characters > _TABLE_CHARACTERS:
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += characters
+    if part:
+        yield part
+
+
+def _table(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
+
+
+def _cell(value: object) -> str:
+    text = "" if value is None else str(value)
+    return " ".join(text.encode("utf-8", "replace").decode().split()).replace("|", r"\|")
