@@ -144,24 +144,32 @@ class ListedDocument(NamedTuple):
     metadata: JsonObject
 
 
+class Piece(NamedTuple):
+    """A stored chunk. Args: start: its place in the document's text."""
+
+    start: int
+    text: str
+    heading: str
+
+
 class StoredDocument(NamedTuple):
     """A stored document with its text.
 
     Args:
         metadata: with its `title`.
-        pieces: where each of its chunks begins in its text, and the chunk, in order.
+        pieces: its chunks, in order.
     """
 
     id: str
     metadata: JsonObject
-    pieces: tuple[tuple[int, str], ...]
+    pieces: tuple[Piece, ...]
 
     @property
     def text(self) -> str:
         """The text whose offsets passages have. What no passage holds, e.g. front matter, is line breaks."""
         parts: list[str] = []
         end = 0
-        for start, piece in self.pieces:
+        for start, piece, _ in self.pieces:
             parts += ("\n" * (start - end), piece[max(end - start, 0) :])
             end = max(end, start + len(piece))
         return "".join(parts)

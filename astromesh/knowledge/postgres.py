@@ -25,6 +25,7 @@ from astromesh.knowledge.base import (
     IndexedDocument,
     ListedDocument,
     Passage,
+    Piece,
     StoredDocument,
     wanted_values,
 )
@@ -153,7 +154,11 @@ class PgvectorChunks:
         rows = await self._database.read(partition.sql("document"), escape_nul(owner), escape_nul(name))
         if not rows:
             return None
-        pieces = tuple((start, unescape_nul(text)) for _, start, text in rows if text is not None)
+        pieces = tuple(
+            Piece(start, unescape_nul(text), unescape_nul(heading))
+            for _, start, text, heading in rows
+            if text is not None
+        )
         return StoredDocument(name, _with_nul(orjson.loads(rows[0][0])), pieces)
 
     async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:

@@ -22,6 +22,7 @@ from astromesh.knowledge.base import (
     IndexedDocument,
     ListedDocument,
     Passage,
+    Piece,
     StoredDocument,
     vector_blob,
     wanted_values,
@@ -107,7 +108,7 @@ class SqliteChunks:
         rows = await self._queries.read("document", owner, name)
         if not rows:
             return None
-        pieces = tuple((start, text) for _, start, text in rows if text is not None)
+        pieces = tuple(Piece(*columns) for _, *columns in rows if columns[0] is not None)
         return StoredDocument(name, orjson.loads(rows[0][0]), pieces)
 
     async def replace(self, documents: Sequence[IndexedDocument], owner: str = OPERATOR) -> None:

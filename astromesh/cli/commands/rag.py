@@ -8,20 +8,32 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
+from astromesh.cli.commands.agents import find_agent
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
+from astromesh.cli.question_generation import generated_questions, question_lines, question_request, spread
 from astromesh.cli.retrieval_measures import DEPTH, Asked, Question, measures, read_questions
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.errors import InvalidInput
-from astromesh.knowledge.base import DocumentsOf, IngestReport, ListedDocument, Passage, ProgressCallback
+from astromesh.knowledge.base import (
+    DocumentsOf,
+    IngestReport,
+    KnowledgePipeline,
+    ListedDocument,
+    Passage,
+    Piece,
+    ProgressCallback,
+)
+from astromesh.knowledge.chunking import SEPARATOR
 from astromesh.logs import configure_logging
-from astromesh.runtime.bootstrap import open_single_pipeline
+from astromesh.runtime.bootstrap import open_single_pipeline, pipeline_of
+from astromesh.runtime.engine import AgentRuntime
 from astromesh.types import DEFAULT_TENANT
 
 app = typer.Typer()
@@ -158,6 +170,85 @@ def evaluate(
         print_table(columns, [[str(one[key]) for key in columns] for one in wrong])
         print()
     print(", ".join(f"{name} {value}" for name, value in found.items()))
+
+
+@app.command()
+def questions(
+    pipeline: Pipeline,
+    agent: Annotated[str, typer.Option(metavar="NAME", help="The agent whose model writes the questions.")],
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The file to write; default: the output.")
+    ] = None,
+    tenant: Asking = DEFAULT_TENANT,
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    passages: Annotated[int, typer.Option(min=1, help="Passages at most, spread over all documents.")] = 100,
+    per_passage: Annotated[int, typer.Option(min=1, max=10, help="Questions for each passage.")] = 1,
+) -> None:
+    """Write a file of questions for `rag eval` from the documents of a pipeline, by an agent's model."""
+    folders = folders_of(config, data)
+    configure_logging("warning")
+    wanted = Wanted(pipeline, agent, tenant, passages, per_passage)
+    made, missing = asyncio.run(_questions(folders, wanted))
+    if missing:
+        note(f"The model has written no question for {missing} passages.")
+    if not made:
+        raise InvalidInput("There are no questions: there is no passage, or the model has written none.")
+    if out is None:
+        print(question_lines(made), end="")
+        return
+    out.write_text(question_lines(made), encoding="utf-8")
+    print(f"{len(made)} questions in {out}")
+
+
+class Wanted(NamedTuple):
+    """What `rag questions` writes. Args: passages: at most. per_passage: questions for each of them."""
+
+    pipeline: str
+    agent: str
+    tenant: str = DEFAULT_TENANT
+    passages: int = 100
+    per_passage: int = 1
+
+
+async def _questions(folders: tuple[Path, Path], wanted: Wanted) -> tuple[list[Question], int]:
+    async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
+        return await generate_questions(runtime, wanted)
+
+
+async def generate_questions(runtime: AgentRuntime, wanted: Wanted) -> tuple[list[Question], int]:
+    """Returns questions that the passages of a pipeline answer, and how many passages have none.
+
+    Raises:
+        ProviderError: the model of the agent does not answer.
+    """
+    model, knowledge = find_agent(runtime, wanted.agent).router, pipeline_of(runtime.state, wanted.pipeline)
+    await knowledge.refresh(load_model=False)
+    pieces = await _pieces(knowledge, wanted.tenant)
+    made: list[Question] = []
+    missing = 0
+    for number in spread(len(pieces), wanted.passages):
+        document, piece = pieces[number]
+        answer = await model.complete(question_request(piece.heading, piece.text, wanted.per_passage))
+        heading = piece.heading.rpartition(SEPARATOR)[2]
+        found = generated_questions(answer.content, document, heading, wanted.per_passage)
+        made += found
+        missing += not found
+    return made, missing
+
+
+async def _pieces(knowledge: KnowledgePipeline, tenant: str) -> list[tuple[str, Piece]]:
+    """The passages of the folders and of a tenant, each with the id of its document."""
+    found: list[tuple[str, Piece]] = []
+    owners: tuple[DocumentsOf, ...] = ("sources", "tenant")
+    for of in owners:
+        after = ""
+        while page := await knowledge.documents(tenant=tenant, of=of, after=after, limit=1000):
+            after = page[-1].id
+            for one in page:
+                document = await knowledge.document(one.id, tenant=tenant)
+                found += [(one.id, piece) for piece in (document.pieces if document else ())]
+    return found
 
 
 async def _ask(

@@ -21,7 +21,7 @@ SELECT id, metadata::TEXT FROM astromesh.rag_documents
 WHERE pipeline = {pipeline} AND owner = $1 AND id > $2 ORDER BY id LIMIT $3
 
 -- name: document
-SELECT d.metadata::TEXT, c.start, c.body FROM astromesh.rag_documents d
+SELECT d.metadata::TEXT, c.start, c.body, c.heading FROM astromesh.rag_documents d
 LEFT JOIN astromesh.rag_chunks_{pipeline} c ON c.owner = d.owner AND c.document = d.id
 WHERE d.pipeline = {pipeline} AND d.owner = $1 AND d.id = $2 ORDER BY c.start
 

@@ -17,7 +17,7 @@ SELECT documents.id, metadata FROM documents JOIN owners ON owners.id = document
 WHERE owners.name = ? AND documents.id > ? ORDER BY documents.id LIMIT ?
 
 -- name: document
-SELECT metadata, chunks.start, words.body FROM documents JOIN owners ON owners.id = documents.owner
+SELECT metadata, chunks.start, words.body, words.heading FROM documents JOIN owners ON owners.id = documents.owner
 LEFT JOIN chunks ON chunks.document = documents.number LEFT JOIN words ON words.rowid = chunks.id
 WHERE owners.name = ? AND documents.id = ? ORDER BY chunks.start
 
