@@ -373,12 +373,17 @@ class ToolResult(Struct, frozen=True):
 
 
 class SemanticResult(Struct, frozen=True):
-    """A passage from semantic memory or knowledge. `score` is in [0, 1]; a higher one is nearer."""
+    """A passage from semantic memory or knowledge. `score` is in [0, 1]; a higher one is nearer.
+
+    Args:
+        why: why it was recalled: `similarity`, which is the score, and `words` that query and content share.
+    """
 
     content: str
     score: float
     source: str = ""
     metadata: Mapping[str, Any] = field(default_factory=dict)
+    why: Mapping[str, Any] = field(default_factory=dict)
 
 
 class MemoryContext(Struct, frozen=True):

@@ -56,7 +56,9 @@ def contents_of(attachments: Iterable[Attachment]) -> dict[str, bytes]:
 def memory_to_json(memory: MemoryContext) -> JsonObject:
     return {
         "history": [message_to_json(m) for m in memory.conversation_history],
-        "semantic": [[r.content, r.score, r.source, dict(r.metadata)] for r in memory.semantic_results],
+        "semantic": [
+            [r.content, r.score, r.source, dict(r.metadata), dict(r.why)] for r in memory.semantic_results
+        ],
         "episodic": list(memory.episodic_events),
         "degraded": list(memory.degraded),
         "last_seq": memory.last_seq,

@@ -8,11 +8,12 @@ from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
 
 import orjson
+from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.errors import InvalidInput, ProviderError
 from astromesh.knowledge.base import Embedder, OwnedPassage, vector_blob
-from astromesh.knowledge.words import terms
+from astromesh.knowledge.words import stems, terms
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject, SemanticResult, SessionKey
@@ -135,9 +136,10 @@ class PassageStore:
             vector = (await self._embedder.embed([query]))[0]
             space = _space(self._embedder, vector)
         scope, now = Scope(tenant, agent, owner), self._clock.now()
-        return await self._table.search(
+        found = await self._table.search(
             SemanticQuery(scope, terms(query), vector, space, top_k, threshold, now)
         )
+        return tuple(replace(one, why=why_recalled(query, one)) for one in found)
 
     @property
     def place(self) -> Hashable:
@@ -191,6 +193,12 @@ def _text_row(content: str, metadata: JsonObject, now: float, expires_at: float)
     except (UnicodeEncodeError, orjson.JSONEncodeError) as error:
         raise InvalidInput("The text contains half of a surrogate pair, which is not a character.") from error
     return PassageRow(digest, str(metadata.get("session_id", "")), content, encoded, now, expires_at)
+
+
+def why_recalled(query: str, found: SemanticResult) -> JsonObject:
+    """Returns the similarity of a passage, and the words of the query that it has, in any inflection."""
+    has = set(stems(found.content))
+    return {"similarity": found.score, "words": [word for word in terms(query) if has & set(stems(word))]}
 
 
 def to_result(content: str, metadata: str, score: float) -> SemanticResult:

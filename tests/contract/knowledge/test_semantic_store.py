@@ -80,6 +80,7 @@ async def test_what_was_stored_is_found_with_its_source_and_a_score(store):
     assert best.source == "conversation"
     assert best.metadata == {"source": "conversation", "session_id": "s-1", "run_id": "run_1"}
     assert 0.0 < best.score <= 1.0
+    assert best.why == {"similarity": best.score, "words": ["reset", "button", "router"]}
 
 
 async def test_the_best_come_first_and_no_more_than_asked_for(store):

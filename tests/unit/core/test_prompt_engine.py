@@ -24,17 +24,17 @@ def render(template, memory=EMPTY, context=None, now=NOW, **variables):
 def test_every_variable_of_the_document_is_there():
     memory = MemoryContext(
         (Message("user", "hi"), Message("assistant", "hello")),
-        (SemanticResult("Paris is in France.", 0.92),),
+        (SemanticResult("Paris is in France.", 0.92, why={"similarity": 0.92, "words": ["paris"]}),),
         ({"event": "tool_call", "tool": "search"},),
     )
     template = (
         "{{ agent_name }}|{{ description }}|{{ current_date }}|{{ product }}|"
         "{% for m in conversation_history %}{{ m.role }}: {{ m.content }};{% endfor %}"
-        "|{% for r in semantic_context %}{{ r.content }} {{ r['score'] }}{% endfor %}"
+        "|{% for r in semantic_context %}{{ r.content }} {{ r['score'] }} {{ r.why.words[0] }}{% endfor %}"
         "|{% for e in episodic_events %}{{ e.event }} {{ e['tool'] }}{% endfor %}"
     )
     assert render(template, memory, product="Astromesh") == (
-        "helper|Helps.|2026-02-01|Astromesh|user: hi;assistant: hello;|Paris is in France. 0.92|"
+        "helper|Helps.|2026-02-01|Astromesh|user: hi;assistant: hello;|Paris is in France. 0.92 paris|"
         "tool_call search"
     )
 
