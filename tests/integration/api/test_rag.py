@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64encode
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -167,6 +168,36 @@ async def test_answers_cite_what_they_draw_on_whoever_has_found_it(tmp_path):
         assert "run.completed" in ended.text
         result = (await client.get(f"/v1/runs/{accepted}")).json()["result"]
         assert result["citations"] == [{**cited, "spans": [[start + 6, end + 6]]}]
+
+
+async def test_a_resumed_run_cites_what_a_nested_agent_found_before_it_waited(tmp_path):
+    """The recorded call of the nested agent is not made again, and its citations count."""
+    seek = {"name": "seek", "type": "rag", "pipeline": "notes"}
+    asks_clerk = {"name": "clerk", "type": "agent", "agent": "clerk", "effect": "read"}
+    pay = {"name": "pay", "type": "builtin", "approval": "required", "builtin": "current_time"}
+    write(tmp_path, manifest("clerk", tools=[seek]), manifest("helper", tools=[asks_clerk, pay]))
+    pipeline_file(tmp_path, "notes")
+    said = "Steep green tea at 80 degrees."
+    script = (
+        [ToolCall("c2", "clerk", '{"query": "How hot?"}')],
+        [ToolCall("c1", "seek", '{"query": "green tea"}')],
+        said,
+        [ToolCall("c3", "pay", "{}")],
+        said,
+    )
+    async with client_of(runtime_of(tmp_path, ScriptedProvider(*script))) as client:
+        await client.post("/v1/rag/notes/documents", json={"documents": [{"id": "tea", "text": TEA}]})
+        body = {"query": "How hot?", "session_id": "s"}
+        run = (await client.post("/v1/agents/helper/runs", json=body)).json()["run_id"]
+        until = f"/v1/runs/{run}"
+        async with asyncio.timeout(60):
+            while (await client.get(until)).json()["status"] != "waiting":
+                await asyncio.sleep(0.05)
+        [approval] = (await client.get("/v1/approvals")).json()["approvals"]
+        await client.post(f"{until}/resume", json={"decision": "approve", "id": approval["id"]})
+        await client.get(f"{until}/events")
+        result = (await client.get(until)).json()["result"]
+    assert [one["document"] for one in result["citations"]] == ["tea"]
 
 
 async def test_an_answer_that_its_passages_do_not_support_is_blocked_or_noted(tmp_path):
