@@ -18,6 +18,12 @@ DocumentsOf: TypeAlias = Literal["tenant", "sources", "shared"]
 OPERATOR = ""
 #: called with the number of finished documents and the number of all documents
 ProgressCallback: TypeAlias = Callable[[int, int], None]
+#: media types of files that become Markdown
+_OFFICE = "application/vnd.openxmlformats-officedocument"
+DOCX = f"{_OFFICE}.wordprocessingml.document"
+PPTX = f"{_OFFICE}.presentationml.presentation"
+XLSX = f"{_OFFICE}.spreadsheetml.sheet"
+SOURCE_CODE = "text/x-source-code"
 _WEB_ADDRESS = re.compile(r"https?://[^\s\x00-\x1f<>\"]{1,2000}")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 import yaml
 
 from astromesh.errors import ConfigError, InvalidInput, is_failure
-from astromesh.knowledge.base import Document, DocumentReader
+from astromesh.knowledge.base import DOCX, PPTX, SOURCE_CODE, XLSX, Document, DocumentReader
 from astromesh.knowledge.chunking import front_matter, headings
 from astromesh.logs import get_logger
 from astromesh.types import JsonObject
@@ -29,11 +29,6 @@ MAX_FILE = 5 * 1024 * 1024
 MAX_READ_FILE = 50 * 1024 * 1024
 #: characters; a longer block is a document that begins with a rule, and no front matter
 MAX_FRONT_MATTER = 4096
-_OFFICE = "application/vnd.openxmlformats-officedocument"
-DOCX = f"{_OFFICE}.wordprocessingml.document"
-PPTX = f"{_OFFICE}.presentationml.presentation"
-XLSX = f"{_OFFICE}.spreadsheetml.sheet"
-SOURCE_CODE = "text/x-source-code"
 _CODE_SUFFIXES = (
     ".py",
     ".js",

@@ -12,8 +12,7 @@ from astromesh.access.scopes import principal_of
 from astromesh.api.dependencies import PageCursor, audited, scope
 from astromesh.api.requests import as_integer, caller_of, runtime_of
 from astromesh.errors import DocumentNotFound, InvalidInput
-from astromesh.knowledge.base import Document, DocumentsOf, IngestReport, Passage
-from astromesh.knowledge.loaders import DOCX, PPTX, XLSX
+from astromesh.knowledge.base import DOCX, PPTX, XLSX, Document, DocumentsOf, IngestReport, Passage
 from astromesh.runtime.bootstrap import pipeline_of
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.text import SINGLE_LINE

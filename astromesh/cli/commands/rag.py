@@ -30,7 +30,6 @@ from astromesh.knowledge.base import (
     Piece,
     ProgressCallback,
 )
-from astromesh.knowledge.chunking import SEPARATOR
 from astromesh.logs import configure_logging
 from astromesh.runtime.bootstrap import open_single_pipeline, pipeline_of
 from astromesh.runtime.engine import AgentRuntime
@@ -230,7 +229,7 @@ async def generate_questions(runtime: AgentRuntime, wanted: Wanted) -> tuple[lis
     for number in spread(len(pieces), wanted.passages):
         document, piece = pieces[number]
         answer = await model.complete(question_request(piece.heading, piece.text, wanted.per_passage))
-        heading = piece.heading.rpartition(SEPARATOR)[2]
+        heading = piece.heading.rpartition(" > ")[2]
         found = generated_questions(answer.content, document, heading, wanted.per_passage)
         made += found
         missing += not found
