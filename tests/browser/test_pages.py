@@ -272,6 +272,9 @@ def test_a_server_with_keys_asks_for_one_and_shows_what_it_may(
     page.wait_for_load_state("networkidle")
     page.goto(page.url.replace("#/agents", "#/system?tab=Audit"))
     page.get_by_role("alert").get_by_text("forbidden").wait_for()
+    page.goto(page.url.replace("#/system?tab=Audit", "#/home"))
+    page.locator(".card", has_text="Waits for a person").get_by_role("alert").wait_for()
+    expect(page.get_by_text("Nothing waits.")).to_have_count(0)
 
 
 def _guarded(server_process: ServerFactory, folder: Path) -> ServerProcess:

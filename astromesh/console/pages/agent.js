@@ -40,10 +40,11 @@ export default function Agent({ path: [, name] }) {
         <${Card} key=${key} title=${key} class="wide"><div class="pad"><${Json} value=${agent[key]} /></div><//>`)}
     </div>`}
     ${tab === "Graph" && html`<${AgentGraph} name=${name} />`}
-    ${tab === "Tools" && html`<div class="grid">${own.length ? own.map((/** @type {any} */ tool) => html`
+    ${tab === "Tools" && html`<${Refusal} problem=${tools.problem} />`}
+    ${agent && tools.value && tab === "Tools" && html`<div class="grid">${own.length ? own.map((/** @type {any} */ tool) => html`
       <${Card} key=${tool.name} title=${plain(tool.name)} more=${html`<span class="muted">effect: ${plain(tool.effect)}</span>`} class="wide">
         <div class="pad"><p>${plain(tool.function.description)}</p><${Json} value=${tool.function.parameters} /></div><//>`) : html`<p class="muted">This agent has no tools.</p>`}</div>`}
-    ${tab === "Runs" && (runs.value?.runs?.length ? html`<${RunTable} runs=${runs.value.runs} />` : html`<${Empty}>No run yet.<//>`)}
+    ${tab === "Runs" && (runs.value?.runs?.length ? html`<${RunTable} runs=${runs.value.runs} />` : html`<${Refusal} problem=${runs.problem} />${agent && runs.value && html`<${Empty}>No run yet.<//>`}`)}
     ${agent && tab === "Playground" && html`<${Playground} name=${name} />`}
     ${tab === "YAML" && html`<${Source} path=${`${path}/manifest`} />`}
     ${agent && tab === "Memory" && html`<${Memory} name=${name} memory=${agent.memory} />`}

@@ -123,6 +123,7 @@ function Talk({ agents, agent, session }) {
     <div class="chat">
       <aside aria-label="Sessions">
         <label class="field"><span>Session contains</span><input value=${wanted} onInput=${(/** @type {any} */ event) => setWanted(event.target.value)} /></label>
+        <${Refusal} problem=${sessions.problem} />
         ${listed.slice(0, 100).map((/** @type {any} */ one) => html`
           <a key=${one.session_id} class=${`sess ${one.session_id === session ? "on" : ""}`} href=${link(["chat"], { agent, session: one.session_id })}>
             <b>${brief(one.session_id, 30)}</b><span class="muted">${one.turns} turns · <${Ago} at=${one.updated_at} /></span></a>`)}

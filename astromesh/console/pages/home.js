@@ -42,12 +42,14 @@ export default function Home() {
           ? html`<${Table} label="Approvals" head=${["Call", "Agent or workflow", "Session or stage", ["Asked", "r"], ["Expires", "r"], ["Action", "r"]]} rows=${approvals.value.approvals.slice(0, 6).map((/** @type {any} */ one) => html`
               <tr key=${one.task_id ? `${one.task_id}/${one.id}` : one.run_id}><td class="mono text">${brief(`${one.name} ${JSON.stringify(one.arguments)}`, 90)}</td><td>${plain(one.asking_agent || one.workflow)}</td><td class="mono">${brief(one.session_id || one.stage, 18)}</td>
                 <td class="r"><${Ago} at=${one.asked_at} /></td><td class="r"><${Ago} at=${one.expires_at} /></td><td class="r"><a class="button" href=${link(["approvals"], { run: one.task_id ? `${one.task_id}/${one.id}` : one.run_id })}>Review</a></td></tr>`)} />`
-          : html`<p class="muted pad">Nothing waits.</p>`}<//>
+          : html`<${Refusal} problem=${approvals.problem} />${approvals.value && html`<p class="muted pad">Nothing waits.</p>`}`}<//>
       <${Card} title="Latest runs" class="full" more=${html`<a class="muted" href=${link(["runs"])}>All runs</a>`}>
         ${runs.value?.runs?.length
           ? html`<${RunTable} runs=${runs.value.runs} short />`
-          : runs.value && html`<${Empty} command=${'astromesh run AGENT "How do I get started?"'}>No run yet. Ask an agent here in <a class="link" href=${link(["chat"])}>Chat</a>, or from a shell.<//>`}<//>
+          : runs.value && html`<${Empty} command=${'astromesh run AGENT "How do I get started?"'}>No run yet. Ask an agent here in <a class="link" href=${link(["chat"])}>Chat</a>, or from a shell.<//>`}
+        <${Refusal} problem=${runs.problem} /><//>
       <${Card} title="Models" class="wide" more=${html`<a class="muted" href=${link(["system"])}>System</a>`}>
+        <${Refusal} problem=${providers.problem} />
         ${providers.value && !providers.value.providers.length ? html`<p class="muted pad">No agent has a model.</p>` : html`<${Table} label="Models" head=${["Model", "Circuit", ["Latency", "r"], ["Failures", "r"]]} rows=${(providers.value?.providers || []).map((/** @type {any} */ one) => html`
           <tr key=${one.name}><td>${plain(one.provider)} / ${plain(one.model)}</td><td><${Pill} state=${one.circuit} text=${one.retry_in_seconds ? `${one.circuit} ${Math.ceil(one.retry_in_seconds)} s` : one.circuit} /></td>
             <td class="r num">${duration(one.latency_ms)}</td><td class="r num">${one.calls ? `${((100 * one.failures) / one.calls).toFixed(1)} %` : "–"}</td></tr>`)} />`}<//>

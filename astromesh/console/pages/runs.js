@@ -44,7 +44,7 @@ export default function Runs() {
       ? html`<p class="muted pad">Loading.</p>`
       : shown.rows.length
         ? html`<${RunTable} runs=${shown.rows} />`
-        : html`<${Empty} command=${`astromesh run ${agent || "AGENT"} "How do I get started?"`}>No run matches. A run appears here once an agent is asked.<//>`}`;
+        : !found.problem && html`<${Empty} command=${`astromesh run ${agent || "AGENT"} "How do I get started?"`}>No run matches. A run appears here once an agent is asked.<//>`}`;
 }
 
 /** @param {{label: string, name: string, value: string, type?: string}} props */

@@ -28,10 +28,10 @@ export default function Session({ path: [, agent, id = ""] }) {
         ${found.value?.turns?.length
           ? html`<div class="pane">${found.value.turns.map((/** @type {any} */ turn) => html`
               <div class="msg" key=${turn.seq}><div class="who">${turn.seq} · ${plain(turn.role)}${turn.status ? ` · ${turn.status}` : ""} · <${Ago} at=${turn.created_at} /></div><div class="what"><${Markdown} text=${turn.content || ""} /></div></div>`)}</div>`
-          : html`<${Empty}>No turn is stored.<//>`}<//>
+          : (found.value || found.problem?.status === 404) && html`<${Empty}>No turn is stored.<//>`}<//>
       ${newest && html`<${Recalled} key=${newest.run_id} run=${newest.run_id} />`}
       <${Stored} agent=${agent} session=${id} />
-      <${Card} title="Runs" class="full">${runs.value?.runs?.length ? html`<${RunTable} runs=${runs.value.runs} />` : html`<${Empty}>No run is stored.<//>`}<//>
+      <${Card} title="Runs" class="full">${runs.value?.runs?.length ? html`<${RunTable} runs=${runs.value.runs} />` : html`<${Refusal} problem=${runs.problem} />${runs.value && html`<${Empty}>No run is stored.<//>`}`}<//>
     </div>`;
 }
 

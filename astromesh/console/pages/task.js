@@ -60,6 +60,7 @@ export default function Task({ path: [, id] }) {
       : html`<${Empty}>No stage has begun, or the events are gone.<//>`)}
     ${task && tab === "Steps" && html`<${Recorded} id=${id} task=${task} canFork=${!isGoingOn} />`}
     ${task && tab === "Task" && html`<div class="pane"><${Json} value=${task} /></div>`}
+    <${Refusal} problem=${trace.problem || artifacts.problem} />
     ${tab === "History" && trace.value && html`<div class="pane"><${Json} value=${trace.value} /></div>`}
     ${tab === "Artifacts" && artifacts.value && html`<div class="pane"><${Json} value=${artifacts.value} /></div>`}`;
 }
