@@ -54,6 +54,7 @@ class TimeLimit:
     def __init__(self, seconds: float | None, moved: Callable[[float], None] | None = None) -> None:
         self._timeout, self._moved = asyncio.timeout(seconds), moved
         self._stops, self._since = 0, 0.0
+        self._is_over = False
         self._ends: float | None = None
 
     async def __aenter__(self) -> Self:
@@ -65,6 +66,9 @@ class TimeLimit:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         _LIMITS.reset(self._token)
+        self._is_over = (
+            True  # what was begun in it and goes on, e.g. the stage behind clones, may still stand
+        )
         # a cancelled timer keeps its context, and so this limit, until its time: the run must go before
         self._moved = None
         await self._timeout.__aexit__(kind, error, trace)
@@ -73,12 +77,15 @@ class TimeLimit:
         """Whether the work was cancelled by this limit."""
         return self._timeout.expired()
 
+    def _runs(self) -> bool:
+        return not self._is_over and not self.expired()
+
     def stop(self) -> None:
         """Stands still until `start` was called as often."""
         if not self._stops:
             self._since = asyncio.get_running_loop().time()
             self._ends = self._timeout.when()
-            if self._ends is not None and not self.expired():
+            if self._ends is not None and self._runs():
                 self._timeout.reschedule(None)
         self._stops += 1
 
@@ -87,7 +94,7 @@ class TimeLimit:
         if self._stops:
             return
         stood = asyncio.get_running_loop().time() - self._since
-        if self._ends is not None and not self.expired():
+        if self._ends is not None and self._runs():
             self._timeout.reschedule(self._ends + stood)
         if self._moved is not None:
             self._moved(stood)

@@ -145,6 +145,9 @@ def test_a_task_is_forked_with_the_edits_that_its_steps_name(
     shutil.copytree(ROOT / "config", config)
     (config / "workflows" / "answers").mkdir()
     (config / "workflows" / "answers" / "workflow.yaml").write_text(WORKFLOW)
+    (config / "workflows" / "held").mkdir()
+    held = WORKFLOW.replace("workflow: answers", "workflow: held") + "task: {pause_before: [e]}\n"
+    (config / "workflows" / "held" / "workflow.yaml").write_text(held)
     server = server_process(config)
     task = ended_task(server, "answers", "How do I reset my password?")
     steps = httpx.get(f"{server.url}/v1/tasks/{task}/steps").json()["steps"]
@@ -154,6 +157,11 @@ def test_a_task_is_forked_with_the_edits_that_its_steps_name(
     expect(stages).to_have_count(3)
     shown.page.get_by_role("button", name="Replay the stage answer").click()
     shown.page.get_by_text("scratch").wait_for()
+    started = httpx.post(f"{server.url}/v1/workflows/held/runs", json={"input": "Which plans are there?"})
+    page = shown.open(f"tasks/{started.json()['task_id']}")
+    expect(page.locator(".node.wait")).to_have_count(1)
+    page.get_by_role("button", name="Resume").click()
+    expect(page.locator(".node.done")).to_have_count(3)
     of_stages = {"query": "Edit the input", "state": "Change values of the output"}
     for step in steps:
         page = shown.open(f"tasks/{task}?tab=Steps&step={step['step']}")

@@ -19,7 +19,7 @@ export default function Task({ path: [, id] }) {
   const tab = place.value.query.tab || "Stages";
   const trace = useResource(tab === "History" ? `${path}/trace` : "");
   const artifacts = useResource(tab === "Artifacts" ? `${path}/artifacts` : "");
-  const stages = useStages(`${path}/events`);
+  const stages = useStages(path);
   const action = useAction();
   const [replayed, setReplayed] = useState(/** @type {any} */ (null));
   const act = (/** @type {string} */ verb, body = {}) => action.run(async () => {
@@ -114,14 +114,14 @@ function Recorded({ id, task, canFork }) {
         <${StepTitle} step=${rows[at]} at=${at} of=${rows.length} /><//><//>`}`;
 }
 
-/** The stages of a Task and its descendants, from its events. @param {string} path */
+/** The stages of a Task and its descendants, from its events, which also bring what waits or is paused. @param {string} path */
 function useStages(path) {
   const [, redraw] = useState(0);
   const stages = useRef(/** @type {any[]} */ ([]));
   useEffect(() => {
     const end = new AbortController();
     stages.current = [];
-    follow(path, (events) => {
+    follow(`${path}/events`, (events) => {
       for (const { seq, type, data } of events) {
         if (type === "stage.started") stages.current.push({ ...data, status: "running", seq });
         else if (type === "stage.finished") {
@@ -129,6 +129,8 @@ function useStages(path) {
           if (open) Object.assign(open, { status: data.status, ms: data.duration_ms, error: data.error });
         }
       }
+      stages.current = [...stages.current]; // what gets them is drawn again when they are others
+      refresh(path);
       redraw((n) => n + 1);
     }, end.signal);
     return () => end.abort();

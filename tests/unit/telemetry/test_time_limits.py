@@ -56,3 +56,16 @@ async def test_a_wait_that_is_cancelled_starts_the_limit_again() -> None:
 
     with pytest.raises(TimeoutError):
         await limited(0.2, cut_off())
+
+
+async def test_what_was_begun_within_a_limit_may_stand_when_the_limit_is_over() -> None:
+    go = asyncio.Event()
+
+    async def later() -> None:
+        await go.wait()
+        await wait(0)
+
+    async with TimeLimit(60):
+        begun = asyncio.create_task(later())
+    go.set()
+    await begun
