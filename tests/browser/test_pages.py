@@ -189,24 +189,21 @@ KEEP_COPIED = """() => {
 
 
 def test_the_request_of_a_view_is_copied_without_https_and_runs_where_it_is_pasted(
-    server: ServerProcess, runs: dict[str, str], console: Callable[..., Console]
+    server: ServerProcess, console: Callable[..., Console]
 ) -> None:
     shown = console(server)
     shown.page.add_init_script(f"({KEEP_COPIED})()")
     page = shown.open("runs?agent=support-agent&limit=200&session=first")
     answers = []
     for name, program in (("Copy as curl", ["sh", "-c"]), ("as Python", [sys.executable, "-c"])):
+        page.evaluate("() => { window.copied = ''; }")
         page.get_by_role("button", name=name).click()
-        page.get_by_role("button", name="Copied").wait_for()
-        answers.append(
-            subprocess.run(
-                [*program, page.evaluate("() => copied")], capture_output=True, text=True, check=True
-            )
-        )
-        page.get_by_role("button", name="Copied").wait_for(state="detached")
-    found = json.loads(answers[0].stdout)
-    assert [run["run_id"] for run in found["runs"]] == [runs["run"]]
-    assert found == ast.literal_eval(answers[1].stdout)
+        page.wait_for_function("() => window.copied")
+        command = [*program, page.evaluate("() => window.copied")]
+        answers.append(subprocess.run(command, capture_output=True, text=True, check=True).stdout)
+    found = json.loads(answers[0])
+    assert [run["session_id"] for run in found["runs"]] == ["first"]
+    assert found == ast.literal_eval(answers[1])
 
 
 def test_runs_are_filtered_by_time_cost_and_duration(
