@@ -64,10 +64,10 @@ def test_a_shell_completes_commands_and_options(tmp_path: Path, line: str, found
     assert done.stdout.split() == [found]
 
 
-#: commands that serve, talk or log in until they are ended, and one that prints JSON alone
+#: what serves, talks or logs in until it is ended, what prints JSON alone, and what has no result
 _WITHOUT = {
     "serve", "dev", "worker", "chat", "mcp login", "mcp logout", "schema", "workflow inspect",
-    "workflow repl", "migrate",
+    "workflow repl", "migrate", "rag questions",
 }  # fmt: skip
 
 

@@ -228,7 +228,7 @@ async def test_files_that_are_no_documents_are_skipped_with_their_name(tmp_path)
     (folder / "binary.md").write_bytes(b"word\0word")
     (folder / "latin.md").write_bytes("wörd".encode("latin-1"))
     (folder / "huge.md").write_bytes(b"word " * 1_100_000)
-    (folder / "page.docx").write_text("word")
+    (folder / "page.epub").write_text("word")
     (folder / ".hidden.md").write_text("word")
     (folder / "folder.md").mkdir()
     (tmp_path / "outside.md").write_text("word")
@@ -242,7 +242,7 @@ async def test_files_that_are_no_documents_are_skipped_with_their_name(tmp_path)
             await pipe.refresh()
         assert sorted(await found(pipe, "word")) == ["bom.md", "good.md", "more.md"]
     named = sorted(Path(entry["file"]).name for entry in logs if entry["event"] == "document_skipped")
-    assert named == ["binary.md", "huge.md", "latin.md", "link.md", "nowhere.md", "page.docx"]
+    assert named == ["binary.md", "huge.md", "latin.md", "link.md", "nowhere.md", "page.epub"]
 
 
 async def test_a_file_that_can_no_longer_be_read_is_no_longer_found(tmp_path):
