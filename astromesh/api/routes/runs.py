@@ -90,7 +90,7 @@ class WaitingOut(BaseModel):
 
 _HAS_DECISION: JsonObject = {
     "anyOf": [
-        {"required": ["decision"], "properties": {"decision": {"type": "string"}}},
+        {"required": ["decision"], "properties": {"decision": {"enum": ["approve", "deny"]}}},
         {"required": ["answer"]},
     ]
 }
