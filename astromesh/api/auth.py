@@ -26,6 +26,8 @@ from astromesh.types import DEFAULT_TENANT, CallerContext
 
 #: the principal of a server without authentication, which listens on loopback: it may do everything
 ANONYMOUS = CallerContext(user_id="anonymous", tenant_id=DEFAULT_TENANT, scopes=frozenset({"admin"}))
+#: in place of a scope: a route for every caller with a credential
+ANY_SCOPE = ""
 #: headers that programs send on behalf of others: proxies and browsers
 _FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via", "origin")
 
@@ -81,7 +83,7 @@ class Auth:
 
         Args:
             headers: of the request, names in lower case.
-            scope: the scope that the route declares, e.g. `agents:run`.
+            scope: the scope that the route declares, e.g. `agents:run`, or ANY_SCOPE.
             resource: what the request acts on; `agents:run:<name>` grants a single agent.
             any_resource: a scope for at least one resource is enough; the route checks which one.
             state: of the request; its response tells how many calls are left.
@@ -93,7 +95,7 @@ class Auth:
         """
         caller = await self._authenticate(headers) if self._methods else self._anonymous(headers)
         self.count(caller, state)
-        if not (
+        if scope != ANY_SCOPE and not (
             permits_any(caller.scopes, scope) if any_resource else permits(caller.scopes, scope, resource)
         ):
             raise Forbidden(f"This request needs the scope {scope!r}, which your key or token does not have.")
@@ -244,7 +246,7 @@ class RequiredScope:
     """A dependency that admits callers with a scope and stores the caller in `request.state.caller`.
 
     Args:
-        name: e.g. `agents:run`.
+        name: e.g. `agents:run`, or ANY_SCOPE.
         resource: path parameter whose value narrows the scope, e.g. `name` for `agents:run:<name>`.
         any_resource: a scope for at least one resource is enough; the route checks which one.
     """

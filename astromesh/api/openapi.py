@@ -80,6 +80,7 @@ OPERATION_IDS: Mapping[str, str] = {
     "GET /v1/approvals": "list_approvals",
     "GET /v1/principals/{principal}/data": "export_principal",
     "DELETE /v1/principals/{principal}/data": "erase_principal",
+    "GET /v1/caller": "get_caller",
     "GET /v1/keys": "list_keys",
     "POST /v1/keys": "create_key",
     "DELETE /v1/keys/{key_id}": "revoke_key",
@@ -187,10 +188,10 @@ def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
         if required is None:
             operation["security"] = []
             continue
-        ways: list[JsonObject] = [{name: [required.name]} for name in _SCHEMES]
+        ways: list[JsonObject] = [{name: [required.name] if required.name else []} for name in _SCHEMES]
         # programs on this machine need no credential
         operation["security"] = [{}, *ways] if isinstance(required, RemoteScope) else ways
-        for status in (401, 403, 429):
+        for status in (401, 403, 429) if required.name else (401, 429):
             responses.setdefault(str(status), _described(status))
     return description
 

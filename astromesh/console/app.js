@@ -7,12 +7,15 @@ import { refresh, useResource } from "./poll.js";
 import { go, link, place } from "./router.js";
 import { Dialog, plain } from "./ui.js";
 
-/** @type {[string, string, string][]} the path of a place, its name, and its key behind `g` */
+/** @type {[string, string, string, string][]} the path of a place, its name, its key behind `g`, and the scope that opens it */
 const PLACES = [
-  ["home", "Home", "h"], ["chat", "Chat", "c"], ["runs", "Runs", "r"], ["approvals", "Approvals", "a"],
-  ["workflows", "Workflows", "w"], ["agents", "Agents", "g"], ["sessions", "Sessions", "s"],
-  ["knowledge", "Knowledge", "k"], ["evaluations", "Evaluations", "e"], ["system", "System", "y"],
+  ["home", "Home", "h", ""], ["chat", "Chat", "c", "agents:run"], ["runs", "Runs", "r", "runs:read"], ["approvals", "Approvals", "a", "runs:read"],
+  ["workflows", "Workflows", "w", "workflows:read"], ["agents", "Agents", "g", "agents:read"], ["sessions", "Sessions", "s", "sessions:read"],
+  ["knowledge", "Knowledge", "k", "rag:query"], ["evaluations", "Evaluations", "e", "evaluations:read"], ["system", "System", "y", ""],
 ];
+/** Whether scopes open a place: literally, by family, for one name, or as `admin`. @param {string[]} scopes @param {string} wanted */
+const permits = (scopes, wanted) =>
+  !wanted || scopes.includes("admin") || scopes.includes(`${wanted.split(":")[0]}:*`) || scopes.some((one) => one === wanted || one.startsWith(`${wanted}:`));
 /** @type {Record<string, () => Promise<{default: any}>>} */
 const PAGES = {
   home: () => import("./pages/home.js"),
@@ -87,9 +90,11 @@ function Places({ current }) {
   const approvals = useResource("/v1/approvals?limit=100");
   const waiting = approvals.value?.approvals?.length || 0;
   const live = useResource("/health/live", { live: false });
+  const caller = useResource("/v1/caller", { live: false });
+  const places = PLACES.filter(([, , , scope]) => !caller.value || permits(caller.value.scopes, scope));
   return html`<nav aria-label="Places">
     <a class="brand" href=${link(["home"])}><img src="icon.svg" alt="" width="18" height="18" /> astromesh</a>
-    ${PLACES.map(([to, label]) => html`
+    ${places.map(([to, label]) => html`
       <a href=${link([to])} class=${current === to ? "on" : ""} aria-current=${current === to ? "page" : undefined}>
         ${label}${to === "approvals" && waiting > 0 && html`<span class="count" title="Waiting for a person">${waiting}</span>`}
       </a>`)}
@@ -107,7 +112,7 @@ function KeyDialog() {
     event.preventDefault();
     setKey(value.trim());
     refresh("/");
-    get("/v1/agents").then(() => location.reload(), () => {});
+    get("/v1/caller").then(() => location.reload(), () => {});
   };
   return html`<${Dialog} title="This server asks for a key" onClose=${() => (locked.value = false)}>
     <form class="pane" onSubmit=${save}>

@@ -266,6 +266,8 @@ def test_a_server_with_keys_asks_for_one_and_shows_what_it_may(
     dialog.get_by_role("button", name="Use this key").click()
     page.get_by_role("link", name="helper").wait_for()
     assert secret not in page.url
+    places = page.get_by_role("navigation").get_by_role("link")
+    expect(places).to_have_text(["astromesh", "Home", "Agents", "System"])
     page.wait_for_load_state("networkidle")
     page.goto(page.url.replace("#/agents", "#/system?tab=Audit"))
     page.get_by_role("alert").get_by_text("forbidden").wait_for()

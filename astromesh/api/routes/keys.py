@@ -9,7 +9,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.access.keys import MAX_DAYS, ApiKeyRequest, ApiKeyStore, key_json
 from astromesh.access.scopes import ADMIN, limit_to_agents
-from astromesh.api.auth import Auth
+from astromesh.api.auth import ANY_SCOPE, Auth
 from astromesh.api.dependencies import LongLimit, PageCursor, audited, page, scope
 from astromesh.api.middleware.audit import add_detail, name_object
 from astromesh.api.requests import caller_of, runtime_of
@@ -53,6 +53,21 @@ class KeyBody(BaseModel):
     agents: list[_Name] = Field([], max_length=1000, description="The key can run only these; empty: all.")
     user: _Name = Field("", description="Its principal; empty: that of earlier keys of its name.")
     expires_days: float = Field(0, ge=0, le=MAX_DAYS, description="0: it does not expire.")
+
+
+class CallerOut(BaseModel):
+    """Who calls, and what they may do."""
+
+    user: str
+    tenant: str
+    scopes: list[str]
+
+
+@router.get("/v1/caller", summary="Who calls", response_model=CallerOut, dependencies=[scope(ANY_SCOPE)])
+async def caller(request: Request) -> JsonObject:
+    """Returns the principal of the credential and its scopes. Every valid credential may ask."""
+    who = caller_of(request)
+    return {"user": who.user_id, "tenant": who.tenant_id, "scopes": sorted(who.scopes)}
 
 
 @router.get(

@@ -21,7 +21,7 @@ from astromesh.api.fastapi_app import create_fastapi_app
 from astromesh.api.openapi import OPERATION_IDS
 from astromesh.api.routes import docs
 from tests.integration.agents_folder import client_of, manifest, write
-from tests.integration.api.test_route_scopes import EVERY
+from tests.integration.api.test_route_scopes import EVERY, OF_CALLERS
 from tests.integration.workflow.folders import runtime_with, small
 
 
@@ -133,7 +133,8 @@ def test_operations_say_which_scope_they_need(described: dict[str, Any]) -> None
         ways = [way for way in operation["security"] if way]
         needed = {scope for way in ways for scopes in way.values() for scope in scopes}
         assert needed == ({guarded[key]} if guarded[key] else set()), key
-        assert {name for way in ways for name in way} == (set(schemes) if needed else set()), key
+        is_guarded = needed or key == f"GET {OF_CALLERS}"
+        assert {name for way in ways for name in way} == (set(schemes) if is_guarded else set()), key
         assert {"401", "403"} <= operation["responses"].keys() or not needed, key
     metrics = described["paths"]["/metrics"]["get"]
     assert {} in metrics["security"]  # programs on this machine need no key

@@ -75,8 +75,10 @@ def scope_of(route: APIRoute) -> str:
 
 
 EVERY = list(routes())
+#: for every caller with a credential
+OF_CALLERS = "/v1/caller"
 GUARDED = [route for route in EVERY if route.scope]
-OPEN = [route for route in EVERY if not route.scope]
+OPEN = [route for route in EVERY if not route.scope and route.path != OF_CALLERS]
 #: the routes that need no credential (webhooks are signed)
 PUBLIC = frozenset({
     "/", "/console", "/console/{path:path}", "/docs", "/docs/{name}",
@@ -239,6 +241,13 @@ def test_a_key_for_one_agent_runs_this_one_and_no_other(keys: Keys) -> None:
     mine, others = keys.headers("agents:run:helper"), keys.headers("agents:run:other")
     assert not unlike(ANSWERED, RUNS, lambda route: status(keys.client, route, mine))
     assert not unlike({403}, RUNS, lambda route: status(keys.client, route, others))
+
+
+def test_every_credential_learns_what_it_may_do(keys: Keys, open_client: TestClient) -> None:
+    assert keys.client.get(OF_CALLERS).status_code == 401
+    for scopes in ({"agents:read"}, {"agents:run:helper"}, {ADMIN}):
+        assert keys.client.get(OF_CALLERS, headers=keys.headers(*scopes)).json()["scopes"] == [*scopes]
+    assert open_client.get(OF_CALLERS).json()["scopes"] == [ADMIN]
 
 
 # -- how a key is sent ---------------------------------------------------------------------------------------
