@@ -176,13 +176,13 @@ WholeNumber = Annotated[int, Field(ge=1, le=MAX_SEQ), BeforeValidator(as_integer
 
 
 class CallbackIn(BaseModel):
-    """Whom the server calls when the run ends or waits (Standard Webhooks)."""
+    """Whom the server calls when the run or Task ends or waits (Standard Webhooks)."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
     url: CalledUrl
     events: Annotated[list[CallbackEvent], Field(min_length=1, max_length=len(ALL_EVENTS))] = Field(
-        list(ALL_EVENTS), description="The statuses of the run that are told."
+        list(ALL_EVENTS), description="What is told."
     )
     headers: Annotated[dict[CallbackHeader, HeaderValue], Field(max_length=MAX_HEADERS)] = Field(
         default_factory=dict, description="Headers of every call; they are stored encrypted."

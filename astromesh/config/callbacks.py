@@ -1,4 +1,4 @@
-"""`callback` of agents, and the rules that callbacks of requests have, too."""
+"""`callback` of agents and workflows, and the rules that callbacks of requests have, too."""
 
 from __future__ import annotations
 
@@ -48,11 +48,11 @@ CalledUrl = Annotated[str, Field(max_length=2048), AfterValidator(is_called)]
 
 
 class CallbackSpec(Record):
-    """Whom the server calls when a run ends or waits."""
+    """Whom the server calls when a run or Task ends or waits."""
 
     url: CalledUrl = Field(description="Address that is called, over http or https.")
     events: Annotated[tuple[CallbackEvent, ...], Field(min_length=1, max_length=len(ALL_EVENTS))] = Field(
-        ALL_EVENTS, description="The statuses of the run that are told."
+        ALL_EVENTS, description="What is told."
     )
     headers: Annotated[
         dict[CallbackHeader, Annotated[Secret, AfterValidator(_is_value)]], Field(max_length=MAX_HEADERS)

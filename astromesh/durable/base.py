@@ -511,7 +511,8 @@ class TakenDelivery(NamedTuple):
 
     Args:
         callback: number of its callback.
-        event: the status of the run that it tells about.
+        run_id: of the run or Task.
+        event: what it tells about it, one of `CALLBACK_EVENTS`.
         attempts: this one included.
         began_at: the time of the first attempt, in seconds since the epoch.
     """
@@ -528,6 +529,7 @@ class Delivery(NamedTuple):
     """A delivery as callers see it.
 
     Args:
+        run_id, agent: of a Task its id and its workflow.
         state: `pending`, `delivered` or `dead`.
         began_at, due_at: seconds since the epoch; 0 before the first attempt.
         http_status: of the last attempt; 0: there was no response.
@@ -587,8 +589,22 @@ class LiveWorker(NamedTuple):
     running: int
 
 
-class CallbackStore(Protocol):
-    """The callbacks of runs. A run that ends or waits makes their deliveries due in the same transaction.
+class TaskQueueDepth(NamedTuple):
+    """How many durable Tasks of a workflow are open.
+
+    Args:
+        queued: no stage of them has ended or waits.
+        oldest_at: when the oldest queued one was accepted, in seconds since the epoch.
+    """
+
+    workflow: str
+    queued: int
+    running: int
+    oldest_at: float | None
+
+
+class DeliveryStore(Protocol):
+    """The deliveries of callbacks. What ends or waits makes them due in the same transaction.
 
     Raises (all of them):
         StoreUnavailable: the database does not answer now.
@@ -598,6 +614,23 @@ class CallbackStore(Protocol):
         """Takes deliveries that are due. They are due again at `until` if nothing ends the attempt."""
 
     async def callback(self, number: int) -> StoredCallback | None: ...
+
+    async def end_callback_attempt(
+        self, id: int, state: str, due_at: float, http_status: int, error: str
+    ) -> None: ...
+
+    async def callbacks_expected(self) -> bool:
+        """Returns whether a delivery is pending, or a run or Task that goes on has a callback."""
+
+    async def callbacks(self, filter: DeliveryQuery) -> tuple[Delivery, ...]:
+        """Returns the newest deliveries first."""
+
+    async def retry_callback(self, id: int, tenant: str, owner: str | None) -> bool:
+        """Makes a dead delivery due again. Returns False if there is none."""
+
+
+class CallbackStore(DeliveryStore, Protocol):
+    """The callbacks of runs."""
 
     async def callbacks_of(self, run_id: str, publisher: str) -> tuple[StoredCallback, ...]:
         """Returns the callbacks of a run in the words of a publisher, oldest first."""
@@ -610,19 +643,6 @@ class CallbackStore(Protocol):
 
     async def delete_callback(self, run_id: str, publisher: str, name: str) -> bool:
         """Deletes a callback with its deliveries. Returns False if there is none."""
-
-    async def end_callback_attempt(
-        self, id: int, state: str, due_at: float, http_status: int, error: str
-    ) -> None: ...
-
-    async def callbacks_expected(self) -> bool:
-        """Returns whether a delivery is pending, or a run that goes on has a callback."""
-
-    async def callbacks(self, filter: DeliveryQuery) -> tuple[Delivery, ...]:
-        """Returns the newest deliveries first."""
-
-    async def retry_callback(self, id: int, tenant: str, owner: str | None) -> bool:
-        """Makes a dead delivery due again. Returns False if there is none."""
 
 
 class Schedule(NamedTuple):
@@ -1203,8 +1223,8 @@ class TaskChange(NamedTuple):
     replaced: Mapping[int, JsonObject] = MappingProxyType({})
 
 
-class TaskStore(Protocol):
-    """Tasks, records and artifacts in a database.
+class TaskStore(DeliveryStore, Protocol):
+    """Tasks, records, artifacts and callbacks in a database.
 
     Raises (all of them):
         StoreUnavailable: the database does not answer now.
@@ -1216,8 +1236,12 @@ class TaskStore(Protocol):
         records: Sequence[JsonObject],
         artifacts: Sequence[Artifact] = (),
         snapshot: ManifestSnapshot | None = None,
+        callback: StoredCallback | None = None,
     ) -> None:
-        """Stores a Task with its records so far and its manifests, in one transaction."""
+        """Stores a Task with its records so far, its manifests and its callback, in one transaction."""
+
+    async def queues(self) -> tuple[TaskQueueDepth, ...]:
+        """Returns the queues of workflows with open durable Tasks, by their names."""
 
     async def snapshot(self, id: str) -> JsonObject | None:
         """Returns manifests that a stored Task refers to."""

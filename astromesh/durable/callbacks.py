@@ -1,4 +1,4 @@
-"""Delivers callbacks of runs: signed as Standard Webhooks 1.0 says, repeated for a day, then dead.
+"""Delivers callbacks of runs and Tasks: signed as Standard Webhooks 1.0 says, repeated for a day, then dead.
 
 A delivery is on disk with the status that it tells about. A process takes what is due and calls; if it dies
 meanwhile, another one calls again, with the same id. A receiver may so hear twice, and knows by the id.
@@ -13,6 +13,7 @@ from binascii import Error as Base64Error
 from collections.abc import Awaitable, Callable, Sequence
 from hashlib import sha256
 from random import Random
+from typing import NamedTuple
 
 import orjson
 
@@ -20,6 +21,7 @@ from astromesh.durable.base import (
     Callback,
     Delivery,
     DeliveryQuery,
+    DeliveryStore,
     RunRow,
     RunStore,
     StoredCallback,
@@ -44,6 +46,8 @@ POLL_SECONDS, IDLE_SECONDS = 1.0, 30.0
 #: seconds to the second attempt, and between two at most
 _FIRST_PAUSE, _LONGEST_PAUSE = 5.0, 3600.0
 _GONE = 410
+#: the ids of deliveries of Tasks, whose tables begin to count here
+FIRST_TASK_DELIVERY = 2**52
 _OTHER_KEY = "The headers were encrypted with another secret of callbacks."
 _PREFIX = "whsec_"
 _MIN_SECRET = 16
@@ -81,6 +85,20 @@ def signature_headers(secrets: Sequence[bytes], id: str, timestamp: int, body: b
     }
 
 
+class CallbackSource(NamedTuple):
+    """Whose callbacks a sender delivers.
+
+    Args:
+        kind: of what is told about: `run` or `task`.
+        open_store: returns its deliveries, or None as long as there are none.
+        message: returns what is told, by its id and in the words of a publisher; None: it was erased.
+    """
+
+    kind: str
+    open_store: Callable[[], Awaitable[DeliveryStore | None]]
+    message: Callable[[str, str], Awaitable[JsonObject | None]]
+
+
 class CallbackSender:
     """The callbacks of one process.
 
@@ -99,6 +117,8 @@ class CallbackSender:
         encode: Callable[[str, RunRow], Awaitable[JsonObject]],
     ) -> None:
         self._open_store, self._http, self._clock, self._encode = open_store, http, clock, encode
+        #: in the order of their ids, the lowest first
+        self._sources = [CallbackSource("run", open_store, self._message_of_run)]
         self._secrets = secrets_of(secret)
         self._cipher = StoredCipher(secret.rsplit(maxsplit=1)[-1], "callbacks", _OTHER_KEY)
         self._job = PeriodicJob(
@@ -112,12 +132,16 @@ class CallbackSender:
     def start(self) -> None:
         self._job.start()
 
+    def add(self, source: CallbackSource) -> None:
+        """Delivers the callbacks of another source, too. The ids of its deliveries are above all others."""
+        self._sources.append(source)
+
     def wake(self) -> None:
         """Looks for deliveries now, and every second while some are expected."""
         self._job.wake()
 
     def run_ended(self) -> None:
-        """Looks for deliveries now, as another process may have accepted the run."""
+        """Looks for deliveries now, as another process may have accepted the run or Task."""
         if self._job.seconds > POLL_SECONDS:
             self._job.wake()
 
@@ -146,39 +170,56 @@ class CallbackSender:
         return store is not None and await store.delete_callback(run_id, publisher, name)
 
     async def list(self, filter: DeliveryQuery) -> tuple[Delivery, ...]:
-        store = await self._open_store()
-        return () if store is None else await store.callbacks(filter)
+        """Returns deliveries with the highest ids first: those of Tasks, then those of runs."""
+        found: tuple[Delivery, ...] = ()
+        for source in reversed(self._sources):
+            store, left = await source.open_store(), filter.limit - len(found)
+            if store is not None and left > 0:
+                found += await store.callbacks(filter._replace(limit=left))
+        return found
 
     async def retry(self, id: int, tenant: str, owner: str | None) -> bool:
         """Sends a dead delivery again. Returns False if the caller has none with that id."""
-        store = await self._open_store()
-        found = store is not None and await store.retry_callback(id, tenant, owner)
-        if found:
-            self.wake()
-        return found
+        for source in self._sources:
+            store = await source.open_store()
+            if store is not None and await store.retry_callback(id, tenant, owner):
+                self.wake()
+                return True
+        return False
 
     async def _deliver_due(self) -> None:
         self._job.seconds = IDLE_SECONDS
-        if (store := await self._open_store()) is None:
-            return
+        for source in self._sources:
+            if (store := await source.open_store()) is not None:
+                await self._deliver_due_of(source, store)
+
+    async def _deliver_due_of(self, source: CallbackSource, store: DeliveryStore) -> None:
         now = self._clock.now()
         while taken := await store.take_callbacks(now, now + TAKEN_SECONDS, _TOGETHER):
-            await asyncio.gather(*(self._deliver(store, one) for one in taken))
+            await asyncio.gather(*(self._deliver(source, store, one) for one in taken))
             now = self._clock.now()
         if await store.callbacks_expected():
             self._job.seconds = POLL_SECONDS
 
-    async def _deliver(self, store: RunStore, taken: TakenDelivery) -> None:
-        found, run = await store.callback(taken.callback), await store.get(taken.run_id)
-        if found is None or run is None:  # erased meanwhile
+    async def _message_of_run(self, run_id: str, publisher: str) -> JsonObject | None:
+        store = await self._open_store()
+        run = None if store is None else await store.get(run_id)
+        if run is None:
+            return None
+        return await self._encode(publisher, run) if publisher else run_json(run)
+
+    async def _deliver(self, source: CallbackSource, store: DeliveryStore, taken: TakenDelivery) -> None:
+        if (found := await store.callback(taken.callback)) is None:  # erased meanwhile
             return
         url, encrypted = found.url, found.headers
         now = self._clock.now()
-        told = {"type": f"run.{taken.event}", "timestamp": iso_time(now), "data": run_json(run)}
         status, error, pause = 0, "", 0.0
         try:
-            if found.publisher:
-                told = await self._encode(found.publisher, run)
+            if (told := await source.message(taken.run_id, found.publisher)) is None:  # erased meanwhile
+                return
+            if not found.publisher:
+                kind = f"{source.kind}.{taken.event}"
+                told = {"type": kind, "timestamp": iso_time(now), "data": told}
             body = orjson.dumps(told)
             own = self._cipher.decrypt(encrypted, url) if encrypted else {}
             headers = {**own, "content-type": "application/json"}
@@ -197,7 +238,7 @@ class CallbackSender:
         is_dead = status == _GONE or now + pause > taken.began_at + DAY_SECONDS
         log.warning(
             "callback_dead" if is_dead else "callback_failed",
-            run_id=taken.run_id, callback_id=taken.id, attempts=taken.attempts, error=error,
+            **{f"{source.kind}_id": taken.run_id}, callback_id=taken.id, attempts=taken.attempts, error=error,
         )  # fmt: skip
         await store.end_callback_attempt(
             taken.id, "dead" if is_dead else "pending", now + pause, status, error
@@ -211,10 +252,13 @@ def pause_after(attempts: int) -> float:
 
 def delivery_json(one: Delivery) -> JsonObject:
     """Returns a delivery as `GET /v1/callbacks` shows it."""
+    is_task = one.id >= FIRST_TASK_DELIVERY
     return {
         "id": one.id,
-        "run_id": one.run_id,
-        "agent": one.agent,
+        "run_id": None if is_task else one.run_id,
+        "agent": None if is_task else one.agent,
+        "task_id": one.run_id if is_task else None,
+        "workflow": one.agent if is_task else None,
         "event": one.event,
         "url": one.url,
         "state": one.state,

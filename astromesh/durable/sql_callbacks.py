@@ -1,4 +1,4 @@
-"""The callbacks of runs, for both databases: queries in `sql/runs.sql`; a trigger makes the deliveries."""
+"""Callbacks for both databases: queries in `sql/runs.sql` and `sql/tasks.sql`; triggers make deliveries."""
 
 from __future__ import annotations
 
@@ -9,11 +9,8 @@ from astromesh.durable.base import Delivery, DeliveryQuery, StoredCallback, Take
 from astromesh.storage.queries import Row, SqlStore, Transaction
 
 
-class SqlCallbacks(SqlStore):
-    """A CallbackStore in the database of the runs."""
-
-    package: ClassVar[str] = "astromesh.durable"
-    name: ClassVar[str] = "runs"
+class SqlDeliveries(SqlStore):
+    """A DeliveryStore in the database of the runs or Tasks."""
 
     async def take_callbacks(self, now: float, until: float, limit: int) -> tuple[TakenDelivery, ...]:
         rows = await self._queries.write("take_callbacks", now, until, limit)
@@ -22,22 +19,6 @@ class SqlCallbacks(SqlStore):
     async def callback(self, number: int) -> StoredCallback | None:
         rows = await self._queries.read("callback", number)
         return _callback_of(rows[0]) if rows else None
-
-    async def callbacks_of(self, run_id: str, publisher: str) -> tuple[StoredCallback, ...]:
-        return tuple(map(_callback_of, await self._queries.read("callbacks_of", run_id, publisher)))
-
-    async def set_callback(self, run_id: str, callback: StoredCallback) -> bool:
-        async def set_callback(tx: Transaction) -> bool:
-            await _delete(tx, run_id, callback.publisher, callback.name)
-            return await tx.execute("add_callback", *callback_values(run_id, callback)) > 0
-
-        return await self._queries.transact(set_callback)
-
-    async def delete_callback(self, run_id: str, publisher: str, name: str) -> bool:
-        async def delete(tx: Transaction) -> bool:
-            return await _delete(tx, run_id, publisher, name)
-
-        return await self._queries.transact(delete)
 
     async def end_callback_attempt(
         self, id: int, state: str, due_at: float, http_status: int, error: str
@@ -55,6 +36,29 @@ class SqlCallbacks(SqlStore):
             return await tx.execute("retry_callback", id, tenant, owner) > 0
 
         return await self._queries.transact(retry)
+
+
+class SqlCallbacks(SqlDeliveries):
+    """A CallbackStore in the database of the runs."""
+
+    package: ClassVar[str] = "astromesh.durable"
+    name: ClassVar[str] = "runs"
+
+    async def callbacks_of(self, run_id: str, publisher: str) -> tuple[StoredCallback, ...]:
+        return tuple(map(_callback_of, await self._queries.read("callbacks_of", run_id, publisher)))
+
+    async def set_callback(self, run_id: str, callback: StoredCallback) -> bool:
+        async def set_callback(tx: Transaction) -> bool:
+            await _delete(tx, run_id, callback.publisher, callback.name)
+            return await tx.execute("add_callback", *callback_values(run_id, callback)) > 0
+
+        return await self._queries.transact(set_callback)
+
+    async def delete_callback(self, run_id: str, publisher: str, name: str) -> bool:
+        async def delete(tx: Transaction) -> bool:
+            return await _delete(tx, run_id, publisher, name)
+
+        return await self._queries.transact(delete)
 
 
 def callback_values(run_id: str, callback: StoredCallback) -> tuple[object, ...]:

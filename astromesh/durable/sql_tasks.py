@@ -13,16 +13,19 @@ from astromesh.durable.base import (
     Artifact,
     ArtifactFilter,
     OpenQuestion,
+    StoredCallback,
     TaskChange,
     TaskControl,
+    TaskQueueDepth,
     TaskRow,
     TaskWait,
 )
 from astromesh.durable.payloads import Joiner, Splitter, needs_split, references, to_json, unpack
 from astromesh.durable.rows import Column, columns_of
+from astromesh.durable.sql_callbacks import SqlDeliveries, callback_values
 from astromesh.durable.steps import NESTED
 from astromesh.errors import LeaseLost
-from astromesh.storage.queries import Dialect, Queries, Row, SqlStore, Transaction
+from astromesh.storage.queries import Dialect, Queries, Row, Transaction
 from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject, ManifestSnapshot
 
@@ -51,7 +54,7 @@ class _Encoded(NamedTuple):
     payloads: Mapping[str, bytes]
 
 
-class SqlTasks(SqlStore):
+class SqlTasks(SqlDeliveries):
     """A TaskStore over one database, which it may share with others."""
 
     package: ClassVar[str] = "astromesh.durable"
@@ -74,6 +77,7 @@ class SqlTasks(SqlStore):
         records: Sequence[JsonObject],
         artifacts: Sequence[Artifact] = (),
         snapshot: ManifestSnapshot | None = None,
+        callback: StoredCallback | None = None,
     ) -> None:
         now = self._clock.now()
         if snapshot and now - self._written_snapshots.get(snapshot.id, 0.0) < SNAPSHOT_REFRESH_SECONDS:
@@ -86,6 +90,8 @@ class SqlTasks(SqlStore):
                 await tx.execute("add_snapshot", snapshot.id, _json_text(snapshot.content), now)
             await tx.execute("accept", *_task_values(row, encoded.result))
             await _add(row.task_id, 1, artifacts, encoded, tx)
+            if callback is not None:
+                await tx.execute("add_callback", *callback_values(row.task_id, callback)[:4])
 
         await self._queries.transact(accept, synced=True)
         self._remember(row.task_id, encoded, ended=bool(row.finished_at))
@@ -176,6 +182,9 @@ class SqlTasks(SqlStore):
     ) -> tuple[TaskRow, ...]:  # fmt: skip
         where = (tenant, owner, workflow, status, limit, after)
         return await self._tasks(await self._queries.read("list", *where))
+
+    async def queues(self) -> tuple[TaskQueueDepth, ...]:
+        return tuple(TaskQueueDepth(*row) for row in await self._queries.read("queues"))
 
     async def records(self, task_id: str, after: int = 0) -> tuple[JsonObject, ...]:
         rows = await self._queries.read("records", task_id, after)

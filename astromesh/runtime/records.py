@@ -324,9 +324,11 @@ class TaskRequest(Struct, frozen=True):
         input: A JSON value. Any other value is refused before there is a Task.
         start: The start node. None: the workflow's default.
         caused_by: The caller's place in its own trace (`traceparent`).
+        callback: Whom to tell when the Task ends or waits. Only a durable Task may have one.
     """
 
     input: Any = None
     start: str | None = None
     metadata: Mapping[str, Any] = field(default_factory=dict)
     caused_by: TraceParent = NO_TRACE_PARENT
+    callback: Callback | None = None

@@ -13,6 +13,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer, principal_of
+from astromesh.config.callbacks import CallbackSpec
 from astromesh.config.runtime import Recording as RecordingKeys
 from astromesh.durable.base import (
     BudgetAmounts,
@@ -462,7 +463,7 @@ class AgentRunner:
         rejects = concurrency == "reject" and key is None and not request.not_before
         if rejects and SessionKey(tenant, agent.name, request.session_id, owner) in self.sessions.active:
             raise busy_error()  # by a run that is not durable; of others the store knows
-        callback = self._stored_callback(request.callback or _callback_of(agent))
+        callback = self.stored_callback(request.callback or callback_of(agent.manifest.spec.callback))
         caller = caller or CallerContext()
         row = accepted_row(agent, request, caller, (tenant, owner), self.clock.now(), trace_id)
         if watch is not None:
@@ -477,8 +478,8 @@ class AgentRunner:
             self.callbacks.wake()
         return accepted
 
-    def _stored_callback(self, callback: Callback | None) -> StoredCallback | None:
-        """Raises: InvalidInput: the server has no secret for callbacks."""
+    def stored_callback(self, callback: Callback | None) -> StoredCallback | None:
+        """Returns a callback as it is stored. Raises: InvalidInput: the server has no secret for it."""
         if callback is None:
             return None
         if self.callbacks is None:
@@ -727,9 +728,8 @@ class _Program:
         self.failure: AstromeshError | None = None
 
 
-def _callback_of(agent: Agent) -> Callback | None:
-    """Returns the callback of an agent, for requests without one."""
-    spec = agent.manifest.spec.callback
+def callback_of(spec: CallbackSpec | None) -> Callback | None:
+    """Returns the callback of an agent or workflow, for requests without one."""
     if spec is None:
         return None
     headers = {name: value.get_secret_value() for name, value in spec.headers.items()}

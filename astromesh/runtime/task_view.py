@@ -103,6 +103,12 @@ class TaskView:
             "decisions": [one for one in questions if "decision" in one],
         }
 
+    async def message(self, row: TaskRow) -> JsonObject:
+        """Returns what a callback tells about a Task: the Task, and the questions that it waits for."""
+        waits = () if row.finished_at else await self._waits.of_task(row.task_id)
+        questions = [question_json(one) for one in waits if one.kind != PAUSE and one.answer is None]
+        return {**task_json(row), "waiting_for": questions}
+
     def _row_json(self, row: TaskRow) -> JsonObject:
         live = self._live.get(row.task_id)
         begun = row.status == "queued" and live is not None and live.is_running

@@ -13,7 +13,16 @@ from dataclasses import replace
 from functools import partial
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.base import Artifact, IdempotencyKey, TaskRow, TaskStatus, TaskStore
+from astromesh.durable.base import (
+    Artifact,
+    IdempotencyKey,
+    StoredCallback,
+    TaskQueueDepth,
+    TaskRow,
+    TaskStatus,
+    TaskStore,
+)
+from astromesh.durable.callbacks import CallbackSource
 from astromesh.durable.fork import Edit
 from astromesh.durable.leases import (
     LEASE_SECONDS,
@@ -46,7 +55,7 @@ from astromesh.evaluation.evaluate import Results, evaluation_of, run_cases
 from astromesh.logs import OutageLog, get_logger
 from astromesh.runtime.agent_process import agent_process
 from astromesh.runtime.records import TaskRequest
-from astromesh.runtime.runner import AgentRunner
+from astromesh.runtime.runner import AgentRunner, callback_of
 from astromesh.runtime.task_evaluation import WorkflowTarget
 from astromesh.runtime.task_forks import forked_records, step_at
 from astromesh.runtime.task_log import LiveTask, TaskMetrics, TaskRecords, TaskTraces
@@ -118,7 +127,10 @@ class WorkflowTasks:
             self.loaded.notify_observers,
             TaskTraces(runner.export),
             _log_task,
+            self._wake_callbacks,
         ]
+        if runner.callbacks is not None:
+            runner.callbacks.add(CallbackSource("task", self._store_if_used, self._message_of))
         self._opening = asyncio.Lock()
         self._expiry: PeriodicJob | None = None
         self._draining = False
@@ -190,6 +202,37 @@ class WorkflowTasks:
                 self._expiry.start()
             return self.records.store
 
+    async def _store_if_used(self) -> TaskStore | None:
+        """Returns the store if it may hold Tasks of other or earlier processes, else None."""
+        if self.records.store is None and not self._runner.stores.may_hold_runs:
+            return None
+        return await self.store()
+
+    async def queues(self) -> tuple[TaskQueueDepth, ...]:
+        """Returns the queues of workflows with open durable Tasks."""
+        store = await self._store_if_used()
+        return () if store is None else await store.queues()
+
+    # -- callbacks -----------------------------------------------------------------------------------------
+
+    def _callback(self, engine: Engine, request: TaskRequest) -> StoredCallback | None:
+        """Raises: InvalidInput: the server has no secret for callbacks."""
+        wanted = request.callback or callback_of(engine.project.workflow.callback)
+        return self._runner.stored_callback(wanted)
+
+    def has_callback(self, name: str, request: TaskRequest) -> bool:
+        """Whether a Task has a callback, so that it must be durable. Raises: as `run`."""
+        return self._callback(self.loaded.require_engine(name), request) is not None
+
+    def _wake_callbacks(self, live: LiveTask, record: JsonObject) -> None:
+        if record["type"] == "end" and live.row.durable and self._runner.callbacks is not None:
+            self._runner.callbacks.run_ended()
+
+    async def _message_of(self, task_id: str, publisher: str) -> JsonObject | None:
+        """Returns a Task with the questions that it waits for, as `GET /v1/tasks/{task_id}` does."""
+        row = await (await self.store()).get(task_id)
+        return None if row is None else await self.tasks.message(row)
+
     # -- running -------------------------------------------------------------------------------------------
 
     async def run(
@@ -212,6 +255,8 @@ class WorkflowTasks:
         """
         engine = engine or self.loaded.require_engine(name)
         self._admit()
+        if request.callback is not None:
+            raise InvalidInput("callback: only a durable Task may have one (accept).", param="callback")
         begin = self._begin(engine, request, ids.new_id("task_"))
         await self.store()
         engine.require_capacity()
@@ -243,9 +288,14 @@ class WorkflowTasks:
             log.warning("task_not_kept", task_id=live.id, error=str(error))
 
     async def answer(
-        self, name: str, request: TaskRequest, key: IdempotencyKey, *, caller: CallerContext | None = None
+        self,
+        name: str,
+        request: TaskRequest,
+        key: IdempotencyKey | None,
+        *,
+        caller: CallerContext | None = None,
     ) -> JsonObject:
-        """Returns the ended durable Task of an `Idempotency-Key`. A repeated request is the same Task."""
+        """Returns a durable Task at its end. A repeated request with the same key is the same Task."""
         row, store = await self.accept(name, request, caller=caller, key=key), await self.store()
         while not row.finished_at:
             await asyncio.sleep(_POLL_SECONDS)
@@ -288,6 +338,7 @@ class WorkflowTasks:
         """
         engine = self.loaded.require_engine(name)
         self._admit()
+        callback = self._callback(engine, request)
         task_id = ids.new_id("task_")
         begin = self._begin(engine, request, task_id)
         if key is not None:
@@ -303,18 +354,26 @@ class WorkflowTasks:
         if pause_before is not None:
             inspection = {"all_stages": not pause_before, "before": sorted(pause_before)}
             row = replace(row, inspection=inspection)
-        await self._accept(store, LiveTask(row, [begin], engine), engine.project.snapshot)
+        await self._accept(store, LiveTask(row, [begin], engine), engine.project.snapshot, callback)
+        if callback is not None and self._runner.callbacks is not None:
+            self._runner.callbacks.wake()
         return row
 
-    async def _accept(self, store: TaskStore, live: LiveTask, snapshot: ManifestSnapshot) -> None:
+    async def _accept(
+        self,
+        store: TaskStore,
+        live: LiveTask,
+        snapshot: ManifestSnapshot,
+        callback: StoredCallback | None = None,
+    ) -> None:
         """Stores a durable Task and begins to execute it, or leaves it to another process."""
         if not self._executes:
             row = replace(live.row, worker="", lease_until=0.0)
-            await store.accept(row, live.records, (), snapshot)
+            await store.accept(row, live.records, (), snapshot, callback)
             return
         self.records.live[live.id] = live  # it counts in `_require_room` at once
         try:
-            await store.accept(live.row, live.records, (), snapshot)
+            await store.accept(live.row, live.records, (), snapshot, callback)
         except BaseException:
             self._forget(live)
             raise

@@ -1,4 +1,4 @@
-"""Callbacks: what was told about runs, and what could not be told."""
+"""Callbacks: what was told about runs and Tasks, and what could not be told."""
 
 from __future__ import annotations
 
@@ -22,11 +22,13 @@ DeliveryState = Literal["pending", "delivered", "dead"]
 
 
 class DeliveryOut(BaseModel):
-    """One thing that is told about a run."""
+    """One thing that is told about a run or a Task."""
 
     id: int
-    run_id: str
-    agent: str
+    run_id: str | None = Field(description="null: it is about a Task.")
+    agent: str | None
+    task_id: str | None = Field(description="null: it is about a run.")
+    workflow: str | None
     event: Literal["completed", "failed", "cancelled", "waiting"]
     url: str
     state: DeliveryState = Field(description="`dead`: the receiver failed for 24 hours, or is gone.")
@@ -53,11 +55,12 @@ async def callbacks(
     cursor: PageCursor,
     state: Literal["", DeliveryState] = "",
     run: Annotated[str, Query(pattern=r"^[^\x00]*$")] = "",
+    task: Annotated[str, Query(pattern=r"^[^\x00]*$")] = "",
     limit: Limit = 50,
 ) -> JsonObject:
-    """Lists what was told and is to be told about the caller's runs, newest first."""
+    """Lists what was told and is to be told about the caller's Tasks, then about their runs, newest first."""
     sender = runtime_of(request).runner.callbacks
-    query = DeliveryQuery(*viewer_of(request), state, run, cursor.number, limit + 1)
+    query = DeliveryQuery(*viewer_of(request), state, run or task, cursor.number, limit + 1)
     found = () if sender is None else await sender.list(query)
     page = found[:limit]
     following = cursor.next(page[-1].id if len(found) > limit else None)

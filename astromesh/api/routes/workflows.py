@@ -24,8 +24,8 @@ from astromesh.api.dependencies import (
 )
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail
-from astromesh.api.requests import Query as Message
 from astromesh.api.requests import (
+    CallbackIn,
     WholeNumber,
     caller_of,
     cancel_on_disconnect,
@@ -34,6 +34,7 @@ from astromesh.api.requests import (
     runtime_of,
     viewer_of,
 )
+from astromesh.api.requests import Query as Message
 from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
 from astromesh.api.routes.runs import DecisionBody
 from astromesh.api.routes.time_travel import (
@@ -83,6 +84,9 @@ class TaskBody(BaseModel):
     input: Any = Field(None, description="Any JSON value that the schema of the start node accepts.")
     start: str | None = Field(None, description="A start node; absent: the default one.")
     metadata: dict[str, Any] = Field(default_factory=dict, description="Stored with the Task.")
+    callback: CallbackIn | None = Field(
+        None, description="Whom to call when the Task ends or waits; the Task is durable."
+    )
 
 
 class PauseBody(BaseModel):
@@ -297,11 +301,15 @@ async def workflows(request: Request, cursor: PageCursor, limit: LongLimit = 10_
 
 @_run_route("run", "Run a workflow", TaskOut)
 async def run(name: str, request: Request) -> Response:
-    """Runs a Task to its end. A client that disconnects cancels it, unless it sent an Idempotency-Key."""
+    """Runs a Task to its end.
+
+    A client that disconnects cancels it, unless it sent an Idempotency-Key or there is a callback.
+    """
     body = await read_body(request, _TASK)
     workflows, caller = runtime_of(request).workflows, caller_of(request)
     task_request = _task_request(body, request)
-    if (key := await idempotency_key(request)) is not None:
+    key = await idempotency_key(request)
+    if key is not None or workflows.has_callback(name, task_request):
         answer = workflows.answer(name, task_request, key, caller=caller)
         return json_response(await cancel_on_disconnect(request, answer))
     result = await cancel_on_disconnect(request, workflows.run(name, task_request, caller=caller))
@@ -522,7 +530,8 @@ async def replay(task_id: str, request: Request) -> JsonObject:
 
 def _task_request(body: TaskBody, request: Request) -> TaskRequest:
     caused_by = read_traceparent(request.headers.get("traceparent"))
-    return TaskRequest(body.input, body.start, body.metadata, caused_by)
+    callback = body.callback.callback() if body.callback else None
+    return TaskRequest(body.input, body.start, body.metadata, caused_by, callback)
 
 
 def _artifact_json(one: Artifact) -> JsonObject:

@@ -223,13 +223,13 @@ def _holds_any_value(annotation: Any) -> bool:
     return annotation is Any or any(map(_holds_any_value, get_args(annotation)))
 
 
-#: keys with free-form content
+#: keys with free-form content; `headers` are those of callbacks, whose names may begin with `x-`
 _FREE_FORM_KEYS = frozenset(
     key
     for section in subclasses_of(Section)
     for key, field in section.model_fields.items()
     if _holds_any_value(field.annotation)
-)
+) | {"headers"}
 
 
 def _without_extension_keys(root: Node) -> Node:

@@ -7,6 +7,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from astromesh.config.callbacks import CallbackSpec
 from astromesh.config.records import Count, Duration, JsonMap, Record, Seconds
 from astromesh.config.schedules import WorkflowSchedule
 
@@ -208,6 +209,9 @@ class WorkflowFile(ManifestFile):
     edges: tuple[EdgeSpec, ...] = Field(description="Edges between stages; null: none.")
     task: TaskSpec = TaskSpec()
     schedules: tuple[WorkflowSchedule, ...] = Field((), description="When a Task begins by itself.")
+    callback: CallbackSpec | None = Field(
+        None, description="Whom to call when a Task ends or waits; its Tasks are durable."
+    )
 
 
 # -- memory.yaml: three stores and the context profiles ------------------------------------------------------

@@ -135,3 +135,49 @@ DELETE FROM astromesh.task_artifacts WHERE task_id = ANY($1::text[])
 
 -- name: delete
 DELETE FROM astromesh.tasks WHERE task_id = ANY($1::text[])
+
+-- name: add_callback
+INSERT INTO astromesh.task_callbacks (task_id, url, events, headers) VALUES ($1, $2, $3, $4)
+
+-- name: take_callbacks
+-- A delivery that is taken is due again if the process that has it dies.
+UPDATE astromesh.task_deliveries
+SET attempts = attempts + 1, due_at = $2, began_at = CASE WHEN began_at > 0.0 THEN began_at ELSE $1 END
+WHERE id IN (
+    SELECT id FROM astromesh.task_deliveries WHERE state = 'pending' AND due_at <= $1
+    ORDER BY due_at LIMIT $3 FOR UPDATE SKIP LOCKED)
+RETURNING id, callback, task_id, event, attempts, began_at
+
+-- name: callback
+SELECT url, events, headers, '', '' FROM astromesh.task_callbacks WHERE id = $1
+
+-- name: end_callback_attempt
+UPDATE astromesh.task_deliveries SET state = $2, due_at = $3, http_status = $4, error = $5
+WHERE id = $1 AND state = 'pending'
+
+-- name: callbacks_expected
+SELECT EXISTS (SELECT 1 FROM astromesh.task_deliveries WHERE state = 'pending')
+    OR EXISTS (
+        SELECT 1 FROM astromesh.task_callbacks c JOIN astromesh.tasks t ON t.task_id = c.task_id
+        WHERE t.finished_at = 0)
+
+-- name: callbacks
+SELECT d.id, d.task_id, t.workflow, d.event, c.url, d.state, d.attempts, d.began_at, d.due_at, d.http_status, d.error
+FROM astromesh.task_deliveries d
+    JOIN astromesh.task_callbacks c ON c.id = d.callback JOIN astromesh.tasks t ON t.task_id = d.task_id
+WHERE t.tenant = $1 AND ($2::text IS NULL OR t.owner = $2) AND ($3 = '' OR d.state = $3)
+    AND ($4 = '' OR d.task_id = $4) AND ($5 = 0 OR d.id < $5)
+ORDER BY d.id DESC LIMIT $6
+
+-- name: retry_callback
+UPDATE astromesh.task_deliveries SET state = 'pending', due_at = 0.0, began_at = 0.0
+WHERE id = $1 AND state = 'dead' AND task_id IN (
+    SELECT task_id FROM astromesh.tasks WHERE tenant = $2 AND ($3::text IS NULL OR owner = $3))
+
+-- name: queues
+-- A Task is queued until its first stage has ended or waits; then its worker writes.
+SELECT workflow,
+    count(CASE WHEN status = 'queued' THEN 1 END),
+    count(CASE WHEN status <> 'queued' THEN 1 END),
+    min(CASE WHEN status = 'queued' THEN created_at END)
+FROM astromesh.tasks WHERE finished_at = 0 AND durable = 1 GROUP BY workflow ORDER BY workflow

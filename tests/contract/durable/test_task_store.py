@@ -15,6 +15,8 @@ import pytest
 from astromesh.durable.base import (
     Artifact,
     ArtifactFilter,
+    DeliveryQuery,
+    StoredCallback,
     TaskChange,
     TaskControl,
     TaskRow,
@@ -98,6 +100,61 @@ async def test_the_end_of_a_task_replaces_stored_steps_of_runs(store):
     clean = {**raw, "output": {"content": {"$payload": "clean"}}}
     await store.commit(TaskChange("t1", "w1", 3, [{"type": "end"}], end=end, replaced={2: clean}))
     assert await store.records("t1") == (BEGIN, clean, {"type": "end"})
+
+
+@pytest.mark.parametrize(
+    ("status", "cancelled", "event"),
+    [("success", False, "completed"), ("partial", False, "completed"), ("failure", False, "failed"),
+     ("failure", True, "cancelled")],
+)  # fmt: skip
+async def test_the_end_of_a_task_and_its_questions_make_deliveries_due(
+    store, status: str, cancelled: bool, event: str
+):
+    all_events = ("completed", "failed", "cancelled", "waiting")
+    callback = StoredCallback("https://example.com/hook", all_events, b"\x00encrypted")
+    await store.accept(task(), [BEGIN], callback=callback)
+    await store.accept(task("t2"), [BEGIN], callback=callback._replace(events=("waiting",)))
+    await store.accept(task("t3"), [BEGIN])
+    assert await store.callbacks_expected()
+    await store.wait("w1", TaskWait("t1", "", "x", "", "pause", NOW, 0.0, {}))  # the inspector's
+    question = TaskWait("t1", "", "x", "q", "human", NOW, 0.0, {"text": "?"})
+    await store.wait("w1", question)
+    await store.wait("w1", question)
+    if cancelled:
+        await store.cancel("t1")
+    end: Any = (status, {"output": "λ\x00", "error": None}, NOW + 2)
+    for name in ("t1", "t2", "t3"):
+        await store.commit(TaskChange(name, "w1", 2, [{"type": "end"}], end=end))
+    taken = sorted(await store.take_callbacks(NOW, NOW + 60, 10))
+    assert [(one.run_id, one.event, one.attempts) for one in taken] == [
+        ("t1", "waiting", 1), ("t1", event, 1),
+    ]  # fmt: skip
+    assert taken[0].id == 2**52
+    assert await store.callback(taken[0].callback) == callback
+    assert await store.take_callbacks(NOW + 59, NOW + 120, 10) == ()
+    await store.end_callback_attempt(taken[0].id, "delivered", 0.0, 204, "")
+    await store.end_callback_attempt(taken[1].id, "dead", 0.0, 503, "no")
+    assert not await store.callbacks_expected()
+    dead, done = await store.callbacks(DeliveryQuery("acme", "ann", run_id="t1"))
+    assert (dead.agent, dead.event, dead.state, done.state) == ("w", event, "dead", "delivered")
+    assert await store.callbacks(DeliveryQuery("other", None)) == ()
+    assert not await store.retry_callback(dead.id, "acme", "bob")
+    assert await store.retry_callback(dead.id, "acme", "ann")
+    assert [one.id for one in await store.take_callbacks(NOW, NOW + 60, 10)] == [dead.id]
+    assert await store.erase_owner("acme", "ann") == 3
+    assert await store.callbacks(DeliveryQuery("acme", None)) == ()
+    assert await store.callback(taken[0].callback) is None
+
+
+async def test_queues_count_open_tasks_by_workflow(store):
+    await store.accept(task(created_at=NOW - 5), [BEGIN])
+    await store.accept(task("t2"), [BEGIN])
+    await store.commit(TaskChange("t2", "w1", 2, [{"type": "stage"}]))
+    await store.accept(task("t3", workflow="v"), [BEGIN])
+    end: Any = ("success", {"output": 1, "error": None}, NOW)
+    await store.accept(task("t4"), [BEGIN])
+    await store.commit(TaskChange("t4", "w1", 2, [{"type": "end"}], end=end))
+    assert await store.queues() == (("v", 1, 0, NOW), ("w", 1, 1, NOW - 5))
 
 
 async def test_only_the_holder_of_a_task_is_heard(store):

@@ -19,6 +19,7 @@ from astromesh.errors import ConfigError
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ManualClock, ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.workflow.folders import small
 
 PATIENCE = 30.0
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -134,6 +135,42 @@ async def test_a_plain_request_with_a_callback_is_durable_and_answers_as_ever(se
         assert answer["response"] == "done"
         (message,) = await receiver.hears(1)
         assert message["data"]["result"]["response"] == "done"
+
+
+async def test_tasks_of_workflows_are_told_as_runs_are(tmp_path: Path, served, receiver) -> None:
+    """By a request or by the manifest; a Task that a caller waits for is durable then."""
+    hook = f"{{url: '{receiver.url}', events: [failed], headers: {{x-key: '${{CALLBACKS}}'}}}}"
+    small(tmp_path, "told", "fail", f"callback: {hook}\n")
+    small(tmp_path)
+    receiver.script = [410, 204]
+    async with served() as (client, _):
+        body = {"input": 21, "callback": {"url": receiver.url}}
+        accepted = (await client.post("/v1/workflows/small/runs", json=body)).json()
+        (message,) = await receiver.hears(1)
+        assert Webhook(SECRET).verify(receiver.heard[0][1], receiver.heard[0][0]) == message
+        assert (message["type"], message["data"]["task_id"]) == ("task.completed", accepted["task_id"])
+        assert (message["data"]["output"], message["data"]["waiting_for"]) == (42, [])
+        dead = await listed(client, "dead")
+        assert (dead["task_id"], dead["workflow"], dead["run_id"], dead["event"]) == (
+            accepted["task_id"], "small", None, "completed",
+        )  # fmt: skip
+        assert (await client.post(f"/v1/callbacks/{dead['id']}/retry")).status_code == 204
+        await receiver.hears(2)
+        assert receiver.heard[0][0]["webhook-id"] == receiver.heard[1][0]["webhook-id"]
+        answer = (await client.post("/v1/workflows/told/run", json={"input": 1})).json()
+        told = (await receiver.hears(3))[2]
+        assert (answer["status"], told["type"], told["data"]["task_id"]) == (
+            "failure", "task.failed", answer["task_id"],
+        )  # fmt: skip
+        assert receiver.heard[2][0]["x-key"] == SECRET
+        for file in tmp_path.rglob("*.db*"):
+            assert SECRET.encode() not in file.read_bytes()
+        await client.post("/v1/agents/a/run", json=body_of(receiver))
+        await receiver.hears(4)
+        found = (await client.get("/v1/callbacks")).json()["callbacks"]
+        assert [bool(one["task_id"]) for one in found] == [True, True, False]
+        path = f"/v1/callbacks?task={answer['task_id']}"
+        assert [one["event"] for one in (await client.get(path)).json()["callbacks"]] == ["failed"]
 
 
 async def test_an_agent_with_a_callback_tells_of_all_its_runs_unless_a_request_has_its_own(
