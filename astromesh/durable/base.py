@@ -593,13 +593,15 @@ class TaskQueueDepth(NamedTuple):
     """How many durable Tasks of a workflow are open.
 
     Args:
-        queued: no stage of them has ended or waits.
+        queued: wait for room or a process.
+        waiting: a stage waits for a person or the inspector.
         oldest_at: when the oldest queued one was accepted, in seconds since the epoch.
     """
 
     workflow: str
     queued: int
     running: int
+    waiting: int
     oldest_at: float | None
 
 

@@ -15,7 +15,7 @@ from astromesh.api.dependencies import Limit, LongLimit, PageCursor, scope
 from astromesh.api.fast_routes import HEALTH_PATH, LIVE_PATH, READY_PATH, live, ready
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import LiveOut, ReadyOut, TracesOut, TraceSpansOut, answers, problems
-from astromesh.durable.base import RunQuery, RunStatus
+from astromesh.durable.base import QueueDepth, RunQuery, RunStatus, TaskQueueDepth
 from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.errors import TraceNotFound
 from astromesh.telemetry.clock import iso_time
@@ -117,6 +117,16 @@ class QueueOut(BaseModel):
     oldest_at: str | None = Field(description="Since when the oldest queued run could begin.")
 
 
+class TaskQueueOut(BaseModel):
+    """The durable Tasks of one workflow."""
+
+    workflow: str
+    queued: int = Field(description="Wait for room or for a process.")
+    running: int
+    waiting: int = Field(description="A stage waits for a person or the inspector.")
+    oldest_at: str | None = Field(description="When the oldest queued Task was accepted.")
+
+
 class WorkerOut(BaseModel):
     """A process that executes durable runs."""
 
@@ -127,22 +137,28 @@ class WorkerOut(BaseModel):
 
 class QueuesOut(BaseModel):
     queues: list[QueueOut]
+    tasks: list[TaskQueueOut]
     workers: list[WorkerOut]
 
 
 @router.get("/v1/queues", summary="Queues", response_model=QueuesOut, dependencies=[scope("metrics:read")])
 async def queues(request: Request) -> JsonObject:
-    """Counts open durable runs of all tenants by agent, and lists the processes that execute them."""
+    """Counts open durable runs and Tasks of all tenants, and lists the processes that execute runs."""
     runtime = runtime_of(request)
+    tasks = await runtime.workflows.queues() if runtime.has_workflows else ()
+    tasks_json = [_queue_json(one) for one in tasks]
     if (store := await runtime.durable.open_if_used()) is None:
-        return {"queues": [], "workers": []}
+        return {"queues": [], "tasks": tasks_json, "workers": []}
     depths, workers = await store.queues(), await store.workers(runtime.clock.now() - LEASE_SECONDS)
     return {
-        "queues": [
-            {**q._asdict(), "oldest_at": iso_time(q.oldest_at) if q.oldest_at else None} for q in depths
-        ],
+        "queues": [_queue_json(one) for one in depths],
+        "tasks": tasks_json,
         "workers": [{**one._asdict(), "seen_at": iso_time(one.seen_at)} for one in workers],
     }
+
+
+def _queue_json(depth: QueueDepth | TaskQueueDepth) -> JsonObject:
+    return {**depth._asdict(), "oldest_at": iso_time(depth.oldest_at) if depth.oldest_at else None}
 
 
 @router.get(

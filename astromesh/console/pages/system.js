@@ -43,13 +43,17 @@ function Models({ value: { providers } }) {
 }
 
 /** @param {{value: any}} props */
-function Queues({ value: { queues, workers } }) {
+function Queues({ value: { queues, tasks, workers } }) {
   return html`${queues.length
     ? html`<${Table} label="Queues" head=${["Agent", ["Queued", "r"], ["Oldest", "r"], ["Later", "r"], ["Running", "r"], ["Waiting", "r"]]} rows=${queues.map((/** @type {any} */ one) => html`
         <tr key=${one.agent}><td><a class="link" href=${link(["agents", one.agent])}>${plain(one.agent)}</a></td>
           <td class="r num">${runsOf(one, "queued")}</td><td class="r">${one.oldest_at && html`<${Ago} at=${one.oldest_at} />`}</td><td class="r num">${count(one.later)}</td>
           <td class="r num">${runsOf(one, "running")}</td><td class="r num">${runsOf(one, "waiting")}</td></tr>`)} />`
     : html`<${Empty} command=${'curl -sS -X POST $URL/v1/agents/AGENT/runs -H "content-type: application/json" -d \'{"query": "…", "session_id": "…"}\''}>No durable run is queued, running or waiting. One is accepted so:<//>`}
+    ${tasks.length > 0 && html`<${Table} label="Tasks" head=${["Workflow", ["Queued", "r"], ["Oldest", "r"], ["Running", "r"], ["Waiting", "r"]]} rows=${tasks.map((/** @type {any} */ one) => html`
+      <tr key=${one.workflow}><td><a class="link" href=${link(["workflows"], { workflow: one.workflow })}>${plain(one.workflow)}</a></td>
+        <td class="r num">${count(one.queued)}</td><td class="r">${one.oldest_at && html`<${Ago} at=${one.oldest_at} />`}</td>
+        <td class="r num">${count(one.running)}</td><td class="r num">${count(one.waiting)}</td></tr>`)} />`}
     ${workers.length > 0 && html`<${Table} label="Workers" head=${["Worker", ["Executes", "r"], ["Last heartbeat", "r"]]} rows=${workers.map((/** @type {any} */ one) => html`
       <tr key=${one.worker}><td class="mono">${plain(one.worker)}</td><td class="r num">${count(one.running)} runs</td><td class="r"><${Ago} at=${one.seen_at} /></td></tr>`)} />`}`;
 }

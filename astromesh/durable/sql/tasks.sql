@@ -175,9 +175,14 @@ WHERE id = $1 AND state = 'dead' AND task_id IN (
     SELECT task_id FROM astromesh.tasks WHERE tenant = $2 AND ($3::text IS NULL OR owner = $3))
 
 -- name: queues
--- A Task is queued until its first stage has ended or waits; then its worker writes.
+-- A Task is queued until its worker writes, at the latest when its first stage has ended.
 SELECT workflow,
-    count(CASE WHEN status = 'queued' THEN 1 END),
-    count(CASE WHEN status <> 'queued' THEN 1 END),
-    min(CASE WHEN status = 'queued' THEN created_at END)
-FROM astromesh.tasks WHERE finished_at = 0 AND durable = 1 GROUP BY workflow ORDER BY workflow
+    count(CASE WHEN status = 'queued' AND NOT waits THEN 1 END),
+    count(CASE WHEN status <> 'queued' AND NOT waits THEN 1 END),
+    count(CASE WHEN waits THEN 1 END),
+    min(CASE WHEN status = 'queued' AND NOT waits THEN created_at END)
+FROM (
+    SELECT workflow, status, created_at, EXISTS (
+        SELECT 1 FROM astromesh.task_waits w WHERE w.task_id = t.task_id AND w.answer IS NULL) AS waits
+    FROM astromesh.tasks t WHERE finished_at = 0 AND durable = 1) AS found
+GROUP BY workflow ORDER BY workflow

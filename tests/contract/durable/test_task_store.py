@@ -154,7 +154,12 @@ async def test_queues_count_open_tasks_by_workflow(store):
     end: Any = ("success", {"output": 1, "error": None}, NOW)
     await store.accept(task("t4"), [BEGIN])
     await store.commit(TaskChange("t4", "w1", 2, [{"type": "end"}], end=end))
-    assert await store.queues() == (("v", 1, 0, NOW), ("w", 1, 1, NOW - 5))
+    await store.accept(task("t5"), [BEGIN])
+    wait = TaskWait("t5", "", "x", "q", "human", NOW, 0.0, {"text": "?"})
+    await store.wait("w1", wait)
+    assert await store.queues() == (("v", 1, 0, 0, NOW), ("w", 1, 1, 1, NOW - 5))
+    await store.answer(wait, {"decision": "approved"})
+    assert await store.queues() == (("v", 1, 0, 0, NOW), ("w", 1, 2, 0, NOW - 5))
 
 
 async def test_only_the_holder_of_a_task_is_heard(store):

@@ -20,6 +20,7 @@ from astromesh.cli.main import complete_app
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, store_in, write
+from tests.integration.workflow.folders import small
 
 ROOT = Path(__file__).parents[3]
 FOLDER = ROOT / "deploy" / "kubernetes"
@@ -149,6 +150,7 @@ def test_the_configuration_is_valid(tmp_path: Path) -> None:
 async def test_the_depth_of_the_queue_is_what_waits_and_runs(tmp_path: Path, postgres_database: str) -> None:
     """The query of KEDA, over tables that `astromesh migrate` has made; the docs have the same one."""
     write(tmp_path, manifest())
+    small(tmp_path)
     store_in(tmp_path, postgres_database)
     await asyncio.to_thread(migrate, tmp_path, tmp_path / "data")
     (scaled,) = of_kind("ha", "ScaledObject")
@@ -164,6 +166,13 @@ async def test_the_depth_of_the_queue_is_what_waits_and_runs(tmp_path: Path, pos
             for session in ("a", "b"):
                 body = {"query": "Hello", "session_id": session}
                 assert (await client.post("/v1/agents/helper/runs", json=body)).status_code == 202
-            assert await connection.fetchval(query) == 2
+            assert (await client.post("/v1/workflows/small/runs", json={"input": 1})).status_code == 202
+            assert await connection.fetchval(query) == 3
+            found = (await client.get("/v1/queues")).json()
+            (tasks,) = found["tasks"]
+            assert [one["queued"] for one in found["queues"]] == [2]
+            assert {**tasks, "oldest_at": bool(tasks["oldest_at"])} == {
+                "workflow": "small", "queued": 1, "running": 0, "waiting": 0, "oldest_at": True,
+            }  # fmt: skip
     finally:
         await connection.close()
