@@ -11,6 +11,12 @@ from typing import Any
 
 #: pieces that are stored one by one; otherwise an answer of 100,000 deltas would be 100,000 strings
 _SINGLE_PIECES = 512
+#: what the offline model says of its search: that it found nothing, or nothing that fits exactly
+NOTHING_FOUND = (
+    "I found nothing that answers this. I am not a language model: I can only quote what my tools and my "
+    "context give me."
+)
+NEAREST_FOUND = "I found nothing that answers this exactly. The nearest passage:\n\n"
 
 
 class TextBuffer:

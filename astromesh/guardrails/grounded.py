@@ -17,6 +17,7 @@ from pydantic import Field, PrivateAttr
 
 from astromesh.errors import MissingExtra
 from astromesh.guardrails.base import AnswerRule, CheckContext, RetrievedPassage, RuleStream, Verdict
+from astromesh.text import NEAREST_FOUND, NOTHING_FOUND
 
 #: shorter sentences, e.g. "Yes, you can.", claim nothing
 _LEAST_WORDS = 4
@@ -104,8 +105,13 @@ def nearest_cosines(claims: Sequence[Any], evidence: Sequence[Any]) -> list[floa
 
 
 def _claims(answer: str, documents: Sequence[str]) -> Iterator[str]:
-    """The sentences that claim something: no questions, no short ones, no lines that name a source."""
+    """The sentences that claim something: no questions, no short ones, no lines that name a source.
+
+    What the offline model says of its search claims nothing about the documents.
+    """
     for sentence in _sentences(answer):
+        if sentence in _ABOUT_THE_SEARCH:
+            continue
         said = sentence
         for document in documents:
             said = said.replace(document, "")
@@ -123,3 +129,6 @@ def _units(passage: str) -> Iterator[str]:
 
 def _sentences(text: str) -> list[str]:
     return [part.strip() for part in _SENTENCE_END.split(text) if part.strip()]
+
+
+_ABOUT_THE_SEARCH = frozenset(_sentences(NOTHING_FOUND + "\n" + NEAREST_FOUND))

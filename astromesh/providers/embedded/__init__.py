@@ -29,14 +29,10 @@ from astromesh.plugins import Deps
 from astromesh.providers.base import Capabilities
 from astromesh.providers.embedded.evidence import from_history, from_system, from_tools
 from astromesh.providers.embedded.tool_choice import choose_tool
+from astromesh.text import NEAREST_FOUND, NOTHING_FOUND
 from astromesh.tokens import estimate, estimate_request
 from astromesh.types import CompletionRequest, CompletionResult, Delta, Message, ToolCall, Usage
 
-NOTHING = (
-    "I found nothing that answers this. I am not a language model: I can only quote what my tools and my "
-    "context give me."
-)
-NEAREST = "I found nothing that answers this exactly. The nearest passage:\n\n"
 #: share of the question's words that a passage must have, or its heading
 _COVERED, _TITLED = 0.55, 0.45
 #: score from which on a passage that a search found answers the question, and from which on it is shown
@@ -119,7 +115,8 @@ def find_answer(conversation: Conversation, max_characters: int) -> Answer:
     else:
         near = [s for s in ranked if s.passage.origin in ("tool", "question") and s.coverage >= _NEAR]
     return Answer(
-        NEAREST + _quote_sections(conversation.question, near[:1], max_characters) if near else "", False
+        NEAREST_FOUND + _quote_sections(conversation.question, near[:1], max_characters) if near else "",
+        False,
     )
 
 
@@ -263,4 +260,4 @@ class Embedded:
             call = choose_tool(conversation.question, request.tools, called, request.tool_choice)
             if call is not None:
                 return "", call
-        return found.text or NOTHING, None
+        return found.text or NOTHING_FOUND, None

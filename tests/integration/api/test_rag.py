@@ -13,6 +13,7 @@ import orjson
 import pytest
 
 from astromesh.testing import ScriptedProvider
+from astromesh.text import NOTHING_FOUND
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.integration.knowledge.rag_files import pdf, pipeline_file
@@ -209,7 +210,7 @@ async def test_an_answer_that_its_passages_do_not_support_is_blocked_or_noted(tm
     pipeline_file(tmp_path, "notes")
     called = [ToolCall("c1", "seek", '{"query": "green tea"}')]
     true, made_up = "Green tea is steeped at 80 degrees.", "Our office dog likes to swim in the lake."
-    script = (called, true, called, made_up, called, made_up, made_up)
+    script = (called, true, called, made_up, called, made_up, called, NOTHING_FOUND, made_up)
     async with client_of(runtime_of(tmp_path, ScriptedProvider(*script))) as client:
         await client.post("/v1/rag/notes/documents", json={"documents": [{"id": "tea", "text": TEA}]})
 
@@ -223,6 +224,7 @@ async def test_an_answer_that_its_passages_do_not_support_is_blocked_or_noted(tm
         assert await asked("strict") == (true, [])
         assert await asked("strict") == ("I do not know.", [{**about, "action": "block"}])
         assert await asked("mild") == (made_up, [{**about, "action": "warn"}])
+        assert await asked("strict") == (NOTHING_FOUND, [])
         assert await asked("strict") == (made_up, [])
 
 
