@@ -181,6 +181,14 @@ class StoredDocument(NamedTuple):
         return "".join(parts)
 
 
+class ForeignDocument(NamedTuple):
+    """A document without vectors of the present embedder. Args: embedder: whose it has; empty for none."""
+
+    owner: str
+    id: str
+    embedder: str
+
+
 class ChunkStore(Protocol):
     """The chunks of one pipeline. A document is named by its owner and its id."""
 
@@ -219,6 +227,12 @@ class ChunkStore(Protocol):
             owners: whose documents are searched; each once. Others have no effect on the passages.
             vector: the nearest vectors of the same embedder are searched, too. With words, both rankings are
                 fused by reciprocal rank fusion.
+        """
+
+    async def foreign_documents(self) -> tuple[ForeignDocument, ...]:
+        """Returns the documents of tenants that have no vectors of this embedder, by owner and id.
+
+        Documents of folders are left out: the next refresh embeds them.
         """
 
     async def settle(self) -> None:
@@ -340,7 +354,24 @@ class KnowledgePipeline(Protocol):
                 its words until the first question, which adds the vectors.
         """
 
-    async def ping(self) -> None: ...
+    async def embed_again(self, progress: ProgressCallback | None = None) -> IngestReport:
+        """Embeds documents of all tenants that have no vectors of the present embedder.
+
+        A call that was interrupted can be repeated: it continues with the rest.
+
+        Raises:
+            ProviderError: they cannot be embedded; batches stored before stay.
+        """
+
+    async def warning(self, *, tenant: str | None = None) -> str:
+        """Says which documents are not searched by vectors, and what to do; empty if all are.
+
+        Args:
+            tenant: whose queries; None for those of all tenants.
+        """
+
+    async def ping(self) -> str | None:
+        """Returns what the operator should know, None for nothing."""
 
     async def close(self) -> None: ...
 

@@ -14,6 +14,7 @@ from array import array
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from hashlib import blake2b
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -22,6 +23,7 @@ import orjson
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput, ProviderError
 from astromesh.knowledge.base import (
     OPERATOR,
+    Chunk,
     Chunker,
     ChunkStore,
     Document,
@@ -29,6 +31,7 @@ from astromesh.knowledge.base import (
     DocumentsOf,
     DocumentVersion,
     Embedder,
+    ForeignDocument,
     IndexedDocument,
     IngestReport,
     ListedDocument,
@@ -101,6 +104,28 @@ class Indexer:
         fresh, _ = await asyncio.to_thread(self._find_changes, documents, known)
         return await self._embed(fresh)
 
+    async def embed_stored(
+        self, documents: Sequence[StoredDocument], known: Mapping[str, DocumentVersion]
+    ) -> Sequence[IndexedDocument]:
+        """Returns stored documents with the same chunks and new vectors.
+
+        Raises:
+            ProviderError: the texts cannot be embedded.
+        """
+        return await self._embed([self._with_chunks(one, known[one.id]) for one in documents])
+
+    def _with_chunks(self, stored: StoredDocument, known: DocumentVersion) -> IndexedDocument:
+        title, metadata = stored.metadata.get("title", ""), dict(stored.metadata)
+        metadata.pop("title", None)
+        chunks = tuple(
+            Chunk(stored.id, text, start, start + len(text), heading, metadata)
+            for start, text, heading in stored.pieces
+        )
+        document = Document(stored.id, stored.text, title, metadata=metadata)
+        # another hash than that of any text: a document that is added again is cut anew
+        version = DocumentVersion(_hash(replace(document, text=known.hash), self.fingerprint), known.stamp)
+        return IndexedDocument(document, version, chunks)
+
     def _find_changes(
         self, documents: Iterable[tuple[Document, str]], known: Mapping[str, DocumentVersion]
     ) -> tuple[list[IndexedDocument], dict[str, str]]:
@@ -163,6 +188,8 @@ SCAN_SHARE = 20.0
 #: seconds that a query waits for a refresh, and for the first vectors
 REFRESH_TIMEOUT = 2.0
 VECTORS_TIMEOUT = 0.5
+#: seconds between two looks for documents of another embedder, if there are any
+FOREIGN_INTERVAL = 30.0
 log = get_logger("astromesh.rag")
 
 
@@ -219,6 +246,9 @@ class RAGPipeline:
         self._without_vectors: list[str] = []
         self._vectors_task: asyncio.Task[None] | None = None
         self._write_lock = asyncio.Lock()
+        #: documents of tenants without vectors of this embedder; None: not looked for yet
+        self._foreign: tuple[ForeignDocument, ...] | None = None
+        self._next_look = float("-inf")
 
     async def query(
         self,
@@ -362,10 +392,37 @@ class RAGPipeline:
             self._last_scan = stamps
             complete = f"{self._indexer.fingerprint} "
             self._without_vectors = [name for name, stamp in stamps.items() if not stamp.startswith(complete)]
+            await self._foreign_documents()
             return done
 
-    async def ping(self) -> None:
+    async def embed_again(self, progress: ProgressCallback | None = None) -> IngestReport:
+        """Embeds documents of all tenants that have no vectors of the present embedder.
+
+        Raises:
+            StoreError: the index cannot be read or written.
+            ProviderError: the texts cannot be embedded; batches stored before stay.
+        """
+        found = await self._store.foreign_documents() if self._embedder is not None else ()
+        step, changed = _progress_counter(len(found), progress), 0
+        for owner, documents in groupby(found, key=lambda one: one.owner):
+            for some in batches([one.id for one in documents]):
+                changed += await self._embed_stored(some, owner)
+                step(len(some))
+        await self._store.settle()
+        self._next_look = float("-inf")
+        return IngestReport(changed=changed)
+
+    async def warning(self, *, tenant: str | None = None) -> str:
+        """Says which documents are not searched by vectors, and what to do; empty if all are."""
+        found = await self._foreign_documents()
+        if tenant is not None:
+            owners = self._readable_owners(tenant)
+            found = tuple(one for one in found if one.owner in owners)
+        return self._warning(found) if found else ""
+
+    async def ping(self) -> str | None:
         await self._store.ping()
+        return await self.warning() or None
 
     async def close(self) -> None:
         """Cancels a running refresh; the store closes with the runtime's resources."""
@@ -373,6 +430,40 @@ class RAGPipeline:
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+
+    async def _foreign_documents(self) -> tuple[ForeignDocument, ...]:
+        """Looks once, and again after a while as long as there are some."""
+        if self._embedder is None:
+            return ()
+        now = self._clock.monotonic()
+        if self._foreign is None or (self._foreign and now >= self._next_look):
+            found, before = await self._store.foreign_documents(), self._foreign
+            self._foreign, self._next_look = found, now + FOREIGN_INTERVAL
+            if found and found != before:
+                log.warning("documents_of_another_embedder", pipeline=self.name, warning=self._warning(found))
+        return self._foreign
+
+    def _warning(self, found: Sequence[ForeignDocument]) -> str:
+        one = len(found) == 1
+        others = sorted({document.embedder for document in found} - {""})
+        whose = f" but of {', '.join(others)}" if others else ""
+        how = "not found" if self._mode == "vector" else "found by words only"
+        return (
+            f"{len(found)} {'document has' if one else 'documents have'} no vectors of the present embedder"
+            f"{whose}: {'it is' if one else 'they are'} {how}. Run `astromesh rag ingest {self.name}`."
+        )
+
+    async def _embed_stored(self, names: Sequence[str], owner: str) -> int:
+        """Gives documents new vectors, unless they change meanwhile. Returns how many have them."""
+        known = await self._store.known(owner)
+        stored = [await self._store.document(name, owner) for name in names if name in known]
+        there = [one for one in stored if one is not None]
+        embedded = await self._indexer.embed_stored(there, known)
+        async with self._write_lock:
+            now = await self._store.known(owner)
+            same = [one for one in embedded if now.get(one.document.id) == known[one.document.id]]
+            await self._store.replace(same, owner)
+            return len(same)
 
     async def _embed_query(self, query: str) -> array[float] | None:
         if self._mode == "lexical" or self._embedder is None or not query.strip():

@@ -22,6 +22,7 @@ from astromesh.knowledge.base import (
     Chunk,
     DocumentVersion,
     Embedder,
+    ForeignDocument,
     IndexedDocument,
     ListedDocument,
     Passage,
@@ -196,6 +197,14 @@ class PgvectorChunks:
             found, near = await asyncio.gather(by_words, self._nearest(partition, vector, limit, searched))
             found = fuse_rankings(found, near, semantic=self._semantic)
         return await self._passages(partition, found[:top_k])
+
+    async def foreign_documents(self) -> tuple[ForeignDocument, ...]:
+        partition = await self._partition()
+        rows = await self._database.read(partition.sql("foreign_documents"), escape_nul(f"{self._embedder}/"))
+        return tuple(
+            ForeignDocument(unescape_nul(owner), unescape_nul(name), unescape_nul(space).rpartition("/")[0])
+            for owner, name, space in rows
+        )
 
     async def settle(self) -> None:
         """Builds the HNSW index once there are many vectors; that may take minutes."""

@@ -109,8 +109,14 @@ class RerankingPipeline:
     ) -> IngestReport:
         return await self._inner.refresh(progress, load_model=load_model)
 
-    async def ping(self) -> None:
-        await self._inner.ping()
+    async def embed_again(self, progress: ProgressCallback | None = None) -> IngestReport:
+        return await self._inner.embed_again(progress)
+
+    async def warning(self, *, tenant: str | None = None) -> str:
+        return await self._inner.warning(tenant=tenant)
+
+    async def ping(self) -> str | None:
+        return await self._inner.ping()
 
     async def close(self) -> None:
         await self._inner.close()

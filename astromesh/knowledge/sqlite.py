@@ -19,6 +19,7 @@ from astromesh.knowledge.base import (
     OPERATOR,
     Chunk,
     DocumentVersion,
+    ForeignDocument,
     IndexedDocument,
     ListedDocument,
     Passage,
@@ -151,6 +152,10 @@ class SqliteChunks:
         wanted = orjson.dumps(wanted_values(filters)).decode() if filters else ""
         search = ChunkQuery(words, top_k, orjson.dumps(list(owners)).decode(), wanted, vector)
         return await self._database.read(self._find, search)
+
+    async def foreign_documents(self) -> tuple[ForeignDocument, ...]:
+        rows = await self._queries.read("foreign_documents", self._embedder)
+        return tuple(ForeignDocument(*row) for row in rows)
 
     async def settle(self) -> None:
         """Does nothing: searches are fast at once."""

@@ -168,6 +168,9 @@ class PassageOut(BaseModel):
 class PassagesOut(BaseModel):
     pipeline: str
     passages: list[PassageOut]
+    warning: str = Field(
+        "", description="What was searched by words only: documents with vectors of another embedder."
+    )
 
 
 @router.post(
@@ -271,7 +274,11 @@ async def passages_of(
     tenant, _ = principal_of(caller)
     filters = asked.filters or None
     found = await knowledge.query(asked.query, tenant=tenant, top_k=asked.top_k, filters=filters)
-    return {"pipeline": pipeline, "passages": list(map(Passage.to_json, found))}
+    warning = await knowledge.warning(tenant=tenant)
+    return {
+        "pipeline": pipeline, "passages": list(map(Passage.to_json, found)),
+        **({"warning": warning} if warning else {}),
+    }  # fmt: skip
 
 
 def _without_title(metadata: JsonObject) -> JsonObject:

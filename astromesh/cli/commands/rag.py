@@ -53,7 +53,10 @@ def ingest(
     data: Data = DATA_FOLDER,
     json: Json = False,
 ) -> None:
-    """Add documents. An unchanged document costs nothing, and an interrupted call can be repeated."""
+    """Add documents. An unchanged document costs nothing, and an interrupted call can be repeated.
+
+    Without a path, documents with vectors of another embedder are embedded again, those of all tenants.
+    """
     folders = folders_of(config, data)
     configure_logging("warning")
     if path is not None and not path.exists():
@@ -294,7 +297,8 @@ async def _ingest(
     async with open_single_pipeline(*folders, pipeline) as knowledge:
         if path is not None:
             return await knowledge.ingest_path(path, progress, tenant=tenant)
-        return await knowledge.refresh(progress)
+        embedded = await knowledge.embed_again(progress)
+        return embedded + await knowledge.refresh(progress)
 
 
 async def _list(
@@ -302,6 +306,7 @@ async def _list(
 ) -> list[ListedDocument]:
     found: list[ListedDocument] = []
     async with open_single_pipeline(*folders, pipeline) as knowledge:
+        await knowledge.ping()  # logs its warning
         if of == "sources":
             await knowledge.refresh(load_model=False)
         while page := await knowledge.documents(

@@ -17,6 +17,7 @@ from astromesh.knowledge.base import (
     ChunkStore,
     Document,
     DocumentVersion,
+    ForeignDocument,
     IndexedDocument,
 )
 from astromesh.knowledge.hashing import HashingEmbedder
@@ -247,6 +248,13 @@ async def test_vectors_of_another_embedder_are_not_compared(opened):
     store = await opened(embedder=Other())
     assert await near(store, PASSAGES["tea"]) == []
     assert await worded(store, "green tea") == ["tea"]
+    for name, vectors in (("cup\0", True), ("pot", False)):
+        await (await opened()).replace([await indexed(name, "A cup of tea", vectors=vectors)], "acme")
+    assert await store.foreign_documents() == (
+        ForeignDocument("acme", "cup\0", EMBEDDER.fingerprint),
+        ForeignDocument("acme", "pot", ""),
+    )
+    assert [one.id for one in await (await opened()).foreign_documents()] == ["pot"]
 
 
 async def test_known_and_touch(store):

@@ -228,6 +228,24 @@ async def test_an_answer_that_its_passages_do_not_support_is_blocked_or_noted(tm
         assert await asked("strict") == (made_up, [])
 
 
+async def test_an_answer_tells_of_documents_of_another_embedder(tmp_path):
+    """In the answer of the query; the check of the pipeline is in order."""
+    write(tmp_path, manifest())
+    asked = []
+    for size in (64, 64, 32):
+        pipeline_file(tmp_path, "notes", embeddings={"provider": "hashing", "dimensions": size})
+        async with client_of(runtime_of(tmp_path, ScriptedProvider(repeat=True))) as client:
+            asked.append((await client.post("/v1/rag/notes/query", json={"query": "green tea"})).json())
+            body = {"documents": [{"id": "tea", "text": TEA}]}
+            ready = (await client.get("/health/ready")).json()
+            if size == 64:
+                await client.post("/v1/rag/notes/documents", json=body)
+    assert ready["checks"]["store:rag:notes"] == "ok"
+    assert ["warning" in one for one in asked] == [False, False, True]
+    assert asked[2]["warning"].endswith("it is found by words only. Run `astromesh rag ingest notes`.")
+    assert {one["document"] for one in asked[2]["passages"]} == {"tea"}
+
+
 async def test_an_unknown_pipeline_is_404_and_says_which_there_are(client):
     """On both routes."""
     for path, body in (("query", {"query": "x"}), ("documents", {"documents": [{"id": "a", "text": "x"}]})):

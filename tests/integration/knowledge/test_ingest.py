@@ -254,6 +254,55 @@ async def test_another_embedder_embeds_everything_anew(tmp_path):
         assert await found(pipe, "beta", top_k=1) == ["b.md"]
 
 
+class Failing(HashingEmbedder):
+    """An embedder that answers a number of times."""
+
+    def __init__(self, dimensions: int, left: int) -> None:
+        super().__init__(dimensions)
+        self.left = left
+
+    async def embed(self, texts: Sequence[str]) -> Sequence[array[float]]:
+        if not self.left:
+            raise ProviderUnavailable("It is away.")
+        self.left -= 1
+        return await super().embed(texts)
+
+
+async def test_added_documents_of_another_embedder_are_told_and_embedded_again(tmp_path):
+    """After an interruption only the rest; the passages and their places stay."""
+    write(tmp_path, file_md="# File\ngamma")
+    text = "---\nlang: de\n---\n\n# Empty\n\n## Full\n\nalpha"
+    added = [Document(f"d{n:02}.md", text, f"T{n}", metadata={"n": n}) for n in range(40)]
+    async with pipeline(tmp_path, embedder=HashingEmbedder(64), mode="hybrid") as pipe:
+        await pipe.refresh()
+        await pipe.ingest(added, tenant="acme")
+        before = await pipe.query("alpha", tenant="acme", filters={"n": 7})
+        assert await pipe.warning() == ""
+    embedder = Failing(32, 2)
+    with capture_logs() as logs:
+        async with pipeline(tmp_path, embedder=embedder, mode="hybrid") as pipe:
+            await pipe.refresh()
+            assert await pipe.warning(tenant="other") == ""
+            told = await pipe.warning(tenant="acme")
+            assert told.startswith("40 documents have no vectors of the present embedder but of hashing")
+            assert told.endswith("found by words only. Run `astromesh rag ingest k`.")
+            assert await pipe.ping() == told
+            with pytest.raises(ProviderUnavailable):
+                await pipe.embed_again()
+            assert (await pipe.warning(tenant="acme")).startswith("40 documents")  # looked for a moment ago
+    assert [one["event"] for one in logs] == ["documents_of_another_embedder"]
+    progress: list[tuple[int, int]] = []
+    async with pipeline(tmp_path, embedder=HashingEmbedder(32), mode="hybrid") as pipe:
+        assert (await pipe.warning(tenant="acme")).startswith("8 documents have")
+        assert await pipe.embed_again(lambda *one: progress.append(one)) == IngestReport(changed=8)
+        assert await pipe.warning(tenant="acme") == ""
+        after = await pipe.query("alpha", tenant="acme", filters={"n": 7})
+        assert [one.chunk for one in after] == [one.chunk for one in before]
+        assert await pipe.embed_again() == IngestReport()
+        assert await pipe.ingest(added[:1], tenant="acme") == IngestReport(changed=1)
+    assert progress == [(0, 8), (8, 8)]
+
+
 async def test_a_mode_that_needs_vectors_needs_an_embedder(tmp_path):
     """Said when the pipeline is made, not when somebody asks."""
     with pytest.raises(ConfigError, match="embeddings"):

@@ -12,8 +12,9 @@ from hypothesis import strategies as st
 from astromesh.knowledge.snippets import split_pieces
 from astromesh.knowledge.words import stem, stems
 from astromesh.plugins import Deps
-from astromesh.providers.embedded import NEAREST, NOTHING, Embedded, EmbeddedOptions
+from astromesh.providers.embedded import Embedded, EmbeddedOptions
 from astromesh.providers.embedded.tool_choice import choose_tool, fill_arguments
+from astromesh.text import NEAREST_FOUND, NOTHING_FOUND
 from astromesh.types import (
     CompletionRequest,
     CompletionResult,
@@ -170,7 +171,7 @@ async def test_a_second_tool_is_asked_when_the_first_found_nothing():
 
 async def test_no_tool_is_called_twice_for_one_question():
     result = await say(*after_call("How do I reset my password?", []), tools=(text_tool("search"),))
-    assert result.content == NOTHING
+    assert result.content == NOTHING_FOUND
 
 
 # -- answers -------------------------------------------------------------------------------------------------
@@ -226,27 +227,27 @@ def test_what_a_tool_answers_in_short_is_passed_on_as_it_is(result, expected):
     "result", [[], {}, None, "", {"passages": []}, {"error": "no such index"}, "The tool 'search' failed: x"]
 )
 def test_nothing_found_is_said_plainly(result):
-    assert _answer(after_call("How do I reset my password?", result)) == NOTHING
+    assert _answer(after_call("How do I reset my password?", result)) == NOTHING_FOUND
 
 
 def test_passages_about_something_else_are_not_sold_as_an_answer():
-    assert _answer(after_call("Do you sell bicycles?", {"passages": PASSAGES})) == NOTHING
+    assert _answer(after_call("Do you sell bicycles?", {"passages": PASSAGES})) == NOTHING_FOUND
     far = _answer(
         after_call("Are refunds paid for annual plans bought in Germany by invoice?", {"passages": PASSAGES})
     )
-    assert far.startswith(NEAREST)
+    assert far.startswith(NEAREST_FOUND)
 
 
 def test_a_word_in_two_that_a_passage_happens_to_have_is_no_answer():
     """`rest` of a question misspelt twice stands in a text about prices; a heading that names it is one."""
     texts = ["The rest of the month is charged at once.", "Sign in with your password."]
     passages = {"passages": [{"text": text, "source": "a.md"} for text in texts]}
-    assert _answer(after_call("how do i rest my pasword", passages)).startswith(NEAREST)
+    assert _answer(after_call("how do i rest my pasword", passages)).startswith(NEAREST_FOUND)
     titled = {
         "passages": [{"text": "## Volcanoes\n\nMost of them stand where plates meet.", "source": "b.md"}]
     }
     assert "plates meet" in (said := _answer(after_call("Where are most volcanoes found?", titled)))
-    assert not said.startswith(NEAREST)
+    assert not said.startswith(NEAREST_FOUND)
 
 
 async def test_the_system_prompt_is_context_but_its_instructions_are_none():
@@ -255,7 +256,7 @@ async def test_the_system_prompt_is_context_but_its_instructions_are_none():
     result = await say(Message("system", system), user("When does the office open?"))
     assert result.content == "- The office opens at nine."
     told = await say(Message("system", "You are a bot that resets passwords."), user("Who resets passwords?"))
-    assert told.content == NOTHING
+    assert told.content == NOTHING_FOUND
 
 
 async def test_a_list_of_tools_in_the_system_prompt_is_no_answer():
@@ -270,7 +271,7 @@ async def test_a_list_of_tools_in_the_system_prompt_is_no_answer():
     )
     prompt = (Message("system", system), Message("user", "Billing: which plans, prices and refunds?"))
     assert "Knows billing" in (await say(*prompt)).content
-    assert (await say(*prompt, tools=tools, tool_choice="none")).content == NOTHING
+    assert (await say(*prompt, tools=tools, tool_choice="none")).content == NOTHING_FOUND
 
 
 async def test_what_the_user_said_earlier_is_remembered():

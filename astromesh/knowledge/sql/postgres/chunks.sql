@@ -25,6 +25,13 @@ SELECT d.metadata::TEXT, c.start, c.body, c.heading FROM astromesh.rag_documents
 LEFT JOIN astromesh.rag_chunks_{pipeline} c ON c.owner = d.owner AND c.document = d.id
 WHERE d.pipeline = {pipeline} AND d.owner = $1 AND d.id = $2 ORDER BY c.start
 
+-- name: foreign_documents
+-- $1: the embedder and a slash; the size of its vectors follows
+SELECT c.owner, c.document, coalesce(min(s.name), '')
+FROM astromesh.rag_chunks_{pipeline} c LEFT JOIN astromesh.rag_spaces s ON s.id = c.space
+WHERE c.owner <> '' AND NOT coalesce(starts_with(s.name, $1), FALSE)
+GROUP BY c.owner, c.document ORDER BY c.owner, c.document
+
 -- name: drop_chunks
 DELETE FROM astromesh.rag_chunks_{pipeline} WHERE owner = $1 AND document = ANY($2::TEXT[])
 

@@ -21,6 +21,15 @@ SELECT metadata, chunks.start, words.body, words.heading FROM documents JOIN own
 LEFT JOIN chunks ON chunks.document = documents.number LEFT JOIN words ON words.rowid = chunks.id
 WHERE owners.name = ? AND documents.id = ? ORDER BY chunks.start
 
+-- name: foreign_documents
+-- A document is embedded whole: its first chunk tells whose vectors it has.
+SELECT owners.name, documents.id, coalesce(vectors.embedder, '')
+FROM documents JOIN owners ON owners.id = documents.owner
+JOIN chunks ON chunks.id = (SELECT min(id) FROM chunks AS own WHERE own.document = documents.number)
+LEFT JOIN vectors ON vectors.chunk = chunks.id
+WHERE documents.owner <> 0 AND coalesce(vectors.embedder, '') <> ?
+ORDER BY owners.name, documents.id
+
 -- name: number
 SELECT documents.number FROM documents JOIN owners ON owners.id = documents.owner
 WHERE owners.name = ? AND documents.id = ?
