@@ -94,6 +94,12 @@ class FarKnowledge:
     async def refresh(self, progress: Any = None, *, load_model: bool = True) -> IngestReport:
         return IngestReport()
 
+    async def embed_again(self, progress: Any = None) -> IngestReport:
+        return IngestReport()
+
+    async def warning(self, *, tenant: str | None = None) -> str:
+        return ""
+
     async def ping(self) -> None: ...
 
     async def close(self) -> None: ...

@@ -143,6 +143,12 @@ class Three:
     async def refresh(self, progress=None, *, load_model=True) -> IngestReport:
         return IngestReport(unchanged=3)
 
+    async def embed_again(self, progress=None) -> IngestReport:
+        return IngestReport()
+
+    async def warning(self, *, tenant: str | None = None) -> str:
+        return ""
+
     async def ping(self) -> None: ...
 
     async def close(self) -> None: ...
