@@ -108,7 +108,11 @@ class IngestReport:
 
 
 class Chunker(Protocol):
-    """Cuts a document into chunks; `document.text[chunk.start : chunk.end] == chunk.text` for each."""
+    """Cuts a document into chunks; `document.text[chunk.start : chunk.end] == chunk.text` for each.
+
+    A chunker may have `parent_tokens`: a query then returns the section around each found chunk, with at most
+    so many tokens.
+    """
 
     #: changes whenever the same document would be cut differently; it is then cut again
     fingerprint: str

@@ -107,11 +107,17 @@ class ChunkOptions(BaseModel):
 
     max_tokens: int = Field(300, ge=8, le=100_000, description="Most tokens of a chunk, estimated.")
     overlap: int = Field(40, ge=0, description="Tokens at the end of a chunk that the next one repeats.")
+    parent_tokens: int = Field(
+        0, ge=0, le=100_000,
+        description="Most tokens of the section around a found chunk that is returned for it; 0: the chunk.",
+    )  # fmt: skip
 
     @model_validator(mode="after")
     def _overlap_is_smaller(self) -> Self:
         if self.overlap >= self.max_tokens:
             raise ValueError("overlap must be less than max_tokens")
+        if 0 < self.parent_tokens <= self.max_tokens:
+            raise ValueError("parent_tokens must be more than max_tokens, or 0")
         return self
 
 
@@ -123,6 +129,7 @@ class RecursiveChunker:
 
     def __init__(self, options: ChunkOptions) -> None:
         self._options = options
+        self.parent_tokens = options.parent_tokens
         self.fingerprint = f"{type(self).__name__}/1/{options.max_tokens}/{options.overlap}"
 
     @classmethod

@@ -41,6 +41,7 @@ from astromesh.knowledge.base import (
 )
 from astromesh.knowledge.chunk_vectors import chunk_vectors, vectors_fingerprint
 from astromesh.knowledge.loaders import Folder, folder_of, load_document, no_reader
+from astromesh.knowledge.parents import parent_passages
 from astromesh.knowledge.ranking import diversify
 from astromesh.knowledge.words import words_of
 from astromesh.logs import get_logger
@@ -234,6 +235,7 @@ class RAGPipeline:
         self._store, self._embedder, self._mode, self._top_k = store, embedder, mode, top_k
         self._min_score, self._shared_owner = min_score, shared_owner
         self._indexer = Indexer(store, chunker, embedder)
+        self._parent_tokens: int = getattr(chunker, "parent_tokens", 0)
         #: for the time before the first question, if that loads the model
         self._indexer_of_words = Indexer(store, chunker, None)
         self._readers = readers or no_reader
@@ -273,15 +275,21 @@ class RAGPipeline:
         wanted = top_k or self._top_k
         found = await self._store.search(
             words,
-            top_k=2 * wanted,
+            top_k=(4 if self._parent_tokens else 2) * wanted,
             owners=self._readable_owners(tenant),
             filters=filters,
             vector=vector,
         )
         good = [passage for passage in found if passage.score >= self._min_score]
         sets = [frozenset(words_of(passage.chunk.text.lower())) for passage in good]
-        chosen = diversify([(n, one.score) for n, one in enumerate(good)], dict(enumerate(sets)), wanted)
-        return tuple(good[place] for place in chosen)
+        scores = [(n, one.score) for n, one in enumerate(good)]
+        chosen = diversify(scores, dict(enumerate(sets)), len(good) if self._parent_tokens else wanted)
+        best = tuple(good[place] for place in chosen)
+        if not self._parent_tokens:
+            return best
+        return await parent_passages(
+            best, wanted, self._parent_tokens, lambda name: self._documents(name, tenant)
+        )
 
     async def documents(
         self,
@@ -299,10 +307,7 @@ class RAGPipeline:
 
     async def document(self, name: str, *, tenant: str = DEFAULT_TENANT) -> StoredDocument | None:
         """Returns a document that a tenant may read, as it is indexed now."""
-        for owner in dict.fromkeys((tenant, *self._readable_owners(tenant))):
-            if (found := await self._store.document(name, owner)) is not None:
-                return found
-        return None
+        return next(iter(await self._documents(name, tenant)), None)
 
     async def ingest(
         self,
@@ -562,6 +567,12 @@ class RAGPipeline:
     def _read_documents(self, ids: Iterable[str], stamps: Mapping[str, str]) -> list[tuple[Document, str]]:
         found = [(name, self._folder_of(name).read(name, stamps[name])) for name in ids]
         return [(document, stamps[name]) for name, document in found if document is not None]
+
+    async def _documents(self, name: str, tenant: str) -> list[StoredDocument]:
+        """The documents of an id that a tenant may read: its own, that of the folders, a shared one."""
+        owners = dict.fromkeys((tenant, *self._readable_owners(tenant)))
+        found = [await self._store.document(name, owner) for owner in owners]
+        return [one for one in found if one is not None]
 
     def _readable_owners(self, tenant: str) -> list[str]:
         return list(dict.fromkeys((OPERATOR, tenant, self._shared_owner)))

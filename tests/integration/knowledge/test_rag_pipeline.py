@@ -16,8 +16,9 @@ from structlog.testing import capture_logs
 
 from astromesh.config.rag import RAGManifest, RAGSpec
 from astromesh.errors import InvalidInput, StoreUnavailable
-from astromesh.knowledge.base import Document, IngestReport
+from astromesh.knowledge.base import Chunk, Document, IngestReport, Passage, Piece, StoredDocument
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
+from astromesh.knowledge.parents import parent_passages
 from astromesh.knowledge.pipeline import RAGPipeline
 from astromesh.knowledge.sqlite import SqliteChunkStores
 from astromesh.plugins import Deps, Plugins, Resources
@@ -62,6 +63,7 @@ async def pipeline(
     clock: ManualClock | None = None,
     glob: str = "**/*.md",
     size: int = 300,
+    parents: int = 0,
 ) -> AsyncIterator[RAGPipeline]:
     """A pipeline over a folder, its index in `tmp_path/data`; several in a row share it."""
     resources = Resources()
@@ -70,7 +72,7 @@ async def pipeline(
     yield RAGPipeline(
         "k",
         await stores.collection("k"),
-        MarkdownChunker(ChunkOptions(max_tokens=size)),
+        MarkdownChunker(ChunkOptions(max_tokens=size, overlap=min(size - 1, 40), parent_tokens=parents)),
         sources=[(folder or tmp_path / "docs", glob)],
         clock=clock or ManualClock(),
     )
@@ -123,6 +125,37 @@ async def test_passages_cite_their_source_exactly(tmp_path):
             assert (SAMPLE / chunk.document).read_text()[chunk.start : chunk.end] == chunk.text
             assert 0.0 <= passage.score <= 1.0
             assert chunk.metadata["title"]
+
+
+async def test_small_chunks_find_the_section_around_them(tmp_path):
+    """Once for all of its chunks, at its place in the document, up to a size."""
+    steps = "\n\n".join(
+        f"Step {n} turns the {word} handle." for n, word in enumerate(("red", "blue", "green"))
+    )
+    text = f"# Pump\n\nintro\n\n## Start\n\n{steps}\n\n## Stop\n\nPull the red handle out."
+    write(tmp_path, pump=text)
+    section = text[text.index("## Start") : text.index("\n\n## Stop")]
+    for limit, first in ((0, "Step 1 turns the blue handle."), (17, section[-61:]), (100, section)):
+        async with pipeline(tmp_path, size=9, parents=limit) as pipe:
+            await pipe.refresh()
+            passages = await pipe.query("blue or red handle")
+            assert all(text[p.chunk.start : p.chunk.end] == p.chunk.text for p in passages)
+            assert passages[0].chunk.text == first
+    assert [p.chunk.text[:8] for p in passages] == ["## Start", "## Stop\n"]
+
+
+async def test_a_parent_is_that_of_the_owner_whose_chunk_was_found():
+    """Two owners may have documents of one id; what has changed meanwhile stays as it was found."""
+    one, other = (
+        StoredDocument("d", {}, (Piece(0, text, ""), Piece(6, "there", ""))) for text in ("alpha", "gamma")
+    )
+
+    async def read(name: str) -> list[StoredDocument]:
+        return [one, other]
+
+    found = [Passage(Chunk("d", text, 0, 5), score) for text, score in (("gamma", 0.9), ("delta", 0.5))]
+    parents = await parent_passages(found, 2, 50, read)
+    assert [p.chunk.text for p in parents] == ["gamma\nthere", "delta"]
 
 
 async def test_inflections_accents_and_beginnings_are_found(tmp_path):

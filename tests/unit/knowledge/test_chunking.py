@@ -138,6 +138,8 @@ def test_windows_line_ends_do_not_shift_offsets():
 
 def test_an_overlap_that_is_no_overlap_is_refused():
     """It would never get ahead."""
+    with pytest.raises(ValidationError, match="parent_tokens must be more than max_tokens"):
+        ChunkOptions(max_tokens=50, parent_tokens=50)
     with pytest.raises(ValidationError, match="overlap must be less than max_tokens"):
         ChunkOptions(max_tokens=20, overlap=20)
 
