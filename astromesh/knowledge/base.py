@@ -89,14 +89,22 @@ def source_url(metadata: Mapping[str, Any]) -> str:
     return next((one for one in named if isinstance(one, str) and _WEB_ADDRESS.fullmatch(one)), "")
 
 
+class UnreadableDocument(NamedTuple):
+    """A document that was left out. Args: reason: a sentence for its sender."""
+
+    id: str
+    reason: str
+
+
 @dataclass(frozen=True, slots=True)
 class IngestReport:
-    """The result of an ingest, in numbers of documents."""
+    """The result of an ingest, in numbers of documents. Args: unreadable: those that were left out."""
 
     added: int = 0
     changed: int = 0
     removed: int = 0
     unchanged: int = 0
+    unreadable: tuple[UnreadableDocument, ...] = ()
 
     def __add__(self, other: IngestReport) -> IngestReport:
         return IngestReport(
@@ -104,6 +112,7 @@ class IngestReport:
             self.changed + other.changed,
             self.removed + other.removed,
             self.unchanged + other.unchanged,
+            self.unreadable + other.unreadable,
         )
 
 
@@ -338,7 +347,10 @@ class KnowledgePipeline(Protocol):
         *,
         tenant: str = DEFAULT_TENANT,
     ) -> IngestReport:
-        """Adds or replaces documents of a tenant; documents with an unchanged hash are skipped."""
+        """Adds or replaces documents of a tenant; documents with an unchanged hash are skipped.
+
+        Documents that cannot be read are left out and reported, unless there is no other one.
+        """
 
     async def ingest_path(
         self, path: Path, progress: ProgressCallback | None = None, *, tenant: str = DEFAULT_TENANT

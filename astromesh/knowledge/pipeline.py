@@ -38,6 +38,7 @@ from astromesh.knowledge.base import (
     Passage,
     ProgressCallback,
     StoredDocument,
+    UnreadableDocument,
 )
 from astromesh.knowledge.chunk_vectors import chunk_vectors, vectors_fingerprint
 from astromesh.knowledge.loaders import Folder, folder_of, load_document, no_reader
@@ -319,8 +320,8 @@ class RAGPipeline:
         """Adds or replaces documents of a tenant.
 
         Raises:
-            InvalidInput: two documents have one id, an id belongs to a file of the folders, or a file cannot
-                be read.
+            InvalidInput: two documents have one id, an id belongs to a file of the folders, or no document
+                can be read.
             MissingExtra: a file needs a reader that is not installed.
             ProviderError: they cannot be embedded; batches stored before stay.
         """
@@ -328,10 +329,11 @@ class RAGPipeline:
             check_ids([document.id for document in documents], await self._store.known())
             known = await self._store.known(tenant)
             step = _progress_counter(len(documents), progress)
-            texts = await asyncio.to_thread(lambda: [load_document(one, self._readers) for one in documents])
+            texts, unreadable = await asyncio.to_thread(_load_documents, documents, self._readers)
             done = await self._indexer.write([(one, "") for one in texts], known, step, tenant)
+            step(len(unreadable))
             await self._store.settle()
-            return done
+            return done + IngestReport(unreadable=unreadable)
 
     async def ingest_path(
         self, path: Path, progress: ProgressCallback | None = None, *, tenant: str = DEFAULT_TENANT
@@ -593,6 +595,26 @@ def _folders(
         Folder(path, globs, prefix, readers=readers)
         for (path, globs), prefix in zip(sources, prefixes, strict=True)
     )
+
+
+def _load_documents(
+    documents: Sequence[Document], readers: Callable[[str], DocumentReader]
+) -> tuple[list[Document], tuple[UnreadableDocument, ...]]:
+    """Returns the documents as text, and those that cannot be read.
+
+    Raises:
+        InvalidInput: none of them can be read.
+        MissingExtra: a file needs a reader that is not installed.
+    """
+    texts, unreadable = [], []
+    for one in documents:
+        try:
+            texts.append(load_document(one, readers))
+        except InvalidInput as error:
+            unreadable.append(UnreadableDocument(one.id, str(error)))
+            if len(unreadable) == len(documents):
+                raise
+    return texts, tuple(unreadable)
 
 
 def _read_folder(folder: Folder, ids: Iterable[str], stamps: Mapping[str, str]) -> list[Document]:

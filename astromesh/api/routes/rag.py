@@ -106,6 +106,11 @@ class DocumentsIn(_Body):
     )
 
 
+class UnreadableOut(BaseModel):
+    id: str
+    reason: str
+
+
 class IngestedOut(BaseModel):
     """The numbers of documents."""
 
@@ -114,6 +119,9 @@ class IngestedOut(BaseModel):
     changed: int
     removed: int
     unchanged: int
+    unreadable: list[UnreadableOut] = Field(
+        [], description="Documents that were left out: broken, or not what their media type says."
+    )
 
 
 class DocumentOut(BaseModel):
@@ -178,9 +186,13 @@ class PassagesOut(BaseModel):
     summary="Add documents to a pipeline",
     dependencies=[audited("knowledge.change", "pipeline"), scope("rag:write")],
     response_model=IngestedOut,
+    response_model_exclude_unset=True,
 )
 async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonObject:
-    """Adds, replaces and removes documents. An unchanged document costs nothing. Files in folders stay."""
+    """Adds, replaces and removes documents. An unchanged document costs nothing. Files in folders stay.
+
+    A document that cannot be read is left out and reported in `unreadable`; 422 if none can be read.
+    """
     if not body.documents and not body.remove:
         raise InvalidInput("There is nothing to do: send documents, or ids to remove.")
     knowledge = pipeline_of(runtime_of(request).state, pipeline)
@@ -190,6 +202,7 @@ async def documents(pipeline: str, body: DocumentsIn, request: Request) -> JsonO
     return {
         "pipeline": pipeline, "added": done.added, "changed": done.changed, "removed": removed.removed,
         "unchanged": done.unchanged,
+        **({"unreadable": [one._asdict() for one in done.unreadable]} if done.unreadable else {}),
     }  # fmt: skip
 
 

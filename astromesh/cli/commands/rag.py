@@ -63,10 +63,10 @@ def ingest(
         raise InvalidInput(f"There is no file or folder {path}.")
     with _progress_bar() as progress:
         report = asyncio.run(_ingest(folders, pipeline, path, tenant, progress))
-    if json:
-        print_json({"pipeline": pipeline, **{key: getattr(report, key) for key in IngestReport.__slots__}})
-        return
     counts = ("added", "changed", "removed", "unchanged")
+    if json:
+        print_json({"pipeline": pipeline, **{name: getattr(report, name) for name in counts}})
+        return
     print(", ".join(f"{getattr(report, name)} {name}" for name in counts))
 
 

@@ -228,6 +228,20 @@ async def test_an_answer_that_its_passages_do_not_support_is_blocked_or_noted(tm
         assert await asked("strict") == (made_up, [])
 
 
+async def test_a_document_that_cannot_be_read_keeps_no_other_out(client):
+    """It is reported with its reason; the one that was stored under its id stays."""
+    broken = {"id": "tea", "media_type": "application/pdf", "data": based(b"no pdf")}
+    await client.post("/v1/rag/notes/documents", json={"documents": [{"id": "tea", "text": TEA}]})
+    body = {"documents": [broken, {"id": "mate", "text": "Steep the mate."}]}
+    done = (await client.post("/v1/rag/notes/documents", json=body)).json()
+    [unreadable] = done.pop("unreadable")
+    assert done == {"pipeline": "notes", "added": 1, "changed": 0, "removed": 0, "unchanged": 0}
+    assert unreadable["id"] == "tea"
+    assert "'tea' cannot be read" in unreadable["reason"]
+    asked = await client.post("/v1/rag/notes/query", json={"query": "steep", "top_k": 9})
+    assert {one["document"] for one in asked.json()["passages"]} == {"tea", "mate"}
+
+
 async def test_an_answer_tells_of_documents_of_another_embedder(tmp_path):
     """In the answer of the query; the check of the pipeline is in order."""
     write(tmp_path, manifest())
