@@ -20,6 +20,7 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ManualClock, ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.integration.workflow.folders import small
+from tests.integration.workflow.test_people import CHOOSE, desk
 
 PATIENCE = 30.0
 SECRET = "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw"
@@ -171,6 +172,20 @@ async def test_tasks_of_workflows_are_told_as_runs_are(tmp_path: Path, served, r
         assert [bool(one["task_id"]) for one in found] == [True, True, False]
         path = f"/v1/callbacks?task={answer['task_id']}"
         assert [one["event"] for one in (await client.get(path)).json()["callbacks"]] == ["failed"]
+
+
+async def test_a_question_of_a_task_and_its_cancelling_are_told(tmp_path: Path, served, receiver) -> None:
+    desk(tmp_path, f"role: decision, {CHOOSE}")
+    async with served() as (client, _):
+        body = {"input": 21, "callback": {"url": receiver.url}}
+        task_id = (await client.post("/v1/workflows/desk/runs", json=body)).json()["task_id"]
+        (message,) = await receiver.hears(1)
+        assert (message["type"], message["data"]["status"]) == ("task.waiting", "running")
+        (question,) = message["data"]["waiting_for"]
+        assert (question["question"], question["edges"]) == ("Accept or reject?", ["accept", "reject"])
+        await client.post(f"/v1/tasks/{task_id}/cancel")
+        messages = await receiver.hears(2)
+        assert [one["type"] for one in messages] == ["task.waiting", "task.cancelled"]
 
 
 async def test_an_agent_with_a_callback_tells_of_all_its_runs_unless_a_request_has_its_own(
