@@ -9,7 +9,7 @@ import httpx
 import pytest
 from playwright.sync_api import FilePayload, Page, expect
 
-from tests.browser.conftest import QUESTION, Console, recorded
+from tests.browser.conftest import QUESTION, Console, fork, recorded
 from tests.conftest import ServerFactory
 from tests.integration.agents_folder import manifest, write
 from tests.platform.astromesh import ServerProcess
@@ -81,8 +81,11 @@ def test_a_message_is_edited_and_the_conversation_goes_on_beside_the_old_one(
 
 
 def test_a_message_is_tried_again(server: ServerProcess, console: Callable[..., Console]) -> None:
-    recorded(server)
+    fork(server, recorded(server), 5, {"tool_result": "No article."})  # no part of the conversation
     page = console(server).open("chat?agent=support-agent&session=recorded")
+    page.locator(".turn .markdown", has_text="Forgot password?").wait_for()
+    page.wait_for_load_state("networkidle")
+    expect(page.get_by_role("button", name="Ask again")).to_have_count(0)
     page.get_by_role("button", name="Retry").click()
     page.wait_for_url("**session=run_*")
     page.locator(".turn .markdown", has_text="Forgot password?").wait_for()

@@ -58,7 +58,9 @@ function Talk({ agents, agent, session }) {
   useEffect(() => {
     if (!session) return;
     // a run that still goes on, or has stored no turn, is followed from its beginning; its question is not a turn
-    loadRuns().then(async ([last]) => {
+    loadRuns().then(async (found) => {
+      // a fork is no part of the conversation, unless the session is its own
+      const last = found.find((/** @type {any} */ one) => !one.forked_from || one.run_id === session);
       const stored = await loadTurns();
       const isStored = last && stored.some((/** @type {any} */ turn) => turn.created_at >= last.created_at);
       if (last && (GOING_ON.includes(last.status) || !isStored)) {
