@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -93,15 +94,17 @@ def pytest_unconfigure() -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fail a test that tried to leave this machine, even where the code under test swallowed the error.
 
-    What it has configured of logging, and has set in the environment, is undone: commands of the CLI set
-    the two folders for what they start.
+    What it has configured of logging and of Ctrl-C, and has set in the environment, is undone: commands of
+    the CLI set the two folders for what they start.
     """
     NETWORK.take()
+    on_interrupt = signal.getsignal(signal.SIGINT) or signal.default_int_handler
     environment = dict(os.environ)
     try:
         with logs.kept():
             yield
     finally:
+        signal.signal(signal.SIGINT, on_interrupt)
         for name in os.environ.keys() - environment.keys() - {"PYTEST_CURRENT_TEST"}:
             del os.environ[name]
     if tried := NETWORK.take():

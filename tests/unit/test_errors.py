@@ -102,10 +102,11 @@ def test_ctrl_c_is_no_failure_of_the_code_that_it_interrupts() -> None:
     try:
         with pytest.raises(KeyboardInterrupt):
             asyncio.run(busy())
+        outside = raised_by(lambda: signal.raise_signal(signal.SIGINT))
     finally:
         signal.signal(signal.SIGINT, before)
     assert found == [False]
-    assert not is_failure(raised_by(lambda: signal.raise_signal(signal.SIGINT))), "outside asyncio"
+    assert not is_failure(outside)
 
 
 def test_an_exit_by_sigterm_is_no_failure_of_the_code_that_it_interrupts() -> None:
