@@ -95,10 +95,18 @@ class Server:
         rest: the routes of FastAPI.
         middleware: what requests and sockets pass before they reach a route.
         lifespan: what happens before the first request and after the last.
+        watchdog: measures the event loop while there are requests or runs.
     """
 
-    def __init__(self, state: State, rest: LazyFastAPI, middleware: ASGIApp, lifespan: Lifespan[Any]) -> None:
-        self.state, self.rest, self._middleware = state, rest, middleware
+    def __init__(
+        self,
+        state: State,
+        rest: LazyFastAPI,
+        middleware: ASGIApp,
+        lifespan: Lifespan[Any],
+        watchdog: Watchdog,
+    ) -> None:
+        self.state, self.rest, self._middleware, self._watchdog = state, rest, middleware, watchdog
         self.router = Router(lifespan=lifespan)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -106,6 +114,7 @@ class Server:
         if scope["type"] == "lifespan":
             await self.router.lifespan(scope, receive, send)
             return
+        self._watchdog.touch()
         is_http = scope["type"] == "http"
         if is_http and scope["method"] == "HEAD":
             scope, receive, send = as_get(scope, receive, send)
@@ -167,12 +176,12 @@ def create_app(  # noqa: PLR0913 (what a server is made of)
         }
     )
     rest = LazyFastAPI(state)
+    watchdog = Watchdog(lambda: runtime.active_work > 0)
 
     @asynccontextmanager
     async def lifespan(_app: Any) -> AsyncIterator[None]:
         if not runtime.is_open:
             await runtime.bootstrap()
-        watchdog = Watchdog()
         add_gauges(runtime, watchdog)
         runtime.metrics.add(_EVENTS_DROPPED)
         watchdog.start()
@@ -207,7 +216,7 @@ def create_app(  # noqa: PLR0913 (what a server is made of)
             allow_headers=["*"],
             expose_headers=EXPOSED_HEADERS,
         )
-    return Server(state, rest, RequestLimits(middleware, limits, state.fair_start), lifespan)
+    return Server(state, rest, RequestLimits(middleware, limits, state.fair_start), lifespan, watchdog)
 
 
 async def _load_when_idle(rest: LazyFastAPI, runtime: AgentRuntime) -> None:

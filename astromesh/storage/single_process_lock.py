@@ -23,7 +23,7 @@ if sys.platform != "win32":
     import fcntl
 
 #: seconds between two polls for the mark of another process, and between two tries for the lock
-LOOK_SECONDS, _TRY_SECONDS = 0.1, 0.02
+LOOK_SECONDS, _TRY_SECONDS = 0.5, 0.02
 #: seconds that a new process waits for the exclusive one
 JOIN_SECONDS = 5.0
 

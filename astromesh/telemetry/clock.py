@@ -11,6 +11,9 @@ from datetime import UTC, datetime
 from types import TracebackType
 from typing import Protocol, Self
 
+#: by which a loop that counts in milliseconds wakes early
+_ROUNDING_SECONDS = 0.001
+
 
 class Clock(Protocol):
     def now(self) -> float:
@@ -38,7 +41,7 @@ class SystemClock:
         """Sleeps for so many seconds or more. A loop may wake early, by its own rounded time (uvloop)."""
         ends, left = time.monotonic() + seconds, seconds
         while True:
-            await asyncio.sleep(left)
+            await asyncio.sleep(left + _ROUNDING_SECONDS)
             if (left := ends - time.monotonic()) <= 0:
                 return
 

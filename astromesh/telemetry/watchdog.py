@@ -11,6 +11,8 @@ import threading
 import time
 import traceback
 from collections import deque
+from collections.abc import Callable
+from contextlib import suppress
 from types import FrameType
 from weakref import WeakKeyDictionary
 
@@ -29,68 +31,100 @@ _LIBRARIES = tuple(
 log = get_logger("astromesh.watchdog")
 #: the innermost functions of a loop that waits: of asyncio, or what calls that of uvloop
 _RESTING = frozenset({"select", "_run_once", "run_forever", "run"})
-#: seconds without a run after which `RunWatch` rests
-_REST_SECONDS = 1.0
+#: seconds without work after which a watch rests, and between two looks of its thread at a loop meanwhile
+REST_SECONDS, LOOK_SECONDS = 1.0, 1.0
 
 
 class Watchdog:
     """Watches one event loop; started in its thread.
 
+    It measures while there is work. Where there is none, its thread looks only now and then whether the loop
+    executes something, so that an idle server sleeps.
+
+    Args:
+        is_busy: whether there is work; called in the loop and in the thread of the watch.
+
     Attributes:
         lag: seconds by which the last tick was late.
         blocks: how often the loop was blocked for longer than `BLOCKED_SECONDS`.
+        ticks: how often it measured.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, is_busy: Callable[[], bool] = lambda: False) -> None:
         self.lag = 0.0
-        self.blocks = 0
-        #: maximum lag of each of the last seconds, the current second last, and its start
-        self._seconds: deque[float] = deque([0.0], maxlen=WINDOW_SECONDS)
-        self._since = 0.0
-        self._seen = 0.0
+        self.blocks = self.ticks = 0
+        self._is_busy = is_busy
+        #: the start and the maximum lag of each of the last seconds in which it measured
+        self._seconds: deque[tuple[float, float]] = deque(maxlen=WINDOW_SECONDS)
+        self._seen = self._used = 0.0
         self._loop_thread = 0
-        self._ending = threading.Event()
+        self._ending, self._awake = threading.Event(), threading.Event()
+        self._loop: asyncio.AbstractEventLoop | None = None
         self._timer: asyncio.TimerHandle | None = None
 
     def start(self) -> None:
         """Starts to watch the running loop."""
         self._loop_thread = threading.get_ident()
-        self._seen = time.monotonic()
-        loop = asyncio.get_running_loop()
+        self._ending = threading.Event()  # an earlier thread has its own
+        self._loop = loop = asyncio.get_running_loop()
         _watched[loop] = self
-        self._tick(loop, self._seen)
+        self.touch()
         threading.Thread(target=self._watch, args=(loop,), name="astromesh-watchdog", daemon=True).start()
 
     def stop(self) -> None:
         self._ending.set()
+        self._awake.set()
         if self._timer is not None:
             self._timer.cancel()
+        self._loop = self._timer = None
+
+    def touch(self) -> None:
+        """Tells, in the loop, that work begins: a watch that rests measures again."""
+        self._used = time.monotonic()
+        if self._timer is None and self._loop is not None:
+            self._seen = self._used
+            self._tick(self._loop, self._used)
+            self._awake.set()
 
     def worst(self) -> float:
         """Returns the maximum lag in the last `WINDOW_SECONDS` seconds."""
-        return max(*self._seconds, self.lag)
+        oldest = time.monotonic() - WINDOW_SECONDS
+        return max((lag for since, lag in tuple(self._seconds) if since > oldest), default=0.0)
 
     def _tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
         self._seen = now = time.monotonic()
         self.lag = max(now - due, 0.0)
-        if now - self._since >= 1.0:
-            self._seconds.append(self.lag)
-            self._since = now
-        elif self.lag > self._seconds[-1]:
-            self._seconds[-1] = self.lag
-        self._timer = loop.call_later(TICK_SECONDS, self._tick, loop, now + TICK_SECONDS)
+        self.ticks += 1
+        if not self._seconds or now - self._seconds[-1][0] >= 1.0:
+            self._seconds.append((now, self.lag))
+        elif self.lag > self._seconds[-1][1]:
+            self._seconds[-1] = self._seconds[-1][0], self.lag
+        if self._is_busy():
+            self._used = now
+        if now - self._used > REST_SECONDS:
+            self._rest()
+        else:
+            self._timer = loop.call_later(TICK_SECONDS, self._tick, loop, now + TICK_SECONDS)
+
+    def _rest(self) -> None:
+        self._timer = None
+        self._awake.clear()
 
     # -- in the thread -------------------------------------------------------------------------------------
 
     def _watch(self, loop: asyncio.AbstractEventLoop) -> None:
         where, ending = "", self._ending
-        while not ending.wait(TICK_SECONDS) and not loop.is_closed():
+        while not ending.is_set() and not loop.is_closed():
+            if not self._awake.is_set():
+                self._look(loop)
+                continue
+            ending.wait(TICK_SECONDS)
             if not loop.is_running():  # between two calls of `run_until_complete`
                 self._seen = time.monotonic()
             late = time.monotonic() - self._seen - TICK_SECONDS
             if late > BLOCKED_SECONDS - TICK_SECONDS:  # a block may begin up to a tick before the late one
                 # the current stack; the last one before the loop continues is logged
-                frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001
+                frame = self._frame()
                 where = "" if _is_at_rest(frame) else _format_stack(frame) or where
                 blocked_for = late
             elif where:
@@ -98,7 +132,20 @@ class Watchdog:
                 self._report(blocked_for, where)
                 where = ""
         if loop.is_closed():
-            self._timer = None  # it refers to the loop, which may be collected now
+            self._timer = self._loop = None  # they refer to the loop, which may be collected now
+
+    def _look(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Waits until work begins, or until the loop executes something at a look."""
+        if self._awake.wait(LOOK_SECONDS):
+            return
+        if self._is_busy() or not _is_at_rest(self._frame()):
+            with suppress(RuntimeError):  # closed meanwhile
+                self._seen = time.monotonic()
+                loop.call_soon_threadsafe(self.touch)
+                self._awake.set()
+
+    def _frame(self) -> FrameType | None:
+        return sys._current_frames().get(self._loop_thread)  # noqa: SLF001
 
     def _report(self, seconds: float, where: str) -> None:
         log.warning("event_loop_blocked", seconds=round(seconds, 3), where=where)
@@ -112,23 +159,17 @@ class RunWatch(Watchdog):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__(lambda: self.active > 0)
         self.active = 0
-        self._used = 0.0
         self.is_watching = False
 
     def start(self) -> None:
-        self.is_watching, self._used = True, time.monotonic()
-        self._ending = threading.Event()  # an earlier thread has its own
+        self.is_watching = True
         super().start()
 
-    def _tick(self, loop: asyncio.AbstractEventLoop, due: float) -> None:
-        super()._tick(loop, due)
-        if self.active:
-            self._used = self._seen
-        elif self._seen - self._used > _REST_SECONDS:
-            self.is_watching = False
-            self.stop()
+    def _rest(self) -> None:
+        self.is_watching = False
+        self.stop()
 
     def _report(self, seconds: float, where: str) -> None:
         logging.getLogger("astromesh.graph").warning(

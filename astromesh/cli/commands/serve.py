@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from types import FrameType
 from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
@@ -320,11 +321,23 @@ def _websocket_protocol(**options: Any) -> asyncio.Protocol:
 
 
 class _Server(uvicorn.Server):
-    """Calls `ready` when it accepts requests."""
+    """Calls `ready` when it accepts requests. It sleeps between them: uvicorn wakes ten times a second."""
 
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]) -> None:
         super().__init__(config)
         self._ready = ready
+        self._loop, self._signalled = asyncio.get_running_loop(), asyncio.Event()
+
+    async def main_loop(self) -> None:
+        tick = 0
+        while not await self.on_tick(tick):
+            tick += 10  # uvicorn's tenths of a second: each tenth renews the header Date
+            with suppress(TimeoutError):
+                await asyncio.wait_for(self._signalled.wait(), 1.0)
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        super().handle_exit(sig, frame)
+        self._loop.call_soon_threadsafe(self._signalled.set)
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)

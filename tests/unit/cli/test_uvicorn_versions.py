@@ -28,7 +28,7 @@ NAMES = {
         "handle_connect", "handle_parser_exception", "handshake_complete", "handshake_initiated", "send",
         "send_receive_event_to_app", "transport", "writable",
     ),
-    uvicorn.Server: ("handle_exit", "serve", "should_exit", "started", "startup"),
+    uvicorn.Server: ("handle_exit", "main_loop", "on_tick", "serve", "should_exit", "started", "startup"),
     Multiprocess: ("keep_subprocess_alive", "processes", "run"),
 }  # fmt: skip
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import copy
 import ctypes
+import threading
 import time
 
 from structlog.testing import capture_logs
 
-from astromesh.telemetry.watchdog import BLOCKED_SECONDS, TICK_SECONDS, Watchdog
+from astromesh.telemetry.watchdog import BLOCKED_SECONDS, LOOK_SECONDS, REST_SECONDS, TICK_SECONDS, Watchdog
 
 
 def holds_the_loop(seconds: float) -> None:
@@ -47,3 +48,48 @@ async def test_a_loop_that_gets_no_processor_is_late_and_holds_nothing() -> None
     watchdog.stop()
     assert watchdog.worst() > BLOCKED_SECONDS
     assert [line for line in lines if line["event"] == "event_loop_blocked"] == []
+
+
+async def test_an_idle_loop_is_left_alone_until_it_has_work() -> None:
+    """A watch that measures wakes loop and thread fifty times a second."""
+    watchdog = Watchdog()
+    watchdog.start()
+    try:
+        await asyncio.sleep(REST_SECONDS + 10 * TICK_SECONDS)
+        measured = watchdog.worst()
+        assert await ticks_of(watchdog) == 0
+        watchdog.touch()
+        assert await ticks_of(watchdog) > 0
+        assert watchdog.worst() >= measured > 0, "what it measured before is still told"
+    finally:
+        watchdog.stop()
+
+
+async def ticks_of(watchdog: Watchdog) -> int:
+    before = watchdog.ticks
+    await asyncio.sleep(10 * TICK_SECONDS)
+    return watchdog.ticks - before
+
+
+async def test_what_holds_an_idle_loop_is_named_too() -> None:
+    watchdog = Watchdog()
+    watchdog.start()
+    with capture_logs() as lines:
+        await asyncio.sleep(REST_SECONDS + 10 * TICK_SECONDS)
+        holds_the_loop(2 * LOOK_SECONDS)
+        await asyncio.sleep(10 * TICK_SECONDS)
+    watchdog.stop()
+    assert any("holds_the_loop" in line["where"] for line in lines if line["event"] == "event_loop_blocked")
+
+
+async def test_work_that_no_request_began_is_watched() -> None:
+    busy = threading.Event()
+    watchdog = Watchdog(busy.is_set)
+    watchdog.start()
+    try:
+        await asyncio.sleep(REST_SECONDS + 10 * TICK_SECONDS)
+        busy.set()
+        await asyncio.sleep(2 * LOOK_SECONDS)
+        assert await ticks_of(watchdog) > 0
+    finally:
+        watchdog.stop()
