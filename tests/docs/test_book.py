@@ -46,7 +46,7 @@ def built(folder: Path) -> Path:
     done = subprocess.run(
         command, cwd=ROOT, env=environment, text=True, capture_output=True, timeout=100, check=False
     )
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0, f"{done.stderr}\nIf mkdocs is missing: make venv"
     return folder
 
 

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import ast
 import asyncio
+import contextlib
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from astromesh import Agent
 from astromesh.testing import ScriptedProvider
 from astromesh.types import ToolCall
 from tests.docs.blocks import blocks_of
 from tests.platform.astromesh import ROOT
 
-LIBRARIES = ("langgraph", "pydantic-ai")
+LIBRARIES = ("langgraph", "pydantic-ai", "openai-agents", "agno", "crewai")
 
 #: section -> what the model answers, and what the program returns
 SCRIPTS: Mapping[str, tuple[Sequence[Any], Any]] = {
@@ -38,10 +40,32 @@ SCRIPTS: Mapping[str, tuple[Sequence[Any], Any]] = {
         [ToolCall("1", "refund", '{"order": 7}'), lambda request: request.messages[-1].content],
         "refunded 7",
     ),
+    "Several agents": (
+        [
+            ToolCall("1", "french", '{"query": "hello"}'),
+            "Bonjour.",
+            lambda request: request.messages[-1].content,
+        ],
+        "Bonjour.",
+    ),
+    "A crew": (
+        ["Hot. Green. Old.", lambda request: f"Tea: {request.messages[-1].content}"],
+        "Tea: Hot. Green. Old.",
+    ),
     "Parallel map-reduce": (
         ["One.", "Two.", lambda request: request.messages[-1].content],
         {11, "One.\nTwo."},
     ),
+}
+
+
+#: sections that a page does not have
+LEFT_OUT: Mapping[str, set[str]] = {
+    "langgraph": {"Dependencies and retries", "Several agents", "A crew"},
+    "pydantic-ai": {"Several agents", "A crew"},
+    "openai-agents": {"A crew"},
+    "agno": {"A crew"},
+    "crewai": {"Dependencies and retries", "Several agents"},
 }
 
 
@@ -68,8 +92,7 @@ def lines(program: str) -> int:
 
 @pytest.mark.parametrize("library", LIBRARIES)
 def test_each_page_shows_what_people_ask_for(library: str) -> None:
-    expected = set(SCRIPTS) - ({"Dependencies and retries"} if library == "langgraph" else set())
-    assert sections(library).keys() == expected
+    assert sections(library).keys() == SCRIPTS.keys() - LEFT_OUT[library]
 
 
 @pytest.mark.parametrize(("title", "theirs", "ours"), CASES)
@@ -85,10 +108,11 @@ def test_ours_runs(title: str, theirs: str, ours: str) -> None:
     script, expected = SCRIPTS[title]
     namespace: dict[str, Any] = {"__name__": "program"}
     exec(compile(ours, title, "exec"), namespace)
-    if "agent" in namespace:
-        with namespace["agent"].override(model=ScriptedProvider(*script)):
-            answer = outcome(namespace["main"])
-    else:
+    model = ScriptedProvider(*script)
+    with contextlib.ExitStack() as overridden:
+        for value in namespace.values():
+            if isinstance(value, Agent):
+                overridden.enter_context(value.override(model=model))
         answer = outcome(namespace["main"])
     assert answer in expected if isinstance(expected, set) else answer == expected
 
