@@ -440,6 +440,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "knowledge.onnx": ("a library of the model raised",),
     "plugins": ("a plugin ended with something outside `Exception`",),
     "runtime.bootstrap": ("closes and raises",),
+    "runtime.content_capture": ("a rule raised",),
     "runtime.input_rules": ("a rule raised",),
     "runtime.budgets": ("settles a reservation and raises", "settles a reservation and raises"),
     "runtime.engine": ("closes and raises",),

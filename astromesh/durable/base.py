@@ -281,7 +281,11 @@ class GraphRunRow(Struct, frozen=True):
 
 
 class RunChange(NamedTuple):
-    """The changes of a row in one commit; None leaves a field unchanged."""
+    """The changes of a row in one commit; None leaves a field unchanged.
+
+    Args:
+        raw: whether the record of the ended run has texts that the rules of its agents have not passed.
+    """
 
     status: RunStatus | None = None
     request: JsonObject | None = None
@@ -294,6 +298,7 @@ class RunChange(NamedTuple):
     deadline_at: float | None = None
     finished_at: float | None = None
     deaths: int | None = None
+    raw: bool | None = None
 
 
 class SegmentClaim(NamedTuple):
@@ -886,14 +891,17 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
         Returns None if the claim is lost.
         """
 
-    async def cancel(self, run_id: str, redacted: Sequence[JournalStep] = ()) -> RunRow | None:
-        """Requests the end of a run. A run that no worker executes ends at once.
+    async def cancel(self, run_id: str) -> RunRow | None:
+        """Requests the end of a run. A run that no worker executes ends at once, and its record is raw.
 
         Returns None if there is no run.
-
-        Args:
-            redacted: the steps that a run keeps which ends at once.
         """
+
+    async def raw(self, limit: int = 100) -> tuple[RunRow, ...]:
+        """Returns ended runs whose record is raw: they ended where nobody has its rules."""
+
+    async def redact(self, run_id: str, steps: Sequence[JournalStep], events: Sequence[Event]) -> None:
+        """Replaces steps and events of a run whose record is raw. It is raw no longer."""
 
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         """Returns the runs of this worker whose end was requested."""

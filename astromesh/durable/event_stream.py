@@ -14,13 +14,20 @@ from typing import Any, Protocol
 import orjson
 
 from astromesh.graph.calls import ASSISTANT
-from astromesh.telemetry.events import LONG_EVENTS, MODEL_DELTA, TERMINAL_EVENTS, EventSink, send_to_sinks
+from astromesh.telemetry.events import (
+    LONG_EVENTS,
+    MODEL_DELTA,
+    TERMINAL_EVENTS,
+    WAITING,
+    EventSink,
+    send_to_sinks,
+)
 from astromesh.telemetry.run_log import RunLog
 from astromesh.types import Event, JsonObject
 
 RESTARTED = "model.restarted"
 #: the last event of a segment is one of these
-_LAST_EVENTS = TERMINAL_EVENTS | {"run.waiting"}
+_LAST_EVENTS = TERMINAL_EVENTS | {WAITING}
 #: data that differs each time a step is repeated
 _TIMES = frozenset({"duration_ms", "latency_ms", "recorded"})
 _KEY_OPTIONS = orjson.OPT_SORT_KEYS | orjson.OPT_NON_STR_KEYS

@@ -7,7 +7,7 @@ messages that it shares with the call before it on the same path, so that a long
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Mapping
 from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 
@@ -17,16 +17,22 @@ from msgspec.structs import replace
 from astromesh.durable.base import JournalStep
 from astromesh.graph import call_record
 from astromesh.guardrails.base import Place
-from astromesh.types import CompletionRequest, JsonObject, Message, ToolCall
+from astromesh.telemetry.events import WAITING
+from astromesh.types import CompletionRequest, Event, JsonObject, Message, ToolCall
 
 #: the step kinds that call something
 _CALL_KINDS = ("model", "tool", "node")
 
 
 def has_said(step: JournalStep) -> bool:
-    """Whether output rules apply to a step: to calls, and to what a model has asked a nested run."""
+    """Whether output rules apply to a step: to calls, to questions, and to what a model has asked a run."""
     is_asked = step.kind == "value" and "/run:" in step.path and "out" in (step.about or {})
-    return step.kind in _CALL_KINDS or is_asked
+    return step.kind in _CALL_KINDS or step.kind == "wait" or is_asked
+
+
+def is_redacted_at_end(step: JournalStep) -> bool:
+    """Whether the end of its run redacts a step. A question may be open, any other step has ended."""
+    return has_said(step) and (step.state == "done" or step.kind == "wait")
 
 
 class Redactor(Protocol):
@@ -167,9 +173,53 @@ def redacted(step: JournalStep, redact: Redactor) -> JournalStep:
                   for key, value in output.items()}  # fmt: skip
     elif step.kind == "node":
         output = _redacted_node(output, redact)
+    elif step.kind == "wait":
+        output = _redacted_question(output, redact)
     elif step.kind == "value":
         output = (step.about or {})["out"]
     return step._replace(output=output, request_hash="")
+
+
+#: the texts of a question to a person, and of the decision
+_QUESTION: Mapping[str, Place] = {
+    "arguments": "tool_argument",
+    "asked_arguments": "tool_argument",
+    "question": "output",
+    "answer": "tool_result",
+    "note": "tool_result",
+}
+
+
+def _redacted_question(question: JsonObject, redact: Redactor) -> JsonObject:
+    return {key: redact(value, _QUESTION[key]) if key in _QUESTION else value
+            for key, value in question.items()}  # fmt: skip
+
+
+def redacted_events(events: Iterable[Event], steps: Iterable[JournalStep]) -> Iterator[Event]:
+    """Yields the events of an ended run that show questions, with the texts of their redacted steps.
+
+    Args:
+        steps: of the run, redacted.
+    """
+    questions = {(step.path, step.n): step.output or {} for step in steps if step.kind == "wait"}
+    for event in events:
+        if event.type == WAITING:
+            first = {key: value for key, value in event.data["approval"].items() if key != "others"}
+            asked = [_as_asked(one, questions) for one in (first, *event.data["approval"].get("others", ()))]
+            approval = {**asked[0], "others": asked[1:]} if asked[1:] else asked[0]
+            if approval != event.data["approval"]:
+                yield Event(
+                    event.run_id, event.seq, event.ts, event.type, {**event.data, "approval": approval}
+                )
+
+
+def _as_asked(shown: JsonObject, questions: Mapping[tuple[str, int], JsonObject]) -> JsonObject:
+    """Returns a question of an event with the texts of its step."""
+    stored = questions.get((shown["path"], shown["n"]))
+    if stored is None:
+        return shown
+    arguments = stored.get("asked_arguments", stored.get("arguments"))
+    return {**shown, "arguments": arguments, "question": stored.get("question", "")}
 
 
 def _redacted_answer(result: JsonObject, redact: Redactor) -> JsonObject:

@@ -24,6 +24,7 @@ from astromesh.access.scopes import ANONYMOUS_USER
 from astromesh.durable import failpoints
 from astromesh.durable.approvals import caller_after_decision, decide, open_question
 from astromesh.durable.base import (
+    ENDED_STATUSES,
     NO_CONTENTS,
     ConcurrencyPolicy,
     DurableBackend,
@@ -48,6 +49,7 @@ from astromesh.durable.leases import (
     expiry_job,
 )
 from astromesh.durable.queue import LocalQueue, QueueCapacity
+from astromesh.durable.recording import redacted_events
 from astromesh.durable.serialization import PLACE, caller_of, ended_request
 from astromesh.durable.writer import outages, retry_while_unavailable
 from astromesh.errors import (
@@ -63,6 +65,7 @@ from astromesh.errors import (
 )
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.events import WAITING
 from astromesh.types import CallerContext, Event, JsonObject, SessionKey
 
 
@@ -615,6 +618,7 @@ class RunWorker:
             error={**failure, "more": stored_details(error)},
             finished_at=now,
             request=ended_request(row.request, ""),
+            raw=True,
         )
         claim = SegmentClaim(row.run_id, row.segment, row.worker)
         with suppress(LeaseLost):
@@ -623,10 +627,34 @@ class RunWorker:
 
     async def cancel(self, row: RunRow) -> None:
         """Requests the end of a run. One that waits ends at once, and keeps what its output rules leave."""
-        idle = row.status in ("waiting", "queued")
-        steps = await self._host.redacted(row, await self.store.steps(row.run_id)) if idle else ()
-        await self.store.cancel(row.run_id, steps)
+        ended = await self.store.cancel(row.run_id)
         self.stop(row.run_id)
+        if ended is not None and ended.status in ENDED_STATUSES:
+            await self._redact_ended()
+
+    async def redacted(self, row: RunRow, steps: Sequence[JournalStep]) -> Sequence[JournalStep]:
+        """Returns steps of a run as the rules of their agents leave them."""
+        return await self._host.redacted(row, steps)
+
+    async def _redact_ended(self) -> None:
+        """Redacts the records of runs that have ended where the rules of their agents are not known.
+
+        Whoever ends a run without them marks its row: a database, a command, a process that took it over.
+        """
+        for row in await self.store.raw():
+            stored, events = await self.store.steps(row.run_id), await self._questions(row.run_id)
+            steps = await self.redacted(row, stored)
+            changed = [step for step, before in zip(steps, stored, strict=True) if step is not before]
+            await self.store.redact(row.run_id, changed, [*redacted_events(events, steps)])
+
+    async def _questions(self, run_id: str) -> list[Event]:
+        """Returns the events of a run that show a question."""
+        found: list[Event] = []
+        after = 0
+        while page := await self.store.events(run_id, after):
+            found += [event for event in page if event.type == WAITING]
+            after = page[-1].seq
+        return found
 
     def stop(self, run_id: str) -> bool:
         """Starts to cancel a run. Returns False if this process does not execute it."""
@@ -695,6 +723,7 @@ class RunWorker:
         for run_id, _ in due:
             if run_id not in self._run_ids and run_id not in self._local_queue:
                 await self._dispatch(run_id)
+        await self._redact_ended()
         return SWEEP_SECONDS
 
     async def take_over(self, worker: str, dead: str) -> None:

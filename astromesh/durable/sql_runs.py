@@ -212,11 +212,21 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
         rows = await self._queries.write("requeue_claimed", *claim, self._clock.now())
         return run_of(rows[0]) if rows else None
 
-    async def cancel(self, run_id: str, redacted: Sequence[JournalStep] = ()) -> RunRow | None:
-        found = await self._queries.transact(partial(self._cancel, run_id, redacted), synced=True)
-        if redacted:
-            self.scrub_soon()
-        return found
+    async def cancel(self, run_id: str) -> RunRow | None:
+        return await self._queries.transact(partial(self._cancel, run_id), synced=True)
+
+    async def raw(self, limit: int = 100) -> tuple[RunRow, ...]:
+        return tuple(map(run_of, await self._queries.read("raw", limit)))
+
+    async def redact(self, run_id: str, steps: Sequence[JournalStep], events: Sequence[Event]) -> None:
+        async def redact(tx: Transaction) -> None:
+            if await tx.execute("settle_raw", run_id):
+                texts = [(run_id, step.path, step.n, text_of(step.output)) for step in steps]
+                await tx.execute_many("redact_step", texts)
+                await tx.execute_many("redact_event", [(run_id, e.seq, text_of(e.data)) for e in events])
+
+        await self._queries.transact(redact)
+        self.scrub_soon()
 
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         return tuple(row[0] for row in await self._queries.read("cancelling", worker))
@@ -331,7 +341,7 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
     async def erase_owner(self, tenant: str, owner: str) -> int:
         async def erase(tx: Transaction) -> int:
             for run in map(run_of, await tx.fetch("open_of_owner", tenant, owner)):
-                await self._cancel(run.run_id, (), tx)
+                await self._cancel(run.run_id, tx)
             await tx.execute("erase_keys", tenant, owner)
             schedules = await tx.execute("erase_schedules", tenant, owner)
             return schedules + await tx.execute("erase_owner", tenant, owner)
@@ -403,7 +413,7 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
             )
         for other in others:
             if policy == "interrupt" and not _came_later(other, run):
-                await self._cancel(other.run_id, (), tx)
+                await self._cancel(other.run_id, tx)
             elif policy == "merge" and _can_merge(run, other, self._clock.now()):
                 request = text_of(merge_requests(other.request, run.request))
                 await tx.execute("merge", other.run_id, request, run.priority)
@@ -440,14 +450,13 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
             )
         return True
 
-    async def _cancel(self, run_id: str, redacted: Sequence[JournalStep], tx: Transaction) -> RunRow | None:
+    async def _cancel(self, run_id: str, tx: Transaction) -> RunRow | None:
         rows = await tx.fetch("lock", run_id)
         if not rows:
             return None
         run = run_of(rows[0])
         if run.status in ("queued", "waiting"):
             await self._end(run, "cancelled", self._clock.now(), None, tx)
-            await tx.execute_many("store_step", [step_values(run_id, step) for step in redacted])
         else:
             await tx.execute("request_cancel", run_id)
         return run_of((await tx.fetch("get", run_id))[0])
@@ -455,7 +464,7 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
     async def _end(
         self, run: RunRow, status: str, now: float, error: JsonObject | None, tx: Transaction
     ) -> None:
-        """Ends a run that no worker executes, with its last event."""
+        """Ends a run that no worker executes, with its last event. Its record is raw, without its rules."""
         await tx.execute("end", run.run_id, status, now, text_of(error))
         data = {**(error or {}), "response": "", "agent": run.agent, "usage": run.usage.to_json()}
         await tx.execute("add_last_event", run.run_id, now, f"run.{status}", text_of(data))

@@ -15,7 +15,14 @@ from typing import NamedTuple, NoReturn, Protocol
 
 from astromesh.durable.base import JournalStep
 from astromesh.durable.fork import ForkEdits, is_effect, recalled, recorded_effect
-from astromesh.durable.recording import Redactor, RequestEncoder, has_said, redacted, redacted_arguments
+from astromesh.durable.recording import (
+    Redactor,
+    RequestEncoder,
+    has_said,
+    is_redacted_at_end,
+    redacted,
+    redacted_arguments,
+)
 from astromesh.durable.waits import Waits
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import Divergence, NondeterministicGraph
@@ -313,22 +320,28 @@ class StepLog:
         """Returns the steps whose work is below a path, and the effects that a fork does not repeat."""
         return [step for step in self._steps.values() if is_below(step.path, path) or is_effect(step)]
 
-    def redact(self, others: Iterable[JournalStep] = ()) -> None:
-        """Replaces raw texts of models and tools by what the rules leave of them: the run has ended.
+    def redact(self, others: Iterable[JournalStep] = ()) -> list[JournalStep]:
+        """Replaces raw texts of models, tools and people by what the rules leave of them: the run has ended.
 
         Args:
             others: `of_unknown_runs`, redacted.
+
+        Returns:
+            The redacted steps.
         """
+        found: list[JournalStep] = []
         for step in self._steps.values():
-            place = self._place_of(step.path) if step.state == "done" and has_said(step) else None
+            place = self._place_of(step.path) if is_redacted_at_end(step) else None
             if place is not None and (rules := self._redactors.get(place)) is not None:
-                self._writer.step(redacted(step, rules))
-        for step in (*others, *self._redacted):
+                found.append(redacted(step, rules))
+        found += (*others, *self._redacted)
+        for step in found:
             self._writer.step(step)
+        return found
 
     def of_unknown_runs(self) -> list[JournalStep]:
         """Returns the calls of runs nested in an earlier segment, to which this one has not come."""
-        calls = (step for step in self._steps.values() if step.state == "done" and has_said(step))
+        calls = filter(is_redacted_at_end, self._steps.values())
         return [step for step in calls if self._place_of(step.path) is None]
 
     def _place_of(self, path: str) -> str | None:

@@ -17,7 +17,7 @@ from astromesh.graph.scope import Scope
 from astromesh.guardrails.base import Place
 from astromesh.runtime.agent import Agent, unavailable_error
 from astromesh.runtime.bootstrap import RuntimeState
-from astromesh.runtime.content_capture import redactor_of
+from astromesh.runtime.content_capture import HIDDEN, redactor_of
 from astromesh.runtime.forks import with_model
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
@@ -161,7 +161,7 @@ class AgentDirectory:
 
 def _hidden(value: Any, place: Place) -> Any:
     """A redactor that leaves nothing."""
-    return "[REDACTED]"
+    return HIDDEN
 
 
 def describe_tools(agents: Iterable[Agent]) -> list[JsonObject]:

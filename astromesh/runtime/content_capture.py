@@ -15,6 +15,7 @@ from astromesh.graph.call_record import arguments_of
 from astromesh.graph.scope import Scope
 from astromesh.graph.thinking import without_thinking
 from astromesh.guardrails.base import CheckContext, Guardrail, Place, RuleStream, Verdict
+from astromesh.logs import get_logger
 from astromesh.runtime.agent import Agent
 from astromesh.telemetry.events import MODEL_CONTENT, TOOL_CONTENT
 from astromesh.types import (
@@ -26,10 +27,13 @@ from astromesh.types import (
     ToolResult,
 )
 
+#: what is shown of a text whose rules cannot be asked
+HIDDEN = "[REDACTED]"
 #: characters of one text, and of all messages of one call: beyond it the oldest but the first are left out
 MAX_TEXT, MAX_CALL = 8_000, 64_000
 #: checked texts of a run that are cached: every call repeats those of the call before
 _MAX_CHECKED = 500
+log = get_logger("astromesh.runs")
 
 
 class ContentCapture:
@@ -106,7 +110,11 @@ def redactor_of(agent: Agent) -> Redactor | None:
     def redact(value: Any, place: Place) -> Any:
         if hides_thinking and place == "output" and isinstance(value, str):
             value = without_thinking(value)
-        return filter_data(rules, value, place) if rules.output_rules else value
+        try:
+            return filter_data(rules, value, place) if rules.output_rules else value
+        except Exception:  # a rule raised: what it has not checked is not shown
+            log.exception("text_not_checked", agent=agent.name)
+            return HIDDEN
 
     return redact
 

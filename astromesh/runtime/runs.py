@@ -492,7 +492,8 @@ class StoredRuns:
             return run_json(run)
         # before its second segment nobody can have decided
         steps = await self._durable.store.steps(run.run_id) if run.segment > 1 else ()
-        return {**run_json(run), "decisions": decisions_of(steps)}
+        asked = await self._durable.redacted(run, [step for step in steps if step.kind == "wait"])
+        return {**run_json(run), "decisions": decisions_of(asked)}
 
     async def _current(self, run: RunRow) -> RunRow:
         """Returns a row as callers see it. A run nested in a durable one has the status of the top run."""

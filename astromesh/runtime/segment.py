@@ -229,9 +229,11 @@ class Segment:
         if "code" in last.data:
             more = stored_details(error) if error is not None else {}
             failure = {"code": last.data["code"], "detail": last.data["detail"], "more": more}
+        has_asked = None
         if run.journal is not None:
             step_log = run.journal.step_log
-            step_log.redact(await self._host.redacted(self.row, step_log.of_unknown_runs()))
+            steps = step_log.redact(await self._host.redacted(self.row, step_log.of_unknown_runs()))
+            has_asked = any(step.kind == "wait" for step in steps) or None  # its events show the questions
         if self.request.screening is None and not run.admitted_query and self.agent.guardrails.input_rules:
             self.writer.scrub_soon()  # the raw text leaves the row now
         failpoints.reach(failpoints.BEFORE_LAST_EVENT)
@@ -244,6 +246,7 @@ class Segment:
                 attempts=tuple(log.attempts),
                 finished_at=self._host.clock.now(),
                 request=ended_request(run.admitted_request or self.row.request, run.admitted_query),
+                raw=has_asked,
             )
         )
 

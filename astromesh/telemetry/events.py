@@ -76,6 +76,8 @@ class RetractableEmitter(Protocol):
 
 MODEL_DELTA = "model.delta"
 #: the last event of a run is one of these
+#: the run asks a person; the event shows the question
+WAITING = "run.waiting"
 TERMINAL_EVENTS = frozenset({"run.completed", "run.failed", "run.cancelled"})
 #: requests and answers of models and tools, if `telemetry.capture_content` is set
 MODEL_CONTENT, TOOL_CONTENT = "model.content", "tool.content"

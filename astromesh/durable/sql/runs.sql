@@ -137,8 +137,21 @@ WHERE run_id = $1 AND segment = $2 AND status = 'waiting' RETURNING {columns}
 UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '', queued_at = $4
 WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' RETURNING {columns}
 
+-- name: raw
+-- Runs that ended with texts in their record which the rules of their agents have not passed.
+SELECT {columns} FROM astromesh.runs WHERE raw = TRUE ORDER BY id LIMIT $1
+
+-- name: settle_raw
+UPDATE astromesh.runs SET raw = FALSE WHERE run_id = $1 AND raw = TRUE
+
+-- name: redact_step
+UPDATE astromesh.run_steps SET output = $4, request_hash = '' WHERE run_id = $1 AND path = $2 AND n = $3
+
+-- name: redact_event
+UPDATE astromesh.run_events SET data = $3 WHERE run_id = $1 AND seq = $2
+
 -- name: end
-UPDATE astromesh.runs SET status = $2, finished_at = $3, error = $4, waiting_for = NULL, wake_at = 0.0
+UPDATE astromesh.runs SET status = $2, finished_at = $3, error = $4, waiting_for = NULL, wake_at = 0.0, raw = durable
 WHERE run_id = $1 AND status IN ('queued', 'running', 'waiting')
 
 -- name: request_cancel

@@ -556,6 +556,39 @@ async def test_cancel_tells_the_worker_and_holds_where_it_is_dead(store, clock):
     assert (await store.get("run_1")).status == "cancelled"
 
 
+@pytest.mark.parametrize("ending", ["cancelled", "interrupted", "crashed", "too late"])
+async def test_the_record_of_a_run_that_ends_without_its_rules_is_raw_until_it_is_redacted(
+    store, clock, ending
+):
+    claim = await running(store, deadline_at=NOW + 5.0, ordered=True)
+    step = JournalStep("model", 1, "model", "hash", "done", {"text": "raw"})
+    question = Event("run_1", 1, NOW, "run.waiting", {"approval": "raw"})
+    await store.commit(claim, steps=[step], events=[question])
+    if ending in ("cancelled", "interrupted"):
+        await store.requeue(claim)
+        assert await store.raw() == ()
+    if ending == "cancelled":
+        await store.cancel("run_1")
+    elif ending == "interrupted":
+        await store.accept(run("run_2"), policy="interrupt")
+    elif ending == "crashed":
+        await store.release_worker("w1", died=True)
+        for segment in (2, 3):
+            await _died(store, "run_1", segment)
+    else:
+        clock.advance(LEASE + 1)
+        await store.overdue(LEASE)
+    assert [row.run_id for row in await store.raw()] == ["run_1"]
+    gone = step._replace(path="gone")
+    changed = [step._replace(output={"text": "[X]"}), gone]
+    for _ in range(2):  # another process has been faster
+        await store.redact("run_1", changed, [Event("run_1", 1, NOW, "run.waiting", {"approval": "[X]"})])
+        changed = [step]
+    assert await store.raw() == ()
+    assert [(s.output, s.request_hash) for s in await store.steps("run_1")] == [({"text": "[X]"}, "")]
+    assert [e.data["approval"] for e in await store.events("run_1", 0, 1)] == ["[X]"]
+
+
 # -- lists, retention, erasing -------------------------------------------------------------------------------
 
 
