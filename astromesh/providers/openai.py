@@ -286,10 +286,14 @@ Structured = Literal["json_schema", "json_object", "none"]
 _PLAIN_CHOICES = ("auto", "none", "required")
 
 
-class OpenAIOptions(ModelOptions):
-    """Options of `openai`. The defaults fit OpenAI itself."""
+class OpenAIKeys(ModelOptions):
+    """Options of every wire format of OpenAI: its key."""
 
     usual_variable, usual_endpoints = "OPENAI_API_KEY", (ENDPOINT,)
+
+
+class OpenAIOptions(OpenAIKeys):
+    """Options of `openai`. The defaults fit OpenAI itself."""
 
     structured_output: Structured = Field(
         "json_schema",

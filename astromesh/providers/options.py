@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
@@ -11,11 +11,15 @@ from astromesh.net.service_options import ServiceOptions
 from astromesh.providers.base import Capabilities
 from astromesh.providers.catalog import Price, model_info
 
-_RESERVED = ("messages", "model", "stream", "tools")
-
 
 class ModelOptions(ServiceOptions):
-    """Options that all model services share."""
+    """Options that all model services share.
+
+    Attributes:
+        reserved: parts of a request that `parameters` must not contain.
+    """
+
+    reserved: ClassVar[tuple[str, ...]] = ("messages", "model", "stream", "tools")
 
     model: str = Field("", description="The model; the first of `models` if empty.")
     models: tuple[str, ...] = Field(
@@ -51,7 +55,7 @@ class ModelOptions(ServiceOptions):
     @field_validator("parameters")
     @classmethod
     def _nothing_reserved(cls, parameters: dict[str, Any]) -> dict[str, Any]:
-        if clash := sorted(set(parameters) & set(_RESERVED)):
+        if clash := sorted(set(parameters) & set(cls.reserved)):
             raise ValueError(f"parameters must not contain {', '.join(clash)}: astromesh sets them")
         return parameters
 

@@ -1,9 +1,8 @@
 """A model service inside the test's process that speaks the wire formats, as a script says.
 
-One scenario, told in the words of OpenAI (also at Azure's address), Anthropic, Ollama and Gemini. The
-official SDKs are held against it too (`tests/contract/providers/test_provider.py`), so that it cannot
-drift into
-formats of its own.
+One scenario, told in the words of OpenAI (also at Azure's address, and as responses), Anthropic, Ollama and
+Gemini. The official SDKs are held against it too (`tests/contract/providers/test_provider.py`), so that it
+cannot drift into formats of its own.
 """
 
 from __future__ import annotations
@@ -40,6 +39,7 @@ class Scenario:
         after: events of a stream that leave before `then` happens.
         then: `cut` the connection, fall `silent`, send the `raw` bytes, or an `error` event.
         length: answered as too long.
+        thought: what the model has thought, or signed, before its tool calls.
     """
 
     pieces: tuple[str, ...] = ("Hello", ", ", "world", ".")
@@ -52,6 +52,7 @@ class Scenario:
     after: int = 1000
     then: str = ""
     length: bool = False
+    thought: str = ""
 
 
 @dataclass(frozen=True)
@@ -68,6 +69,7 @@ class Seen:
     schema: Json | None
     key: str
     body: Json
+    files: int = 0
 
 
 class OpenAISpeaker:
@@ -78,6 +80,8 @@ class OpenAISpeaker:
         message: Json = {"role": "assistant", "content": "".join(s.pieces) or None}
         if s.calls:
             message["tool_calls"] = [self._call(c, json.dumps(c.arguments)) for c in s.calls]
+        if s.thought:
+            message["reasoning_content"] = s.thought
         choice = {"index": 0, "message": message, "finish_reason": self._finish(s)}
         answer = {"id": "x", "object": "chat.completion", "created": 1, "model": "m", "choices": [choice]}
         return answer | ({"usage": self._usage(s)} if s.usage else {})
@@ -118,6 +122,7 @@ class OpenAISpeaker:
             ),
             results=tuple(m["content"] for m in messages if m["role"] == "tool" and m["tool_call_id"]),
             images=sum(p["type"] == "image_url" and bool(p["image_url"]["url"]) for p in parts),
+            files=sum(p["type"] == "file" and bool(p["file"]["file_data"]) for p in parts),
             tools=tuple(t["function"]["name"] for t in body.get("tools") or ()),
             schema=body["response_format"]["json_schema"]["schema"] if "response_format" in body else None,
             key=headers.get("authorization", "").removeprefix("Bearer "),
@@ -149,7 +154,9 @@ class AnthropicSpeaker:
     kind = "text/event-stream"
 
     def whole(self, s: Scenario) -> Json:
-        blocks: list[Json] = [{"type": "text", "text": "".join(s.pieces)}] if s.pieces else []
+        signed = {"type": "thinking", "thinking": "Hm.", "signature": s.thought}
+        blocks: list[Json] = [signed] if s.thought else []
+        blocks += [{"type": "text", "text": "".join(s.pieces)}] if s.pieces else []
         blocks += [{"type": "tool_use", "id": c.id, "name": c.name, "input": c.arguments} for c in s.calls]
         counts = {"usage": self._usage(s)} if s.usage else {}
         return {**self._head(s), "content": blocks, "stop_reason": self._finish(s), **counts}
@@ -198,6 +205,7 @@ class AnthropicSpeaker:
             calls=tuple((b["name"], b["input"]) for _, b in blocks if b["type"] == "tool_use"),
             results=tuple(b["content"] for _, b in blocks if b["type"] == "tool_result" and b["tool_use_id"]),
             images=sum(b["type"] == "image" and bool(b["source"]) for _, b in blocks),
+            files=sum(b["type"] == "document" and bool(b["source"]) for _, b in blocks),
             tools=tuple(t["name"] for t in body.get("tools") or ()),
             schema=body["output_config"]["format"]["schema"] if "output_config" in body else None,
             key=headers.get("x-api-key", ""),
@@ -231,7 +239,9 @@ class OllamaSpeaker:
     kind = "application/x-ndjson"
 
     def whole(self, s: Scenario) -> Json:
-        return self._line("".join(s.pieces), s.calls) | self._last(s)
+        whole = self._line("".join(s.pieces), s.calls) | self._last(s)
+        whole["message"] |= {"thinking": s.thought} if s.thought else {}
+        return whole
 
     def events(self, s: Scenario, body: Json) -> list[bytes]:
         lines = [self._line(piece) for piece in s.pieces]
@@ -294,6 +304,123 @@ class AzureSpeaker(OpenAISpeaker):
         return replace(super().seen(body, headers), key=headers.get("api-key", ""))
 
 
+class ResponsesSpeaker:
+    """OpenAI's Responses API, as it answers requests with `store: false`."""
+
+    path = "/v1/responses"
+    kind = "text/event-stream"
+
+    def whole(self, s: Scenario) -> Json:
+        return self._response(s, self._output(s))
+
+    def events(self, s: Scenario, body: Json) -> list[bytes]:
+        begun = self._response(s, [], status="in_progress") | {"usage": None, "incomplete_details": None}
+        told: list[Json] = [{"type": "response.created", "response": begun}]
+        for index, item in enumerate(self._output(s)):
+            at = {"output_index": index}
+            emptied = {"content": [], "arguments": "", "status": "in_progress"}
+            started = item | {key: value for key, value in emptied.items() if key in item}
+            told.append({"type": "response.output_item.added", **at, "item": started})
+            told += [{**event, **at, "item_id": item["id"]} for event in self._growth(s, item)]
+            told.append({"type": "response.output_item.done", **at, "item": item})
+        last = "incomplete" if s.length else "completed"
+        told.append({"type": f"response.{last}", "response": self.whole(s)})
+        return [self._event(event, number) for number, event in enumerate(told)]
+
+    def failure(self, s: Scenario) -> Json:
+        return {"error": {"message": s.error, "type": "server_error", "param": None, "code": None}}
+
+    def error_event(self, s: Scenario) -> bytes:
+        error = {"type": "error", "code": "server_error", "message": s.error, "param": None}
+        return self._event(error, 99)
+
+    def seen(self, body: Json, headers: Mapping[str, str]) -> Seen:
+        assert body["store"] is False
+        items = body["input"]
+        said = [item for item in items if "role" in item]
+        parts = [p for m in said if isinstance(m["content"], list) for p in m["content"]]
+        form = (body.get("text") or {}).get("format") or {}
+        return Seen(
+            model=body["model"],
+            system=body.get("instructions", ""),
+            turns=tuple((m["role"], text) for m in said if (text := _text(m["content"]))),
+            calls=tuple(
+                (item["name"], json.loads(item["arguments"]))
+                for item in items
+                if item.get("type") == "function_call"
+            ),
+            results=tuple(
+                item["output"]
+                for item in items
+                if item.get("type") == "function_call_output" and item["call_id"]
+            ),
+            images=sum(p["type"] == "input_image" and bool(p["image_url"]) for p in parts),
+            files=sum(p["type"] == "input_file" and bool(p["file_data"]) for p in parts),
+            tools=tuple(tool["name"] for tool in body.get("tools") or ()),
+            schema=form.get("schema"),
+            key=headers.get("authorization", "").removeprefix("Bearer "),
+            body=body | {"max_tokens": body.get("max_output_tokens")},
+        )
+
+    def _growth(self, s: Scenario, item: Json) -> list[Json]:
+        """The events between the begin and the end of an item."""
+        if item["type"] == "message":
+            part = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
+            begun = {"type": "response.content_part.added", "content_index": 0, "part": part}
+            delta = {"type": "response.output_text.delta", "content_index": 0, "logprobs": []}
+            return [begun, *({**delta, "delta": piece} for piece in s.pieces)]
+        if item["type"] == "reasoning":
+            delta = {"type": "response.reasoning_summary_text.delta", "summary_index": 0}
+            return [{**delta, "delta": "Hm."}]
+        text, delta = item["arguments"], {"type": "response.function_call_arguments.delta"}
+        return [{**delta, "delta": part} for part in (text[:3], text[3:])]
+
+    def _output(self, s: Scenario) -> list[Json]:
+        items: list[Json] = []
+        if s.calls:
+            summary = [{"type": "summary_text", "text": "Hm."}]
+            state = {"summary": summary, "encrypted_content": s.thought or "gAAAA"}
+            items.append({"type": "reasoning", "id": "rs_1", **state})
+        if s.pieces:
+            text = {"type": "output_text", "text": "".join(s.pieces), "annotations": [], "logprobs": []}
+            items.append(
+                {
+                    "type": "message",
+                    "id": "msg_1",
+                    "role": "assistant",
+                    "status": "completed",
+                    "content": [text],
+                }
+            )
+        for call in s.calls:
+            called = {"call_id": call.id, "name": call.name, "arguments": json.dumps(call.arguments)}
+            items.append({"type": "function_call", "id": f"fc_{call.id}", "status": "completed", **called})
+        return items
+
+    def _response(self, s: Scenario, output: list[Json], *, status: str = "") -> Json:
+        ended: Json = {"status": "incomplete" if s.length else "completed"}
+        ended["incomplete_details"] = {"reason": "max_output_tokens"} if s.length else None
+        inputs, outputs, cached = s.usage or (0, 0, 0)
+        usage = {
+            "input_tokens": inputs,
+            "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+            "output_tokens": outputs,
+            "output_tokens_details": {"reasoning_tokens": 1},
+            "total_tokens": inputs + outputs,
+        }
+        return {
+            "id": "resp_1", "object": "response", "created_at": 1, "model": "m", "output": output,
+            "error": None, "instructions": None, "metadata": {}, "parallel_tool_calls": True,
+            "temperature": 1.0, "top_p": 1.0, "tool_choice": "auto", "tools": [],
+            **ended, **({"status": status} if status else {}),
+            "usage": usage if s.usage else None,
+        }  # fmt: skip
+
+    def _event(self, event: Json, number: int) -> bytes:
+        numbered = {**event, "sequence_number": number}
+        return f"event: {event['type']}\ndata: {json.dumps(numbered)}\n\n".encode()
+
+
 class GeminiSpeaker:
     path = "/v1beta/models/{call:m-1:(generateContent|streamGenerateContent)}"
     kind = "text/event-stream"
@@ -322,6 +449,7 @@ class GeminiSpeaker:
         assert all(a != b for a, b in itertools.pairwise(roles)), roles
         parts = [(turn["role"], part) for turn in body["contents"] for part in turn["parts"]]
         config = body.get("generationConfig") or {}
+        inline = [part["inlineData"] for _, part in parts if "inlineData" in part]
         return Seen(
             model="m-1",
             system="".join(part["text"] for part in (body.get("systemInstruction") or {}).get("parts", ())),
@@ -340,7 +468,8 @@ class GeminiSpeaker:
                 for _, p in parts
                 if "functionResponse" in p and p["functionResponse"]["name"]
             ),
-            images=sum(bool(p.get("inlineData", {}).get("data")) for _, p in parts),
+            images=sum(one["mimeType"] == "image/png" and bool(one["data"]) for one in inline),
+            files=sum(one["mimeType"] == "application/pdf" and bool(one["data"]) for one in inline),
             tools=tuple(d["name"] for t in body.get("tools") or () for d in t["functionDeclarations"]),
             schema=config.get("responseJsonSchema"),
             key=headers.get("x-goog-api-key", ""),
@@ -351,7 +480,7 @@ class GeminiSpeaker:
         return [
             {
                 "functionCall": {"id": c.id, "name": c.name, "args": c.arguments},
-                "thoughtSignature": f"s-{c.id}",
+                "thoughtSignature": s.thought or f"s-{c.id}",
             }
             for c in s.calls
         ]
@@ -370,9 +499,9 @@ class GeminiSpeaker:
         return {"candidates": [candidate], **({"usageMetadata": counts} if s.usage and last else {})}
 
 
-Speaker = OpenAISpeaker | AnthropicSpeaker | OllamaSpeaker | GeminiSpeaker
+Speaker = OpenAISpeaker | ResponsesSpeaker | AnthropicSpeaker | OllamaSpeaker | GeminiSpeaker
 SPEAKERS: tuple[Speaker, ...] = (
-    OpenAISpeaker(), AzureSpeaker(), AnthropicSpeaker(), OllamaSpeaker(), GeminiSpeaker(),
+    OpenAISpeaker(), AzureSpeaker(), ResponsesSpeaker(), AnthropicSpeaker(), OllamaSpeaker(), GeminiSpeaker(),
 )  # fmt: skip
 
 
@@ -490,7 +619,7 @@ def _abort(request: web.Request) -> None:
 
 def _text(content: Any) -> str:
     if isinstance(content, list):
-        return "".join(p["text"] for p in content if p["type"] == "text")
+        return "".join(p["text"] for p in content if p["type"] in ("text", "input_text"))
     return content or ""
 
 

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, aclosing, asynccontextmanager
+from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,6 +15,8 @@ import anthropic
 import openai
 import orjson
 import pytest
+from openai.types.responses import ResponseStreamEvent
+from pydantic import TypeAdapter
 
 from astromesh.errors import (
     ConfigError,
@@ -27,6 +31,7 @@ from astromesh.errors import (
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins
 from astromesh.providers.base import Provider
+from astromesh.providers.presets import PRESETS
 from astromesh.types import (
     CompletionRequest,
     CompletionResult,
@@ -38,7 +43,8 @@ from astromesh.types import (
     Usage,
     attached_usage,
 )
-from tests.platform.model_server import Call, ModelServer, Scenario
+from tests.platform.astromesh import ROOT
+from tests.platform.model_server import Call, ModelServer, ResponsesSpeaker, Scenario
 
 KEY = "zq-very-secret-0123456789"
 SEARCH = ToolSpec(
@@ -53,7 +59,10 @@ SCHEMA = {
     "additionalProperties": False,
 }
 TWO_CALLS = (Call("call_1", "search", {"query": "a"}), Call("call_2", "search", {"query": "b"}))
-BASES = {"openai": "/v1", "anthropic": "", "ollama": "", "gemini": "/v1beta", "azure": ""}
+BASES = {
+    "openai": "/v1", "openai_responses": "/v1", "anthropic": "", "ollama": "", "gemini": "/v1beta",
+    "azure": "",
+}  # fmt: skip
 #: Azure is the provider `openai` at another address
 OPTIONS: dict[str, dict[str, Any]] = {"azure": {"api_version": "2024-10-21"}}
 
@@ -219,14 +228,13 @@ async def test_tool_results_go_back_with_the_calls_they_answer(world):
 
 
 async def test_arguments_that_are_no_json_can_be_told_back(world):
+    broken = '["a"]' if world.kind.startswith("openai") else "{a"
     await (await world.provider()).complete(
         asking(
             Message("user", "Find a."),
             Message("assistant", "", (ToolCall("c1", "search", '{"query": "a"}'),)),
             Message("tool", "ok", tool_call_id="c1", name="search"),
-            Message(
-                "assistant", "", (ToolCall("c2", "search", '["a"]' if world.kind == "openai" else "{a"),)
-            ),
+            Message("assistant", "", (ToolCall("c2", "search", broken),)),
             Message("tool", "The arguments are no JSON.", tool_call_id="c2", name="search"),
         )
     )
@@ -281,6 +289,58 @@ async def test_the_same_tools_are_the_same_bytes_in_every_call(world):
     first, second = (seen.body for seen in world.server.seen)
     assert first["tools"] == second["tools"]
     assert list(first) == list(second)
+
+
+#: a row of the table of docs/models.md: the type, and what it supports
+ROW = re.compile(r"^\| `([\w ]+)` \|((?: (?:yes|no) \|){9})$", re.MULTILINE)
+COLUMNS = (
+    "streaming", "tools", "parallel tools", "structured output", "images", "PDF files", "reasoning",
+    "cached tokens", "embeddings",
+)  # fmt: skip
+THOUGHT = "c2lnbmVk"
+
+
+async def test_the_page_says_what_the_service_supports(world):
+    text = (ROOT / "docs" / "models.md").read_text()
+    assert "| type | " + " | ".join(COLUMNS) + " |" in text
+    rows = {
+        name: dict(zip(COLUMNS, re.findall("yes|no", cells), strict=True))
+        for name, cells in ROW.findall(text)
+    }
+    names = {name for name in Plugins().names("providers") if name not in {one.name for one in PRESETS}}
+    assert rows.keys() == {*names, "azure"}, "a type of its own has a row"
+    supported = {column for column, cell in rows[world.at].items() if cell == "yes"}
+    assert supported == {column async for column in supported_by(world)}
+
+
+async def supported_by(world: World) -> AsyncIterator[str]:
+    """The columns of the table that hold, by what server and provider say to each other."""
+    provider, seen = await world.provider(), world.server.seen
+    if len((await streamed(provider, asking()))[0]) == 4:
+        yield "streaming"
+    world.says(calls=TWO_CALLS, thought=THOUGHT)
+    question = Message("user", "Find a and b.")
+    said = await provider.complete(asking(question, tools=(SEARCH,)))
+    results = [Message("tool", "x", tool_call_id=call.id, name="search") for call in said.tool_calls]
+    await provider.complete(asking(question, Message("assistant", "", said.tool_calls), *results))
+    for name, least in (("tools", 1), ("parallel tools", 2)):
+        if min(len(said.tool_calls), len(seen[-1].calls), len(seen[-1].results)) >= least:
+            yield name
+    if THOUGHT in json.dumps(seen[-1].body):
+        yield "reasoning"
+    if said.usage.cached_tokens:
+        yield "cached tokens"
+    await provider.complete(asking(output_schema=SCHEMA))
+    if seen[-1].schema == SCHEMA:
+        yield "structured output"
+    for name, media_type in (("images", "image/png"), ("PDF files", "application/pdf")):
+        with suppress(ProviderRejected):
+            attached = Image(data="aGk=", media_type=media_type, name="a.pdf")
+            await provider.complete(asking(Message("user", "See.", attachments=(attached,))))
+            assert (seen[-1].images, seen[-1].files) == ((1, 0) if name == "images" else (0, 1))
+            yield name
+    if world.at in Plugins().names("embedders"):
+        yield "embeddings"
 
 
 # -- what goes wrong -----------------------------------------------------------------------------------------
@@ -358,6 +418,10 @@ async def test_an_answer_of_another_shape_is_a_service_that_cannot_answer(world,
 #: by format: a stream and a whole answer that end without a text, a tool call or a reason
 WORDLESS: dict[str, tuple[bytes, bytes]] = {
     "openai": (b"data: [DONE]\n\n", b'{"choices": [{"message": {"content": null}}]}'),
+    "openai_responses": (
+        b'data: {"type": "response.completed", "response": {"output": []}}\n\n',
+        b'{"output": [], "status": null}',
+    ),
     "anthropic": (b'data: {"type": "message_stop"}\n\n', b'{"content": [], "stop_reason": null}'),
     "ollama": (b'{"done": true}\n', b'{"message": {"content": ""}, "done": true}'),
     "gemini": (b'data: {"candidates": []}\n\n', b'{"candidates": []}'),
@@ -385,6 +449,11 @@ def shaped(kind: str, *, name: Any = "search", asked: Any = 5, tokens: Any = 3) 
         return orjson.dumps(whole), events(
             {"choices": [{"delta": {"tool_calls": [call]}, "finish_reason": "tool_calls"}], "usage": usage}
         )
+    if kind == "openai_responses":
+        item = {"type": "function_call", "call_id": "c", "name": name, "arguments": "{}"}
+        usage = {"input_tokens": asked, "output_tokens": tokens}
+        answer = {"output": [item], "status": "completed", "usage": usage}
+        return orjson.dumps(answer), events({"type": "response.completed", "response": answer})
     if kind == "anthropic":
         block = {"type": "tool_use", "id": "c", "name": name, "input": {}}
         usage = {"input_tokens": asked, "output_tokens": tokens}
@@ -709,6 +778,32 @@ async def test_the_openai_sdk_accepts_the_same_server(server):
         server.script = [Scenario(status=429)]
         with pytest.raises(openai.RateLimitError):
             await client.chat.completions.create(**ask)
+
+
+async def test_the_openai_sdk_reads_the_same_responses(server):
+    """The SDK's types take every event as it is, and what our provider sends as arguments."""
+    ask: Any = {"model": "m", "input": [{"role": "user", "content": "Hi"}], "store": False}
+    scenario = Scenario(calls=TWO_CALLS)
+    event_type: TypeAdapter[Any] = TypeAdapter(ResponseStreamEvent)
+    for raw in ResponsesSpeaker().events(scenario, {}):
+        data = raw.partition(b"data: ")[2]
+        event_type.validate_json(data, strict=True, extra="forbid")
+    async with openai.AsyncOpenAI(base_url=server.url + "/v1", api_key=KEY, max_retries=0) as client:
+        server.script = [scenario]
+        whole = await client.responses.create(**ask)
+        assert [item.type for item in whole.output] == [
+            "reasoning",
+            "message",
+            "function_call",
+            "function_call",
+        ]
+        async with client.responses.stream(**ask) as stream:
+            texts = "".join([e.delta async for e in stream if e.type == "response.output_text.delta"])
+            final = await stream.get_final_response()
+        assert (texts, final.output_text, final.usage) == ("Hello, world.", "Hello, world.", whole.usage)
+        server.script = [Scenario(status=429)]
+        with pytest.raises(openai.RateLimitError):
+            await client.responses.create(**ask)
 
 
 async def test_the_anthropic_sdk_accepts_the_same_server(server):
