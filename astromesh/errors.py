@@ -701,7 +701,7 @@ class OutsideWindow(ChannelRejected, code="channel_outside_window"):
 
 
 class Unavailable(AstromeshError, code="overloaded", status=503, public=True):
-    retry_after: ClassVar[float] = 1.0
+    retry_after: float = 1.0
 
 
 class AgentUnavailable(Unavailable, code="agent_unavailable"):
@@ -724,7 +724,12 @@ class UnreadableModule(Unavailable, LookupError, code="unreadable_module"):
     """A Python module of a workflow exists and cannot be imported now."""
 
 
-class Overloaded(Unavailable, code="overloaded"): ...
+class Overloaded(Unavailable, code="overloaded"):
+    """Args: retry_after: seconds until the next try makes sense."""
+
+    def __init__(self, message: str, retry_after: float = 1.0) -> None:
+        self.retry_after = retry_after
+        super().__init__(message)
 
 
 class QueueFull(Unavailable, code="queue_full"):

@@ -31,6 +31,8 @@ def principal_of(caller: CallerContext | None) -> tuple[str, str]:
 RUN = "agents:run"
 #: answers to questions without assignees
 DECIDE = "runs:decide"
+#: a `priority` before that of the agent
+PRIORITY = "runs:priority"
 ADMIN = "admin"
 #: scope → what it allows. `FAMILY:*` is every scope of a family, `agents:run:NAME` runs of one agent,
 #: `runs:decide:GROUP` answers to questions with this assignee.
@@ -40,6 +42,7 @@ SCOPES: Mapping[str, str] = {
     "agents:manifest": "read the manifests of agents, prompts included",
     "runs:read": "list and follow one's own runs",
     "runs:write": "cancel one's own runs, rate them",
+    PRIORITY: "let one's own runs begin before others of their agent",
     DECIDE: "decide for one's own runs and Tasks that wait for a person",
     "sessions:read": "list one's own sessions and read their history",
     "sessions:write": "erase one's own sessions",

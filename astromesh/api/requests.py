@@ -272,6 +272,11 @@ class RunBody(BaseModel):
     attachments: Annotated[list[AttachmentIn], Field(max_length=MAX_ATTACHMENTS)] = Field(
         default_factory=list, description="Images, audio and documents that belong to the message."
     )
+    priority: Annotated[int, Field(ge=-1000, le=1000)] | None = Field(
+        None,
+        description="Waiting runs with lower numbers begin first; absent: `queue.priority` of the agent. "
+        "A lower number than that needs the scope `runs:priority`.",
+    )
     callback: CallbackIn | None = Field(
         None, description="Whom to call when the run ends or waits; it makes the run durable."
     )
@@ -360,6 +365,7 @@ def run_request(body: RunBody, traceparent: str | None) -> RunRequest:
         parameters=body.parameters(),
         callback=body.callback.callback() if body.callback else None,
         attachments=tuple(one.attachment() for one in body.attachments),
+        priority=body.priority,
     )
 
 

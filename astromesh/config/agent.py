@@ -284,12 +284,18 @@ class Sessions(Record):
 class Queue(Record):
     """The queue of the agent, in addition to those of its sessions."""
 
-    priority: int = Field(0, ge=-1000, le=1000, description="Durable runs with lower numbers start first.")
+    priority: int = Field(0, ge=-1000, le=1000, description="Runs that wait with lower numbers start first.")
     max_running: Count | None = Field(
         None,
         description="Active runs at once: durable ones over all workers, others in each process.",
     )
-    max_queued: Count = Field(10_000, description="Runs that wait to start; further ones get 503 overloaded.")
+    max_queued: Count = Field(
+        10_000, description="Runs of one tenant that wait to start; further ones get 503 overloaded."
+    )
+    max_wait_seconds: Seconds | None = Field(
+        None,
+        description="While a durable run of a tenant waits longer to start, further ones get 503 overloaded.",
+    )
 
 
 class AgentSpec(Record):

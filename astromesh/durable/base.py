@@ -586,6 +586,16 @@ class QueueDepth(NamedTuple):
     oldest_at: float | None
 
 
+class QueuedRun(NamedTuple):
+    """The next run of a tenant. `number`: an older run has a lower one."""
+
+    run_id: str
+    segment: int
+    tenant: str
+    priority: int
+    number: int
+
+
 class LiveWorker(NamedTuple):
     """A process that executes durable runs. `seen_at`: its last heartbeat, in seconds since the epoch."""
 
@@ -847,11 +857,14 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
     async def next_in_session(self, run: RunRow) -> tuple[str, int] | None:
         """Returns the oldest queued ordered run of the same session, and its segment."""
 
-    async def next_of_agent(self, agent: str) -> tuple[str, int] | None:
-        """Returns the next run of an agent by priority and age, and its segment."""
+    async def next_of_agent(self, agent: str) -> tuple[QueuedRun, ...]:
+        """Returns the next run of each tenant by priority and age, those of an agent that are due."""
 
-    async def queued(self, agent: str) -> int:
-        """Returns the number of queued runs of an agent."""
+    async def queued(self, agent: str, tenant: str) -> tuple[int, float]:
+        """Returns the number of queued runs of an agent and a tenant, and since when the oldest could begin.
+
+        The time is in seconds since the epoch, 0 if none is queued.
+        """
 
     async def commit(
         self, claim: SegmentClaim, *, steps: Sequence[JournalStep] = (), events: Sequence[Event] = (),

@@ -48,7 +48,7 @@ from astromesh.durable.leases import (
     cancel_and_wait,
     expiry_job,
 )
-from astromesh.durable.queue import LocalQueue, QueueCapacity
+from astromesh.durable.queue import Load, LoadLimit, LocalQueue, QueueCapacity, Turns
 from astromesh.durable.recording import redacted_events
 from astromesh.durable.serialization import PLACE, caller_of, ended_request
 from astromesh.durable.writer import outages, retry_while_unavailable
@@ -182,7 +182,7 @@ class Admission(NamedTuple):
 
     Args:
         policy: against other runs of its session.
-        max_queued: maximum number of waiting runs of the agent.
+        queue: maximum number of waiting runs of the agent, those of one tenant, and of their wait.
         keeps_token: the run acts with the token of its caller, so it starts in this process.
         take_place: with `interrupt`, makes the run the newest message; returns the token of its place.
         callback: whom to tell when the run ends or waits.
@@ -190,7 +190,7 @@ class Admission(NamedTuple):
     """
 
     policy: ConcurrencyPolicy
-    max_queued: int
+    queue: LoadLimit
     keeps_token: bool = False
     take_place: Callable[[], Awaitable[int]] | None = None
     callback: StoredCallback | None = None
@@ -232,7 +232,8 @@ class RunWorker:
         self._background: set[asyncio.Task[None]] = set()
         self._notifications = Notifications()
         self._channel: RunChannel | None = None
-        self._capacity: dict[str, QueueCapacity] = {}
+        self._capacity: dict[tuple[str, str], QueueCapacity] = {}
+        self._turns: defaultdict[str, Turns] = defaultdict(Turns)
         self._slot_locks: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)
 
     # -- life ----------------------------------------------------------------------------------------------
@@ -295,7 +296,7 @@ class RunWorker:
         """Returns a started backend. If it cannot start, it is closed."""
         backend = await self._stores.open_backend()
         try:
-            await backend.start(self.work)
+            await backend.start(self._work_dispatched)
         except BaseException:
             await backend.close()
             raise
@@ -362,7 +363,7 @@ class RunWorker:
             StoreUnavailable: the run was not accepted.
             Unavailable: it needs the token of its caller, and this process executes no runs.
             SessionBusy: the policy of the agent is `reject`, and the session answers another message.
-            Overloaded: too many runs of the agent wait to begin.
+            Overloaded: too many runs of the agent and the tenant wait to begin, or they wait too long.
             IdempotencyConflict: the key was used with another body.
         """
         if self._draining:
@@ -405,16 +406,21 @@ class RunWorker:
         steps: Sequence[JournalStep],
     ) -> RunRow:
         """Returns the run, or the one that it was merged into, or the one that has its key."""
-        capacity = self._capacity.setdefault(row.agent, QueueCapacity(self._host.clock))
-        count = partial(self.store.queued, row.agent)
+        queue = row.agent, row.tenant
+        capacity = self._capacity.setdefault(queue, QueueCapacity(self._host.clock))
+        load = partial(self._load_of, *queue)
         accept = partial(self._store_row, row, admission, key, steps)
         try:
-            return await capacity.enter(count, row.agent, admission.max_queued, accept)
+            return await capacity.enter(load, row.agent, admission.queue, accept)
         except Overloaded:
             earlier = await self._earlier(key, row)
             if earlier is None:
                 raise
             return earlier
+
+    async def _load_of(self, agent: str, tenant: str) -> Load:
+        count, since = await self.store.queued(agent, tenant)
+        return Load(count, self._host.clock.now() - since if count else 0.0)
 
     async def _store_row(
         self,
@@ -501,11 +507,17 @@ class RunWorker:
         while len(self._callers) > _MAX_CALLERS:  # other processes have claimed the oldest runs
             del self._callers[next(iter(self._callers))]
 
-    def _start_segment(self, run_id: str, segment: int) -> None:
+    def _start_segment(self, run_id: str, segment: int) -> asyncio.Task[None]:
         """Executes a run here, unless another process claims it first."""
         task = asyncio.create_task(self.work(run_id, segment))
         self._starting.add(task)
         task.add_done_callback(self._segment_started)
+        return task
+
+    async def _work_dispatched(self, run_id: str, segment: int) -> None:
+        """Executes a segment that the backend dispatches, if there is room: else a sweep finds it later."""
+        if self._has_room:
+            await asyncio.wait([self._start_segment(run_id, segment)])
 
     def _segment_started(self, task: asyncio.Task[None]) -> None:
         self._starting.discard(task)
@@ -548,6 +560,8 @@ class RunWorker:
         finally:
             if row is None:
                 self._run_ids.discard(run_id)
+            elif row.agent in self._host.max_running:
+                self._turns[row.agent].take(row.tenant)
         return row
 
     async def _run_segment(self, row: RunRow) -> None:
@@ -564,21 +578,28 @@ class RunWorker:
         if row.agent not in self._host.max_running:
             return await self._claim(*following) if following is not None else None
         found = await self._claim_slot(row.agent)
-        if following is not None and (found is None or following[0] != found.run_id):
-            self._hold_task(self.work(*following))  # if there is another slot
+        if following is None or (found is not None and following[0] == found.run_id):
+            return found
+        if found is None:
+            return await self._claim(*following)
+        if self._has_room:  # and perhaps another slot
+            self._start_segment(*following)
         return found
 
     async def _claim_slot(self, agent: str) -> RunRow | None:
-        """Claims the first run of an agent that is due. If another process claims it first, the next one."""
-        missed = None
+        """Claims a run of an agent that is due, by priority, then the tenants in turn.
+
+        If another process claims it first, the next one.
+        """
+        turns, missed = self._turns[agent], None
         async with self._slot_locks[agent]:  # two runs that end together choose one after the other
-            while (due := await retry_while_unavailable(partial(self.store.next_of_agent, agent))) not in (
-                None,
-                missed,
-            ):
-                if (row := await self._claim(*due)) is not None:
+            while due := await retry_while_unavailable(partial(self.store.next_of_agent, agent)):
+                first = min(due, key=lambda run: (run.priority, turns.last(run.tenant), run.number))
+                if first == missed:
+                    break
+                if (row := await self._claim(first.run_id, first.segment)) is not None:
                     return row
-                missed = due
+                missed = first
         return None
 
     async def _work(self, row: RunRow) -> None:

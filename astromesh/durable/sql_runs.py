@@ -21,6 +21,7 @@ from astromesh.durable.base import (
     JournalStep,
     LiveWorker,
     QueueDepth,
+    QueuedRun,
     RunChange,
     RunChannel,
     RunQuery,
@@ -168,12 +169,13 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
         rows = await self._queries.read("next_in_session", run.tenant, run.agent, run.session_id, run.owner)
         return _first_segment(rows)
 
-    async def next_of_agent(self, agent: str) -> tuple[str, int] | None:
-        return _first_segment(await self._queries.read("next_of_agent", agent, self._clock.now()))
+    async def next_of_agent(self, agent: str) -> tuple[QueuedRun, ...]:
+        rows = await self._queries.read("next_of_agent", agent, self._clock.now())
+        return tuple(QueuedRun(*row) for row in rows)
 
-    async def queued(self, agent: str) -> int:
-        count: int = (await self._queries.read("queued", agent, self._clock.now()))[0][0]
-        return count
+    async def queued(self, agent: str, tenant: str) -> tuple[int, float]:
+        rows = await self._queries.read("queued", agent, self._clock.now(), tenant)
+        return rows[0][0], rows[0][1]
 
     async def queues(self) -> tuple[QueueDepth, ...]:
         return tuple(QueueDepth(*row) for row in await self._queries.read("queues", self._clock.now()))

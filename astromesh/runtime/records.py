@@ -62,6 +62,7 @@ class RunRequest(Struct, frozen=True):
         model: The one of the agent's models that answers. Empty: as the agent's routing chooses.
         tools: Those of the agent's tools that the run may call. None: all of them.
         not_before: When a durable run may begin, in seconds since the epoch. 0: at once.
+        priority: A run with a lower number begins before others of its agent. None: as the agent says.
         callback: Whom to tell when the run ends or waits. A run with one is durable.
         accepted_at: The time that prompts show, in seconds since the epoch. 0: when the run was stored.
         protocol: What the encoder of a protocol needs of the request later, as JSON. The input rules do not
@@ -89,6 +90,7 @@ class RunRequest(Struct, frozen=True):
     model: str = ""
     tools: tuple[str, ...] | None = None
     not_before: float = 0.0
+    priority: int | None = None
     callback: Callback | None = None
     accepted_at: float = 0.0
     protocol: Mapping[str, Any] = field(default_factory=dict)
@@ -225,6 +227,8 @@ def _options_to_json(request: RunRequest) -> JsonObject:
         data["model"] = request.model
     if request.tools is not None:
         data["tools"] = list(request.tools)
+    if request.priority is not None:
+        data["priority"] = request.priority
     if request.protocol:
         data["protocol"] = dict(request.protocol)
     if request.client_tools.specs:
@@ -270,6 +274,7 @@ def request_of(data: JsonObject) -> RunRequest:
         model=data.get("model", ""),
         tools=tuple(data["tools"]) if "tools" in data else None,
         not_before=data.get("not_before", 0.0),
+        priority=data.get("priority"),
         accepted_at=data.get("accepted_at", 0.0),
         protocol=data.get("protocol", {}),
         tells_state=data.get("tells_state", False),
@@ -324,6 +329,7 @@ class TaskRequest(Struct, frozen=True):
         input: A JSON value. Any other value is refused before there is a Task.
         start: The start node. None: the workflow's default.
         caused_by: The caller's place in its own trace (`traceparent`).
+        priority: A run with a lower number begins before others of its agent. None: as the agent says.
         callback: Whom to tell when the Task ends or waits. Only a durable Task may have one.
     """
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterator, Sequence
 
+from astromesh.access.scopes import PRIORITY, permits
 from astromesh.core.answer_schema import AnswerSchema
-from astromesh.errors import ConfigError, InvalidInput, NotOverridable
+from astromesh.errors import ConfigError, Forbidden, InvalidInput, NotOverridable
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import require_client_tools
 from astromesh.runtime.records import RunRequest
+from astromesh.types import CallerContext
 
 #: keys of `spec.overridable` that are open if an agent does not have it
 OPEN = frozenset({"temperature", "max_tokens"})
@@ -33,6 +35,23 @@ def require_allowed(agent: Agent, request: RunRequest) -> None:
         _require_known("tools", request.tools, [spec.name for spec in agent.tools.specs()])
     if request.output_schema is not None:
         _schema_of(request)
+
+
+def priority_of(agent: Agent, request: RunRequest) -> int:
+    """Returns the priority of a run; a lower one comes first."""
+    return agent.manifest.spec.queue.priority if request.priority is None else request.priority
+
+
+def require_priority(agent: Agent, request: RunRequest, caller: CallerContext | None) -> None:
+    """Raises: Forbidden: the run would begin before others of its agent, which needs a scope."""
+    usual = agent.manifest.spec.queue.priority
+    if request.priority is None or request.priority >= usual or caller is None:
+        return
+    if not permits(caller.scopes, PRIORITY):
+        raise Forbidden(
+            f"priority: {request.priority} is before the {usual} of the agent, which needs the scope "
+            f"{PRIORITY!r}."
+        )
 
 
 def is_open(agent: Agent, key: str) -> bool:

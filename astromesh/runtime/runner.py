@@ -30,7 +30,7 @@ from astromesh.durable.budgets import Budgets
 from astromesh.durable.callbacks import CallbackSender
 from astromesh.durable.journal import RunJournal
 from astromesh.durable.leases import DAY_SECONDS, WorkerHeartbeat
-from astromesh.durable.queue import AgentSlots
+from astromesh.durable.queue import AgentSlots, SlotRequest
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.serialization import contents_of
 from astromesh.durable.steps import as_shown
@@ -65,7 +65,7 @@ from astromesh.runtime.nested_runs import (
 from astromesh.runtime.pipeline import answer
 from astromesh.runtime.records import RunAnswer, RunRequest, attachments_of, request_of
 from astromesh.runtime.replays import Replays
-from astromesh.runtime.request_options import changed_agent, require_allowed
+from astromesh.runtime.request_options import changed_agent, priority_of, require_allowed, require_priority
 from astromesh.runtime.run import Handler, PlainRecorder, Run, RunFactory
 from astromesh.runtime.run_metadata import require_valid
 from astromesh.runtime.runs import Decision, Runs
@@ -289,6 +289,7 @@ class AgentRunner:
                     agent, request, caller=caller, trace_id=trace_id, key=key, watch=watch
                 )
                 return await self._wait(row, sinks)
+            require_priority(agent, request, caller)
             if request.has_options:
                 require_allowed(agent, request)
                 agent = changed_agent(agent, request)
@@ -457,6 +458,7 @@ class AgentRunner:
         """
         require_valid(request)
         require_allowed(agent, request)
+        require_priority(agent, request, caller)
         request = await self._attachments.read(agent, self._timed(request))
         tenant, owner = principal_of(caller)
         concurrency = agent.manifest.spec.sessions.concurrency
@@ -892,13 +894,14 @@ def within_agent_limit(slots: AgentSlots) -> Wrapper:
         async def run_in_slot(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
             spec = agent.manifest.spec
             accepted = run.is_durable
-            await slots.enter(
-                agent.name,
-                agent.max_running,
+            request_of_slot = SlotRequest(
+                run.key.tenant,
+                priority_of(agent, request),
                 # a durable run was counted when it was accepted
                 1 << 62 if accepted else spec.queue.max_queued,
                 None if accepted else spec.sessions.queue_timeout_seconds,
             )
+            await slots.enter(agent.name, agent.max_running, request_of_slot)
             try:
                 return await handler(agent, request, run)
             finally:

@@ -20,6 +20,7 @@ from astromesh.durable.approvals import ApprovalWaits, decision_event, decisions
 from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.journal import RunJournal
+from astromesh.durable.queue import LoadLimit
 from astromesh.durable.run_registry import partial_result
 from astromesh.durable.run_worker import Admission
 from astromesh.durable.serialization import SCHEMA, caller_to_json, ended_request
@@ -38,6 +39,7 @@ from astromesh.runtime.records import (
     request_of,
     request_with_contents,
 )
+from astromesh.runtime.request_options import priority_of
 from astromesh.runtime.run import Handler, Run
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
@@ -401,7 +403,7 @@ def accepted_row(
         tags=request.tags if is_checked else (),
         manifest=agent.snapshot,
         caller=caller_to_json(caller),
-        priority=spec.queue.priority,
+        priority=priority_of(agent, request),
         ordered=not request.not_before,
         wake_at=request.not_before or wake_at,
     )
@@ -411,4 +413,5 @@ def admission_of(agent: Agent) -> Admission:
     """Returns how the runs of an agent are admitted."""
     spec = agent.manifest.spec
     keeps_token = any(tool.as_caller for tool in agent.tools.specs())
-    return Admission(spec.sessions.concurrency, spec.queue.max_queued, keeps_token)
+    queue = LoadLimit(spec.queue.max_queued, spec.queue.max_wait_seconds)
+    return Admission(spec.sessions.concurrency, queue, keeps_token)

@@ -18,6 +18,23 @@ NOT (deaths >= 2 AND EXISTS (
     WHERE o.status IN ('queued', 'running', 'waiting') AND o.durable = TRUE
         AND o.status <> 'waiting' AND o.deaths >= 2 AND o.id < runs.id))
 
+-- fragment: tenants
+-- Those with queued runs, and NULL. An index finds one after the other.
+t (tenant) AS (
+    SELECT min(tenant) FROM astromesh.runs WHERE status = 'queued' AND durable = TRUE
+    UNION ALL
+    SELECT (SELECT min(tenant) FROM astromesh.runs
+        WHERE status = 'queued' AND durable = TRUE AND tenant > t.tenant)
+    FROM t WHERE t.tenant IS NOT NULL)
+
+-- fragment: tenants_of_agent
+t (tenant) AS (
+    SELECT min(tenant) FROM astromesh.runs WHERE status = 'queued' AND durable = TRUE AND agent = $1
+    UNION ALL
+    SELECT (SELECT min(tenant) FROM astromesh.runs
+        WHERE status = 'queued' AND durable = TRUE AND agent = $1 AND tenant > t.tenant)
+    FROM t WHERE t.tenant IS NOT NULL)
+
 -- name: add
 INSERT INTO astromesh.runs ({columns}, queued_at) VALUES ({values})
 
@@ -56,16 +73,10 @@ WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $
     AND ($11 = 0.0 OR finished_at - created_at >= $11) AND ($13 = '' OR run_id < $13)
 ORDER BY run_id DESC LIMIT $12
 
--- name: next_of_agent
-SELECT run_id, segment FROM astromesh.runs
-WHERE {open} AND status = 'queued' AND agent = $1 AND wake_at <= $2
-    AND {first_in_session} AND {alone}
-ORDER BY priority, id LIMIT 1
-
 -- name: queued
 -- A run that is accepted for later is not ordered and does not count before its time.
-SELECT count(*) FROM astromesh.runs
-WHERE {open} AND status = 'queued' AND agent = $1 AND (ordered OR wake_at <= $2)
+SELECT count(*), coalesce(min(greatest(created_at, wake_at)), 0.0) FROM astromesh.runs
+WHERE {open} AND status = 'queued' AND agent = $1 AND tenant = $3 AND (ordered OR wake_at <= $2)
 
 -- name: running
 -- Without the run $2.
@@ -298,16 +309,6 @@ WHERE run_id >= $3 AND tenant = $1 AND ($2::text IS NULL OR owner = $2) AND pare
 
 -- name: merge
 UPDATE astromesh.runs SET request = $2, priority = least(priority, $3) WHERE run_id = $1
-
--- name: redispatch
-UPDATE astromesh.runs SET queued_at = $2
-WHERE id IN (
-    SELECT id FROM astromesh.runs
-    WHERE {open} AND status = 'queued' AND queued_at <= $1
-        AND wake_at <= $2 AND NOT agent = ANY ($4::text[])
-        AND {first_in_session} AND {alone}
-    ORDER BY priority, id LIMIT $3 FOR UPDATE SKIP LOCKED)
-RETURNING run_id, segment
 
 -- name: expire
 DELETE FROM astromesh.runs WHERE id IN (

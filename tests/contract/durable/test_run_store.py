@@ -517,14 +517,31 @@ async def test_no_more_runs_of_an_agent_are_running_than_may(store):
     assert len(begun) == 3
     await store.accept(run("other", agent="sales"))
     assert await store.claim("other", 1, "w1", limits) is not None
-    assert await store.queued("support") == 5
+    assert await store.queued("support", "acme") == (5, NOW)
+    assert await store.queued("support", "globex") == (0, 0.0)
     assert await store.overdue(LEASE, queued=0.0001, limits=limits) == ()
     claim = SegmentClaim(done.run_id, 1, done.worker)
     await store.commit(claim, change=RunChange("completed", finished_at=NOW))
     left = [n for n in range(8) if f"run_{n}" not in {row.run_id for row in begun}]
-    assert await store.next_of_agent("support") == (f"run_{max(left)}", 1)
+    (first,) = await store.next_of_agent("support")
+    assert first[:4] == (f"run_{max(left)}", 1, "acme", -max(left))
     assert await store.claim(f"run_{max(left)}", 1, "w1", limits) is not None
-    assert await store.next_of_agent("nobody") is None
+    assert await store.next_of_agent("nobody") == ()
+
+
+async def test_every_tenant_has_its_share_of_a_sweep(store, clock):
+    """However many runs of another one wait, and since when; what is left of a share waits for the next."""
+    for n in range(9):
+        await store.accept(run(f"noisy_{n}", session_id=f"s-{n}", priority=-n))
+    for n in range(2):
+        await store.accept(run(f"quiet_{n}", session_id=f"q-{n}", tenant="globex"))
+    await store.accept(run("later", tenant="initech", wake_at=NOW + 60))
+    heads = await store.next_of_agent("support")
+    assert {(one.run_id, one.tenant) for one in heads} == {("noisy_8", "acme"), ("quiet_0", "globex")}
+    assert heads[0].number != heads[1].number
+    clock.advance(1)
+    due = await store.overdue(LEASE, 6, queued=0.5)
+    assert {run_id for run_id, _ in due} == {"noisy_8", "noisy_7", "quiet_0", "quiet_1"}
 
 
 async def test_what_is_overdue_comes_by_priority(store, clock):

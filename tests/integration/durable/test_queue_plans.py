@@ -16,7 +16,7 @@ _QUEUED = """
 INSERT INTO astromesh.runs (run_id, tenant, owner, agent, session_id, trace_id, parent, status, durable,
     segment, worker, priority, created_at, queued_at, finished_at, deadline_at, wake_at, input_tokens,
     output_tokens, cached_tokens, cost_usd, estimated, request, caller, attempts, ordered)
-SELECT 'run_' || n, 't', 'o', 'a' || n % 10, 's' || n, '', '', 'queued', TRUE,
+SELECT 'run_' || n, 't' || n % 3, 'o', 'a' || n % 10, 's' || n, '', '', 'queued', TRUE,
     1, '', 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, FALSE, '{}', '{}', '[]', TRUE
 FROM generate_series(1, 20000) n
 """
@@ -29,8 +29,8 @@ def steps_of(plan: dict[str, Any]) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     ("query", "values", "index"),
     [
-        ("redispatch", (1.0, 1.0, 100, []), "runs_queued"),
-        ("next_of_agent", ("a1", 1.0), "runs_queued_of_agent"),
+        ("redispatch", (1.0, 1.0, 100, []), "runs_queued_of_tenant"),
+        ("next_of_agent", ("a1", 1.0), "runs_queued_of_agent_and_tenant"),
         ("claim", (["run_1"], [1], ["w"], 1.0, []), "runs_run_id_key"),
     ],
 )

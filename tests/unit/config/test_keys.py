@@ -178,6 +178,7 @@ AGENT_KEYS = [
     Key("Agent", ("spec", "queue", "priority"), -5, 5000, 0),
     Key("Agent", ("spec", "queue", "max_running"), 4, 0, None),
     Key("Agent", ("spec", "queue", "max_queued"), 100, 0, 10_000),
+    Key("Agent", ("spec", "queue", "max_wait_seconds"), 30, 0, None),
     *[Key("Agent", ("spec", "stream"), right, "tokens", None) for right in ("token", "sentence", "final")],
     *[Key("Agent", ("spec", "on_disconnect"), right, "stop", None) for right in ("continue", "cancel")],
     Key("Agent", ("spec", "skills"), [], "skills", ()),

@@ -80,15 +80,27 @@ SELECT run_id FROM held
 INSERT INTO astromesh.run_events SELECT $1, $2, $3, $4, $5 WHERE EXISTS (SELECT 1 FROM astromesh.runs WHERE run_id = $1)
 ON CONFLICT (run_id, seq) DO NOTHING
 
+-- name: next_of_agent
+-- The next run of each tenant.
+WITH RECURSIVE {tenants_of_agent}
+SELECT f.* FROM t, LATERAL (
+    SELECT run_id, segment, runs.tenant, priority, id FROM astromesh.runs
+    WHERE {open} AND status = 'queued' AND agent = $1 AND runs.tenant = t.tenant AND wake_at <= $2
+        AND {first_in_session} AND {alone}
+    ORDER BY priority, id LIMIT 1) f
+
 -- name: redispatch
--- `= ANY (ARRAY …)`, because PostgreSQL reads the whole table for `IN`.
+-- Each tenant with queued runs has an equal share. `= ANY (ARRAY …)`, because PostgreSQL reads the whole table for `IN`.
+WITH RECURSIVE {tenants}
 UPDATE astromesh.runs SET queued_at = $2
 WHERE id = ANY (ARRAY(
-    SELECT id FROM astromesh.runs
-    WHERE {open} AND status = 'queued' AND queued_at <= $1
-        AND wake_at <= $2 AND NOT agent = ANY ($4::text[])
-        AND {first_in_session} AND {alone}
-    ORDER BY priority, id LIMIT $3 FOR UPDATE SKIP LOCKED))
+    SELECT due.id FROM t, LATERAL (
+        SELECT id FROM astromesh.runs
+        WHERE {open} AND status = 'queued' AND runs.tenant = t.tenant AND queued_at <= $1
+            AND wake_at <= $2 AND NOT agent = ANY ($4::text[])
+            AND {first_in_session} AND {alone}
+        ORDER BY priority, id LIMIT greatest(1, $3 / greatest(1, (SELECT count(tenant) FROM t))) FOR UPDATE SKIP LOCKED) due
+    LIMIT $3))
 RETURNING run_id, segment
 
 -- name: anything_due
@@ -97,8 +109,10 @@ SELECT EXISTS (
     SELECT 1 FROM astromesh.runs
     WHERE {open}
         AND (status = 'running' AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8)
-            OR status = 'waiting' AND wake_at > 0.0 AND wake_at <= $1::float8
-            OR status = 'queued' AND queued_at <= $3::float8 AND wake_at <= $1::float8))
+            OR status = 'waiting' AND wake_at > 0.0 AND wake_at <= $1::float8))
+    OR $3::float8 > 0.0 AND EXISTS (
+        SELECT 1 FROM astromesh.runs
+        WHERE {open} AND status = 'queued' AND queued_at <= $3::float8 AND wake_at <= $1::float8)
     OR EXISTS (
         SELECT 1 FROM astromesh.runs
         WHERE durable = FALSE AND status = 'running' AND parent = ''

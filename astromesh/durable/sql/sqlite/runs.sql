@@ -8,6 +8,29 @@ WHERE run_id = ?1 AND segment = ?2 AND (status = 'queued' AND wake_at <= ?4 OR s
     AND {first_in_session} AND {alone}
 RETURNING {columns}
 
+-- name: next_of_agent
+-- The next run of each tenant.
+WITH RECURSIVE {tenants_of_agent}
+SELECT r.run_id, r.segment, r.tenant, r.priority, r.id FROM t JOIN runs r ON r.id = (
+    SELECT id FROM runs
+    WHERE {open} AND status = 'queued' AND agent = ?1 AND runs.tenant = t.tenant AND wake_at <= ?2
+        AND {first_in_session} AND {alone}
+    ORDER BY priority, id LIMIT 1)
+
+-- name: redispatch
+-- Each tenant with queued runs has an equal share.
+WITH RECURSIVE {tenants}
+UPDATE runs SET queued_at = ?2
+WHERE id IN (
+    SELECT r.id FROM t JOIN runs r ON r.id IN (
+        SELECT id FROM runs
+        WHERE {open} AND status = 'queued' AND runs.tenant = t.tenant AND queued_at <= ?1
+            AND wake_at <= ?2 AND agent NOT IN (SELECT value FROM json_each(?4))
+            AND {first_in_session} AND {alone}
+        ORDER BY priority, id LIMIT max(1, ?3 / max(1, (SELECT count(tenant) FROM t))))
+    LIMIT ?3)
+RETURNING run_id, segment
+
 -- name: next_in_session
 SELECT run_id, segment FROM runs
 WHERE tenant = ?1 AND agent = ?2 AND session_id = ?3 AND owner = ?4 AND ordered = 1
