@@ -29,11 +29,12 @@ from astromesh.durable.step_log import NESTED_MARK as _RUN
 from astromesh.durable.step_log import NODE_PREFIX
 from astromesh.durable.steps import EditKind, as_shown, editable, listed, step_content, step_json
 from astromesh.errors import InvalidInput, TaskNotFound
+from astromesh.graph.call_record import hash_of
 from astromesh.runtime.task_journal import numbered_steps_of_runs, steps_of_runs
 from astromesh.tools.results import to_text
 from astromesh.types import JsonObject
 from astromesh.workflow.base import CONTEXT, STEP, NotJson, canonical, stage_path
-from astromesh.workflow.journal import call_place, edits_path, request_edit
+from astromesh.workflow.journal import StageOrigin, call_place, edits_path, origin_path, request_edit
 
 #: kind of a recorded call → kind of its step
 _KINDS: Mapping[str, StepKind] = {"model": "model", "tool": "tool", "agent": "node", "person": "wait"}
@@ -272,7 +273,7 @@ def forked_records(
         can = ", ".join(at.editable)
         raise InvalidInput(f"edit: at step {at.step.ordinal}, {can} can be edited.")
     if edit is not None and edit.kind == "query":
-        return [*_effects(records, steps)]
+        return [*_effects(records, steps), *_origins(task_id, steps)]
     before = [one for one in steps if one.step.ordinal < at.step.ordinal]
     edited = edit if edit is not None and edit.kind in ("output", "tool_result", "state") else None
     ended: list[JsonObject] = [{"task_id": task_id, **one.record} for one in before if one.is_stage]
@@ -287,7 +288,15 @@ def forked_records(
     if at.recorded is not None:
         open_ones.append(at)
         runs = [one for one in runs if not _is_in_run(one, at)] + _forked_run(records, at, edit)
-    kept = [*_contexts(open_ones), *runs, *map(_journaled, begun), *_effects(records, steps), *ended]
+    origins = _origins(task_id, (one for one in steps if one.stage not in complete))
+    kept = [
+        *_contexts(open_ones),
+        *runs,
+        *map(_journaled, begun),
+        *_effects(records, steps),
+        *origins,
+        *ended,
+    ]
     if at.call is None or at.stage in complete:
         return kept
     edits = [*at.record.get("edits", ())]  # of a Task that is a fork itself
@@ -327,6 +336,17 @@ def _edit_of_requests(at: TaskStep, steps: Iterable[TaskStep], edit: Edit) -> Js
     )
     assert at.step.about is not None
     return request_edit(edit.kind, edit.value, first, at.step.about["in"]["messages"])
+
+
+def _origins(task_id: str, steps: Iterable[TaskStep]) -> Iterator[JsonObject]:
+    """Yields the executions that stages of a fork repeat, if they have the same input."""
+    for one in steps:
+        if one.is_stage and one.record.get("begun", True):
+            entry, record = one.record["entry"], one.record
+            began = record.get("began_at", entry["started_at"])
+            origin = StageOrigin(record.get("task_id", task_id), began, hash_of(entry["input"]))
+            path = origin_path(stage_path(*one.stage))
+            yield _record(JournalStep(path, 1, "value", "", "done", origin._asdict()))
 
 
 def _edits_of_stage(stage: tuple[str, str], edits: Iterable[JsonObject]) -> Iterator[JsonObject]:

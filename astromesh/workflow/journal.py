@@ -9,7 +9,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from typing import Any, Protocol, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import orjson
 from msgspec.structs import replace
@@ -53,6 +53,23 @@ from astromesh.workflow.questions import Question
 Ask: TypeAlias = Callable[[str, HumanQuestion], Awaitable[JsonObject]]
 
 
+class StageOrigin(NamedTuple):
+    """The execution of a stage that another one repeats: it has its ids, its time and its random numbers.
+
+    Args:
+        task_id: of the Task that it was in; empty: of the present one.
+        started_at: when the stage began there.
+        input_hash: of its input. A stage of a fork with another input repeats nothing. Empty: any.
+    """
+
+    task_id: str
+    started_at: float
+    input_hash: str = ""
+
+    def is_repeated(self, input: Any) -> bool:
+        return self.input_hash in ("", hash_of(input))
+
+
 class StageCalls:
     """The calls of one execution of a stage, in the order in which they began.
 
@@ -64,13 +81,11 @@ class StageCalls:
 
     Attributes:
         edits: of the requests to models, in a fork; see `request_edit`.
-        started_at: in a replay, when the stage began in the recording.
-        task_id: in a replay, of the Task that this one was forked from, if that Task has executed the stage.
+        origin: in a replay or a fork, the recorded execution of the stage.
     """
 
     __slots__ = (
-        "_last_request", "ask", "calls", "context", "edits", "journal", "stage", "started_at", "task",
-        "task_id",
+        "_last_request", "ask", "calls", "context", "edits", "journal", "origin", "stage", "task",
     )  # fmt: skip
 
     def __init__(
@@ -80,8 +95,7 @@ class StageCalls:
         self.ask: Ask | None = None
         self.calls: list[JsonObject] = []
         self.edits: Sequence[JsonObject] = ()
-        self.started_at: float | None = None
-        self.task_id = ""
+        self.origin: StageOrigin | None = None
         self._last_request: JsonObject = {}
 
     def new_in(self, request: CompletionRequest) -> JsonObject:
@@ -113,7 +127,9 @@ class StageCalls:
 
     def to_json(self) -> JsonObject:
         """Returns what the record of the stage contains of them."""
-        fields = {"calls": self.calls, "context": self.context, "edits": [*self.edits]}
+        fields: JsonObject = {"calls": self.calls, "context": self.context, "edits": [*self.edits]}
+        if self.origin is not None:
+            fields |= {"task_id": self.origin.task_id, "began_at": self.origin.started_at}
         return {key: value for key, value in fields.items() if value}
 
 
@@ -130,6 +146,11 @@ def _new_messages(before: Sequence[Any], messages: Sequence[Any]) -> list[Any]:
 def edits_path(stage: str) -> str:
     """Returns the path of the edits in the journal. Args: stage: the path of its stage."""
     return f"{stage}/edit"
+
+
+def origin_path(stage: str) -> str:
+    """Returns the path of the `StageOrigin` in the journal of a fork. Args: stage: the path of its stage."""
+    return f"{stage}/origin"
 
 
 def request_edit(kind: str, text: str, first: int, messages: Sequence[JsonObject]) -> JsonObject:
@@ -312,9 +333,11 @@ class Recorder:
     """
 
     async def begin(self, calls: StageCalls) -> None:
-        """Returns at once. The stage has the edits of a fork."""
+        """Returns at once. The stage has the edits and the origin of a fork."""
         if calls.journal is not None:
             calls.edits = calls.journal.values(edits_path(calls.place))
+            for recorded in calls.journal.values(origin_path(calls.place)):
+                calls.origin = StageOrigin(**recorded)
 
     async def answer(
         self, calls: StageCalls, call: JsonObject, work: Callable[[], Awaitable[Any]], *, once: bool = False
@@ -441,8 +464,9 @@ class Replay:
                 self._diverged(*key, "order", "the recorded order cannot be reproduced")
                 self._changed.notify_all()
         known = self._stages.get(key, {})
-        calls.edits, calls.started_at = known.get("edits", ()), known.get("started_at")
-        calls.task_id = known.get("task_id", "")
+        calls.edits = known.get("edits", ())
+        if "started_at" in known:
+            calls.origin = StageOrigin(known.get("task_id", ""), known["started_at"])
         if not known.get("begun", True) and known["code"]:
             raise StageFault(known["code"], "The stage did not begin in the recorded run.")
         return {"output": known["output"]} if known.get("edited") else None

@@ -94,7 +94,8 @@ class OperationContext(ContextPackage):
         stage_id: of the stage.
         attempt: 1 for the first. A stage that its process did not survive begins again.
         idempotency_key: the same in every attempt, and in no other execution of a stage.
-        now: when the stage began, in seconds since the epoch. In a replay, when it began in the recording.
+        now: when the stage began, in seconds since the epoch. In a replay, when it began in the recording. A
+            stage of a fork that has the input of the recorded one has its ids and its time, too.
     """
 
     task_id: str = ""

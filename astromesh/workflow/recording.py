@@ -128,6 +128,6 @@ def _stage_record(record: Mapping[str, Any]) -> JsonObject:
     entry = record["entry"]
     calls = [{k: v for k, v in call.items() if k not in _TIMES} for call in record.get("calls", ())]
     found = {**comparable_fields(entry), "output": entry["output"], "calls": calls}
-    found["started_at"] = entry["started_at"]
+    found["started_at"] = record.get("began_at", entry["started_at"])
     found |= {key: record[key] for key in ("edited", "edits", "task_id") if record.get(key)}
     return found if record.get("begun", True) else {**found, "begun": False}

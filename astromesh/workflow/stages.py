@@ -369,6 +369,8 @@ async def _begin_in_journal(
         calls.ask = partial(job.ask_about_call, people)
     try:
         edited = await begin_stage(journal, calls)
+        if calls.origin is not None and not calls.origin.is_repeated(job.entry.input):
+            calls.origin = None
         job.calls = calls
     except StageFault as fault:
         return Outcome(error=stage_error(fault))
@@ -576,9 +578,9 @@ _KEYS = UUID("0c8b9a54-3f0e-4d0f-9a51-6f0a6c1f7b35")
 def _operation_context(job: StageExecution, package: ContextPackage | None) -> OperationContext:
     found = package or _NO_PACKAGE
     task_id, stage_id, now, calls = job.task.id, job.entry.stage, job.entry.started_at, job.calls
-    if calls is not None and calls.started_at is not None:  # a replay
-        now = calls.started_at
-        task_id = f"{calls.task_id}{job.task.path}" if calls.task_id else task_id
+    if calls is not None and (origin := calls.origin) is not None:  # a replay, or a fork
+        now = origin.started_at
+        task_id = f"{origin.task_id}{job.task.path}" if origin.task_id else task_id
     key = uuid5(_KEYS, f"{task_id}@{stage_id}").hex
     return OperationContext(found.profile, found.items, task_id, stage_id, job.attempt, key, now)
 

@@ -194,6 +194,34 @@ async def test_a_fork_executes_nothing_before_its_step(
             assert sorted(shop.done()) == sorted(done) and again["output"] == origin["output"], at
 
 
+async def test_an_operation_of_a_fork_has_the_ids_the_time_and_the_random_numbers_of_the_task(
+    shop: Shop,
+) -> None:
+    """Where its input is the same, also in a fork of the fork and in their replays; else it has new ones."""
+    made = "[context.task_id, context.idempotency_key, context.random.random(), context.now]"
+    ops = OPS.replace('"amount": 3}', f'"amount": 3, "by": {made}}}')
+    ops = ops.replace('return {"paid"', f'return {{**input, "after": {made}, "paid"')
+    (shop.folder / "ops.py").write_text(ops)
+    async with client_of(shop.runtime()) as client:
+        task_id = await started(client, RUNS)
+        origin = (await client.get(f"/v1/tasks/{task_id}")).json()["output"]
+        fork = await forked(client, task_id, 6)
+        again = await forked(client, fork["task_id"], 5)
+        replays = [
+            (await client.post(f"/v1/tasks/{one['task_id']}/replay")).json()["same"] for one in (fork, again)
+        ]
+        late = await forked(client, task_id, 9)
+        other = await forked(client, task_id, 5, output="another plan")
+        asked = await forked(client, task_id, 1, query="coffee")  # which leads to the same plan
+        replays.append((await client.post(f"/v1/tasks/{other['task_id']}/replay")).json()["same"])
+    assert fork["output"] == again["output"] == late["output"] == asked["output"] == origin
+    assert replays == [True, True, True]
+    for place in ("by", "after"):
+        assert not set(origin[place]) & set(other["output"][place])
+        assert other["output"][place][0] == other["task_id"]
+    assert origin["by"][0] == task_id
+
+
 async def test_edits_of_a_task(shop: Shop) -> None:
     (shop.folder / "ops.py").write_text(OPS.replace("effect: external", "effect: read"))
     async with client_of(shop.runtime()) as client:
