@@ -1235,6 +1235,7 @@ class TaskChange(NamedTuple):
         first: number of the first record, from 1.
         end: status, result and time of the end of the Task.
         replaced: stored records that have other contents from here on, by their numbers.
+        waits: questions that have other texts from here on.
     """
 
     task_id: str
@@ -1244,6 +1245,7 @@ class TaskChange(NamedTuple):
     artifacts: Sequence[Artifact] = ()
     end: tuple[TaskStatus, JsonObject, float] | None = None
     replaced: Mapping[int, JsonObject] = MappingProxyType({})
+    waits: Sequence[TaskWait] = ()
 
 
 class TaskStore(DeliveryStore, Protocol):

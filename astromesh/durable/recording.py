@@ -174,7 +174,7 @@ def redacted(step: JournalStep, redact: Redactor) -> JournalStep:
     elif step.kind == "node":
         output = _redacted_node(output, redact)
     elif step.kind == "wait":
-        output = _redacted_question(output, redact)
+        output = redacted_question(output, redact)
     elif step.kind == "value":
         output = (step.about or {})["out"]
     return step._replace(output=output, request_hash="")
@@ -190,7 +190,8 @@ _QUESTION: Mapping[str, Place] = {
 }
 
 
-def _redacted_question(question: JsonObject, redact: Redactor) -> JsonObject:
+def redacted_question(question: JsonObject, redact: Redactor) -> JsonObject:
+    """Returns a question to a person, or a decision about it, under the rules of the agent that asks."""
     return {key: redact(value, _QUESTION[key]) if key in _QUESTION else value
             for key, value in question.items()}  # fmt: skip
 

@@ -112,6 +112,9 @@ class SqlTasks(SqlDeliveries):
             control = await _hold(tx, change.task_id, change.worker)
             await _add(change.task_id, change.first, change.artifacts, encoded, tx)
             await tx.execute_many("add_record", replaced)
+            texts = [(*one.key, _question_text(one), _json_text(one.answer) if one.answer else None)
+                     for one in change.waits]  # fmt: skip
+            await tx.execute_many("redact_wait", texts)
             if change.end is not None:
                 status, _, at = change.end
                 await tx.execute("end", change.task_id, change.worker, status, encoded.result, at)
@@ -207,7 +210,7 @@ class SqlTasks(SqlDeliveries):
 
     async def wait(self, worker: str, wait: TaskWait) -> tuple[TaskWait, TaskControl]:
         splitter = Splitter()
-        question = to_json(splitter.split_fields(wait.question)).decode()
+        question = _question_text(wait, splitter)
         payloads = [(wait.task_id, name, content) for name, content in splitter.found.items()]
 
         async def add(tx: Transaction) -> TaskControl:
@@ -313,6 +316,13 @@ def _split(splitter: Splitter, objects: Sequence[JsonObject | None], contents: S
 def _is_replaced(record: JsonObject) -> bool:
     """Whether the end of its Task may replace a record, so that no part of it may stay elsewhere."""
     return record.get("type") == "step" and NESTED in record.get("path", "")
+
+
+def _question_text(wait: TaskWait, splitter: Splitter | None = None) -> str:
+    """Returns a question as it is stored: whole, if the end of its Task may replace it."""
+    if splitter is None or NESTED in wait.ticket:
+        splitter = Splitter(max_inline=sys.maxsize)
+    return to_json(splitter.split_fields(wait.question)).decode()
 
 
 async def _add(

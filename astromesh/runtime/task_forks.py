@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from astromesh.durable.base import JournalStep, StepKind
+from astromesh.durable.base import JournalStep, StepKind, TaskWait
 from astromesh.durable.fork import (
     Edit,
     check_edit,
@@ -24,10 +24,10 @@ from astromesh.durable.fork import (
     is_recalled,
     with_output,
 )
-from astromesh.durable.recording import Redactor
+from astromesh.durable.recording import Redactor, redacted_question
 from astromesh.durable.step_log import NESTED_MARK as _RUN
 from astromesh.durable.step_log import NODE_PREFIX
-from astromesh.durable.steps import EditKind, as_shown, editable, listed, step_content, step_json
+from astromesh.durable.steps import EditKind, agent_at, as_shown, editable, listed, step_content, step_json
 from astromesh.errors import InvalidInput, TaskNotFound
 from astromesh.graph.call_record import hash_of
 from astromesh.runtime.task_journal import numbered_steps_of_runs, steps_of_runs
@@ -150,6 +150,20 @@ def redacted_steps(
     """
     pairs = ((n, step, as_shown([step], redactors)[0]) for n, step in numbered_steps_of_runs(journal))
     return {n: _record(shown) for n, step, shown in pairs if shown is not step}
+
+
+def redacted_waits(waits: Sequence[TaskWait], redactors: Mapping[str, Redactor | None]) -> Sequence[TaskWait]:
+    """Returns the questions of agents of the runtime, with their decisions, as their rules leave them.
+
+    Args:
+        redactors: by the names of the agents.
+    """
+    found = []
+    for wait in waits:
+        if (redact := redactors.get(agent_at(wait.ticket))) is not None:
+            answer = wait.answer and redacted_question(wait.answer, redact)
+            found.append(wait._replace(question=redacted_question(wait.question, redact), answer=answer))
+    return found
 
 
 def _run_steps(

@@ -14,7 +14,7 @@ from astromesh.durable.base import Artifact, TaskChange, TaskControl, TaskRow, T
 from astromesh.durable.failpoints import parse_failpoint
 from astromesh.durable.recording import Redactor
 from astromesh.durable.writer import retry_while_unavailable
-from astromesh.runtime.task_forks import redacted_steps
+from astromesh.runtime.task_forks import redacted_steps, redacted_waits
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.ids import TraceParent, read_traceparent
 from astromesh.telemetry.metrics import Labels, MetricValues
@@ -157,7 +157,9 @@ class TaskRecords:
             last = [*records[live.stored :], record]
             first = live.stored + 1
             replaced = {n: record for n, record in redacted.items() if n < first}
-            change = TaskChange(row.task_id, self._worker, first, last, [telemetry], ended, replaced)
+            has_rules = any(redactors.values())
+            waits = redacted_waits(await self.store.waits(row.task_id), redactors) if has_rules else ()
+            change = TaskChange(row.task_id, self._worker, first, last, [telemetry], ended, replaced, waits)
             await self.store.commit(change)
         else:
             made = [one for n, r in enumerate(records, 1) for one in artifacts_of(row, n, r)]

@@ -15,7 +15,7 @@ from astromesh.errors import Conflict, InvalidInput, NotWaiting, StoreError, Tas
 from astromesh.plugins import Resources
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.runs import Decision
-from astromesh.runtime.task_forks import TaskStep, step_at, task_steps, visible
+from astromesh.runtime.task_forks import TaskStep, redacted_waits, step_at, task_steps, visible
 from astromesh.runtime.task_journal import ReplayedRuns, steps_of_runs
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import PAUSE, TaskWaits, paused_json, question_json
@@ -90,6 +90,11 @@ class TaskView:
             if row.durable
             else self._workflows.paused_stages(row)
         )
+        decided = [one for one in waits if one.answer is not None]
+        if decided and active:  # the end of the Task stores them so
+            redactors = await self._workflows.redactors(await self.records(row))
+            hidden = {one.key: one for one in redacted_waits(decided, redactors)}
+            waits = tuple(hidden.get(one.key, one) for one in waits)
         questions = [question_json(one) for one in waits if one.kind != PAUSE]
         waiting_for = [one for one in questions if active and "decision" not in one]
         states = {(one["task"], one["stage"]): "waiting" for one in waiting_for}

@@ -79,6 +79,10 @@ ORDER BY w.asked_at, w.task_id, w.ticket LIMIT $2
 UPDATE astromesh.task_waits SET answer = $5
 WHERE task_id = $1 AND path = $2 AND stage = $3 AND ticket = $4 AND answer IS NULL
 
+-- name: redact_wait
+UPDATE astromesh.task_waits SET question = $5, answer = $6
+WHERE task_id = $1 AND path = $2 AND stage = $3 AND ticket = $4
+
 -- name: answer_pauses
 UPDATE astromesh.task_waits SET answer = '{}' WHERE task_id = $1 AND kind = 'pause' AND answer IS NULL
 

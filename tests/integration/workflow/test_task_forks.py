@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import sqlite3
 import zlib
@@ -561,6 +562,41 @@ async def test_what_the_rules_of_a_runtime_agent_hide_is_in_no_step_of_its_task(
     assert "ann@" not in "".join([*steps, compared, stored])
     assert (nested.status_code, nested.json()["code"]) == (409, "not_recorded")
     assert task_id in nested.json()["detail"]
+
+
+async def test_what_the_rules_of_a_runtime_agent_hide_leaves_a_question_when_its_task_ends(
+    helped: Shop,
+) -> None:
+    """Whoever decides sees it, and nobody else."""
+    rules = "  guardrails: {output: [{type: pii_detection, action: redact}]}\n"
+    asking = HELPER.replace("effect: read", "effect: write, approval: required")
+    (helped.config / "agents" / "helper.agent.yaml").write_text(asking + rules)
+    address = "ann@example.com " * 400
+
+    def model(request: CompletionRequest) -> Any:
+        if request.messages[-1].role == "tool":
+            return request.messages[-1].content
+        return ToolCall("c1", "look", json.dumps({"item": address}))
+
+    runtime = runtime_with(helped.config, model)
+    async with client_of(runtime) as client:
+        task_id = (await client.post(RUNS, json={"input": "tea"})).json()["task_id"]
+        async with asyncio.timeout(60):
+            while not (open_ones := (await client.get("/v1/approvals")).json()["approvals"]):
+                await asyncio.sleep(0.01)
+        decision = {"decision": "approve", "note": "as ann@example.com wants"}
+        await client.post(f"/v1/tasks/{task_id}/decide", json=decision)
+        task = await until(client, task_id, *ENDED)
+        store = await runtime.workflows.store()
+        [wait] = await store.waits(task_id)
+        stored = f"{wait} {await store.records(task_id)}"
+        with closing(sqlite3.connect(helped.config.parent / "data" / "astromesh.db")) as database:
+            rows = database.execute("SELECT content FROM task_payloads").fetchall()
+        stored += "".join(zlib.decompress(content).decode() for (content,) in rows)
+    assert open_ones[0]["arguments"] == {"item": address}
+    assert "price of [EMAIL]" in task["output"] and "ann@" not in f"{task} {stored}"
+    assert wait.question["arguments"]["item"].startswith("[EMAIL]")
+    assert wait.answer is not None and wait.answer["note"] == "as [EMAIL] wants"
 
 
 @pytest.mark.parametrize("isolation", ["", ", isolation: process"])
