@@ -10,13 +10,17 @@ import orjson
 from starlette.types import Scope
 
 from astromesh.api.middleware.response import BODY_STATE
-from astromesh.errors import InvalidInput
+from astromesh.errors import InvalidCursor, InvalidInput
 from astromesh.types import JsonObject
 
 PROBLEM_JSON, JSON = "application/problem+json", "application/json"
 #: of bodies that are no JSON
 NOT_UTF_8 = "The body is not UTF-8, as JSON must be."
 NOT_JSON = "The body is not JSON"
+
+
+#: codes of input that OpenAI, JSON-RPC and google.rpc call a bad request
+_INVALID = frozenset({InvalidInput.code, InvalidCursor.code})
 
 
 class FormattedError(NamedTuple):
@@ -49,7 +53,7 @@ def openai_error(status: int, failure: JsonObject) -> JsonObject:
 def _for_openai(error: FormattedError, scope: Scope) -> FormattedError:
     """The document has the member `error`. Invalid input in UTF-8 is 400."""
     status, body = error.status, error.body
-    if body["code"] == InvalidInput.code and body["detail"] != NOT_UTF_8:
+    if body["code"] in _INVALID and body["detail"] != NOT_UTF_8:
         status = 400
     return FormattedError(status, {**body, "status": status, "error": openai_error(status, body)})
 
@@ -83,7 +87,7 @@ def _for_json_rpc(error: FormattedError, scope: Scope) -> FormattedError:
 
 
 def _protocol_status(error: FormattedError) -> int:
-    return 400 if error.body["code"] == InvalidInput.code else error.status
+    return 400 if error.body["code"] in _INVALID else error.status
 
 
 def _json_rpc_code(status: int, detail: str) -> int:

@@ -143,7 +143,7 @@ def _not_blank(query: str) -> str:
     return query
 
 
-def _storable(metadata: dict[str, Any]) -> dict[str, Any]:
+def storable(metadata: dict[str, Any]) -> dict[str, Any]:
     if fault := metadata_fault(metadata):
         raise PydanticCustomError("metadata", "{fault}", {"fault": fault})
     return metadata
@@ -156,7 +156,7 @@ Query = Annotated[
 
 
 #: what callers say about a run
-RunMetadata = Annotated[dict[str, Any], Field(max_length=MAX_KEYS), AfterValidator(_storable)]
+RunMetadata = Annotated[dict[str, Any], Field(max_length=MAX_KEYS), AfterValidator(storable)]
 Tags = Annotated[
     list[Annotated[str, StringConstraints(min_length=1, max_length=MAX_TAG_LENGTH, pattern=SINGLE_LINE)]],
     Field(max_length=MAX_TAGS),

@@ -7,11 +7,22 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, StrictBool, Tag, TypeAdapter
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Discriminator,
+    Field,
+    StrictBool,
+    Tag,
+    TypeAdapter,
+)
+from pydantic_core import PydanticCustomError
 
-from astromesh.api.client_tools import MAX_TOOLS, FunctionIn
+from astromesh.api.client_tools import MAX_TOOLS, FunctionIn, ToolName
 from astromesh.api.conversations import add_call, attachment_of, file_of
-from astromesh.api.requests import RunMetadata
+from astromesh.api.requests import storable
 from astromesh.api.sampling import Sampling, not_open
 from astromesh.errors import InvalidInput
 from astromesh.tools.client import ClientTools
@@ -145,26 +156,11 @@ InputItem = Annotated[
 Input = str | list[InputItem]
 
 
-class ResponseTool(BaseModel):
+class ResponseFunction(FunctionIn):
     """A function that the client executes. Calls are always checked against the schema, as `strict` asks."""
 
-    model_config = ConfigDict(extra="allow")
-
-    type: str
-    name: str = ""
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
+    type: Literal["function"]
     strict: bool | None = None
-
-    def function(self) -> FunctionIn:
-        """Raises: InvalidInput: it is a tool that the client does not execute."""
-        if self.type != "function":
-            raise InvalidInput(
-                f"tools: {self.type!r} is a hosted tool. An agent has its own tools; a request brings "
-                "tools of type 'function', which the client executes.",
-                param="tools",
-            )
-        return FunctionIn.model_validate(self, from_attributes=True)
 
     def echo(self) -> JsonObject:
         return {
@@ -176,9 +172,25 @@ class ResponseTool(BaseModel):
         }
 
 
+def _function(tool: Any) -> Any:
+    """Raises: PydanticCustomError: it is a tool that the client does not execute."""
+    kind = tool.get("type") if isinstance(tool, dict) else None
+    if isinstance(kind, str) and kind != "function":
+        raise PydanticCustomError(
+            "hosted_tool",
+            "{kind} is a hosted tool. An agent has its own tools; a request brings tools of type 'function', "
+            "which the client executes",
+            {"kind": repr(kind[:64])},
+        )
+    return tool
+
+
+ResponseTool = Annotated[ResponseFunction, BeforeValidator(_function)]
+
+
 class FunctionChoice(BaseModel):
     type: Literal["function"]
-    name: str
+    name: ToolName
 
 
 class AllowedTools(BaseModel):
@@ -260,13 +272,21 @@ class CompactBody(ConversationBody):
     model_config = ConfigDict(extra="allow")
 
 
+#: as OpenAI limits it, and at most 4 KiB of JSON, as that of every run
+ResponseMetadata = Annotated[
+    dict[Annotated[str, Field(max_length=64)], Annotated[str, Field(max_length=512)]],
+    Field(max_length=16),
+    AfterValidator(storable),
+]
+
+
 class ResponseBody(ConversationBody, Sampling):
     """The fields that have an effect. Others are refused unless they have the protocol's default."""
 
     stream: StrictBool | None = None
     store: StrictBool | None = Field(None, description="Whether it can be read later; true by default.")
     background: StrictBool | None = None
-    metadata: RunMetadata | None = None
+    metadata: ResponseMetadata | None = None
     tools: Annotated[list[ResponseTool], Field(max_length=MAX_TOOLS)] | None = Field(
         None, description="Tools that the client executes."
     )
@@ -291,12 +311,14 @@ class ResponseBody(ConversationBody, Sampling):
         """Returns the tools that the model may call.
 
         Raises:
-            InvalidInput: one is not executed by the client, or its name is none.
+            InvalidInput: the choice names a tool that the request does not bring.
         """
-        specs = tuple(tool.function().spec() for tool in self.tools or ())
+        specs = tuple(tool.spec() for tool in self.tools or ())
         choice = self.tool_choice
         if isinstance(choice, AllowedTools):
             names = {tool.name for tool in choice.tools}
+            if unknown := names - {spec.name for spec in specs}:
+                raise InvalidInput(f"tool_choice: there is no tool {min(unknown)!r}.", param="tool_choice")
             specs, choice = tuple(spec for spec in specs if spec.name in names), choice.mode
         if choice == "none":
             return ClientTools()
@@ -342,6 +364,8 @@ def reject_impossible(body: ResponseBody) -> None:
     """Raises: InvalidInput, NotOverridable: a combination or a value that an agent cannot follow."""
     if body.background and not body.is_stored:
         raise InvalidInput("A response in the background is stored: remove store.", param="store")
+    if not body.tools and body.tool_choice not in (None, "auto", "none"):
+        raise InvalidInput("Remove tool_choice: the request has no tools.", param="tool_choice")
     if body.reasoning and not body.reasoning.is_default:
         raise not_open("reasoning")
     if body.text and body.text.verbosity not in (None, "medium"):
@@ -367,6 +391,9 @@ def said_by(items: Iterable[Any], names: Mapping[str, str]) -> Said:
 
     Args:
         names: of the tools of earlier calls, by the ids of the calls.
+
+    Raises:
+        InvalidInput: a call has two outputs, or a summary is none of this server.
     """
     system: list[str] = []
     messages: list[Message] = []
@@ -383,6 +410,8 @@ def said_by(items: Iterable[Any], names: Mapping[str, str]) -> Said:
                 add_call(messages, ToolCall(item.call_id, item.name, item.arguments))
                 results = {}
             case ResultItem():
+                if item.call_id in results:
+                    raise InvalidInput(f"There are two outputs of the call {item.call_id!r}.", param="input")
                 results[item.call_id] = item.text()
                 name = known.get(item.call_id, "")
                 messages.append(Message("tool", item.text(), tool_call_id=item.call_id, name=name))

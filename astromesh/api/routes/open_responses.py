@@ -121,7 +121,7 @@ async def create(request: Request) -> Response:
     parameters = asked_parameters(body, asked.agent)
     tools, previous = body.client_tools(), None
     if body.previous_response_id:
-        previous = await _find(request, body.previous_response_id, "previous_response_id")
+        previous = await _previous(request, body.previous_response_id, body.model)
     context, messages = previous.conversation() if previous else ([], [])
     said = said_by(await _resolved(request, body), {c.id: c.name for m in messages for c in m.tool_calls})
     now = runtime.clock.now()
@@ -188,7 +188,7 @@ async def _run_request(
         has_memory
         and not (context or said.system)
         and [message.role for message in said.messages] == ["user"]
-        and (previous is None or await _is_continued(runs, agent, previous))
+        and (previous is None or await _is_continued(runs, previous))
     )
     kept = Kept(
         body.echo(),
@@ -216,10 +216,9 @@ async def _run_request(
     )
 
 
-async def _is_continued(runs: Runs, agent: Agent, previous: StoredResponse) -> bool:
+async def _is_continued(runs: Runs, previous: StoredResponse) -> bool:
     """Whether the session of a response has its conversation, and nothing else, so that it continues it."""
-    same_agent = previous.row.agent == agent.name
-    return same_agent and previous.kept.in_session and await is_newest(runs, previous)
+    return previous.kept.in_session and await is_newest(runs, previous)
 
 
 # -- answers -------------------------------------------------------------------------------------------------
@@ -353,7 +352,7 @@ async def compact(request: Request) -> Response:
     agent = runtime.agent(body.model)
     previous = None
     if body.previous_response_id:
-        previous = await _find(request, body.previous_response_id, "previous_response_id")
+        previous = await _previous(request, body.previous_response_id, body.model)
     context, before = previous.conversation() if previous else ([], [])
     said = said_by(await _resolved(request, body), {})
     system = [text for text in (body.instructions, *context, *said.system) if text]
@@ -379,6 +378,18 @@ async def compact(request: Request) -> Response:
 async def _find(request: Request, id: str, param: str = "") -> StoredResponse:
     viewer = viewer_of(request) if not param else Viewer(*principal_of(caller_of(request)))
     return await find_response(runtime_of(request).runs, id, viewer, param)
+
+
+async def _previous(request: Request, id: str, model: str) -> StoredResponse:
+    """Returns the response that a request continues. Raises: InvalidInput: there is none of this agent."""
+    found = await _find(request, id, "previous_response_id")
+    if found.row.agent != model:
+        raise InvalidInput(
+            f"The response {id!r} is one of {found.row.agent!r}. Continue it with this model, or send the "
+            "conversation as input.",
+            param="previous_response_id",
+        )
+    return found
 
 
 @router.get(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -54,10 +54,15 @@ class House(NamedTuple):
 
 @asynccontextmanager
 async def house_of(
-    path: Path, *script: Any, clock: Any = None, provider: ScriptedProvider | None = None, **spec: Any
+    path: Path,
+    *script: Any,
+    clock: Any = None,
+    provider: ScriptedProvider | None = None,
+    others: Sequence[str] = (),
+    **spec: Any,
 ) -> AsyncIterator[House]:
     provider = provider or ScriptedProvider(*script)
-    folder = write(path, manifest(**spec))
+    folder = write(path, manifest(**spec), *map(manifest, others))
     runtime = runtime_of(folder, provider, **({"clock": clock} if clock else {}))
     async with served(runtime) as at:
         url = f"http://{at}/v1"

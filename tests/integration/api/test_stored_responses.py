@@ -129,25 +129,47 @@ async def test_a_result_that_comes_too_late_starts_a_new_run_of_the_conversation
         assert [role for role, _ in house.conversation()] == ["user", "assistant", "tool"]
 
 
-REFUSED: dict[str, dict[str, Any]] = {
-    "tools": {"tools": [{"type": "web_search"}]},
-    "input": {"input": [{"type": "web_search_call", "id": "x"}]},
-    "store": {"store": False, "background": True},
-    "previous_response_id": {"previous_response_id": "resp_unknown"},
-    "conversation": {"conversation": "conv_1"},
-    "colour": {"colour": "red"},
-    "temperature": {"temperature": 3},
-    "include": {"include": ["web_search_call.results"]},
-    "top_logprobs": {"top_logprobs": 2},
-}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "1"}
+CALLED = {"type": "function_call", "call_id": "c", "name": "weather", "arguments": "{}"}
+REFUSED: tuple[tuple[str, dict[str, Any]], ...] = (
+    ("tools", {"tools": [{"type": "web_search"}]}),
+    ("tools", {"tools": [{"type": "function"}]}),
+    ("tools", {"tools": [{"type": "function", "name": ""}]}),
+    ("tools", {"tools": [{"type": "function", "name": "get weather"}]}),
+    ("tools", {"tools": [{"type": "function", "name": "x" * 65}]}),
+    ("tools", {"tools": [{"type": 3}]}),
+    ("tool_choice", {"tools": [WEATHER], "tool_choice": {"type": "function", "name": ""}}),
+    ("tool_choice", {"tools": [WEATHER], "tool_choice": {"type": "function", "name": "time"}}),
+    ("tool_choice", {"tool_choice": "required"}),
+    (
+        "tool_choice",
+        {
+            "tools": [WEATHER],
+            "tool_choice": {"type": "allowed_tools", "tools": [{"type": "function", "name": "time"}]},
+        },
+    ),
+    ("input", {"input": [{"type": "web_search_call", "id": "x"}]}),
+    ("input", {"input": [{"role": "user", "content": "x"}, CALLED, OUTPUT, OUTPUT]}),
+    ("store", {"store": False, "background": True}),
+    ("previous_response_id", {"previous_response_id": "resp_unknown"}),
+    ("conversation", {"conversation": "conv_1"}),
+    ("colour", {"colour": "red"}),
+    ("temperature", {"temperature": 3}),
+    ("include", {"include": ["web_search_call.results"]}),
+    ("top_logprobs", {"top_logprobs": 2}),
+    ("metadata", {"metadata": {"n": 1}}),
+    ("metadata", {"metadata": {"k" * 65: "v"}}),
+    ("metadata", {"metadata": {"k": "v" * 513}}),
+    ("metadata", {"metadata": {str(n): "v" for n in range(17)}}),
+)
 
 
 async def test_what_an_agent_cannot_follow_is_400_in_openais_form(
     tmp_path: Path, subtests: pytest.Subtests
 ) -> None:
-    async with house_of(tmp_path, "x") as house:
-        for param, more in REFUSED.items():
-            with subtests.test(param):
+    async with house_of(tmp_path, "x", "y") as house:
+        for param, more in REFUSED:
+            with subtests.test(param, more=more):
                 answer = await house.http.post("/responses", json={"model": "helper", "input": "x", **more})
                 error = answer.json()["error"]
                 assert (answer.status_code, error["type"]) == (400, "invalid_request_error")
@@ -158,6 +180,25 @@ async def test_what_an_agent_cannot_follow_is_400_in_openais_form(
         unknown = await house.http.post("/responses", json={"model": "nobody", "input": "x"})
         assert (unknown.status_code, unknown.json()["error"]["code"]) == (404, "agent_not_found")
         assert not house.provider.requests[1:]
+        response = await house.create(metadata={str(n): "v" * 200 for n in range(16)})
+        for query in ("after=nonsense", "limit=0"):
+            answer = await house.http.get(f"/responses/{response['id']}/input_items?{query}")
+            error = answer.json()["error"]
+            assert (answer.status_code, error["param"]) == (400, query.partition("=")[0])
+
+
+async def test_a_response_is_continued_by_its_own_agent_and_a_call_has_one_output(tmp_path: Path) -> None:
+    async with house_of(tmp_path, [ROME], "Sunny.", others=("other",)) as house:
+        asked = await house.create("Weather?", tools=[WEATHER])
+        output = {**OUTPUT, "call_id": asked["output"][0]["call_id"]}
+        for more, param in (
+            ({"model": "other", "input": "x"}, "previous_response_id"),
+            ({"input": [output, {**output, "output": "2"}]}, "input"),
+        ):
+            body = {"model": "helper", "previous_response_id": asked["id"], **more}
+            refused = await house.http.post("/responses", json=body)
+            assert (refused.status_code, refused.json()["error"]["param"]) == (400, param)
+        assert text_of(await house.create([output], previous_response_id=asked["id"])) == "Sunny."
 
 
 async def test_failures_are_a_status_or_the_last_event(tmp_path: Path) -> None:
