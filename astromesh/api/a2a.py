@@ -62,6 +62,7 @@ from starlette.routing import BaseRoute, Mount, Router
 from astromesh.access.scopes import Viewer, principal_of
 from astromesh.api.conversations import attachment_of, file_of
 from astromesh.api.decisions import decide
+from astromesh.api.dependencies import Cursor
 from astromesh.api.errors import public_failure
 from astromesh.api.requests import caller_of
 from astromesh.api.responses import EventBuffer
@@ -75,7 +76,7 @@ from astromesh.durable.base import (
     StoredCallback,
 )
 from astromesh.durable.callbacks import CallbackSender
-from astromesh.errors import AstromeshError, NotFound, RequestError
+from astromesh.errors import AstromeshError, NotFound, RequestError, RunNotFound
 from astromesh.graph.calls import ASSISTANT
 from astromesh.net.service_options import is_http
 from astromesh.plugins import Deps
@@ -269,14 +270,15 @@ class TaskHandler(RequestHandler):
             raise InvalidParamsError(f"pageSize: it must be from 1 to {_MAX_PAGE}.")
         statuses: dict[Any, Any] = {None: "", **{state: status for status, state in _STATES.items()}}
         status = statuses.get(params.status or None)
+        cursor = Cursor.of(f"a2a {self._name}", params.page_token, "pageToken")
         if status is None:  # no run is in this state
             return ListTasksResponse(page_size=size)
         tenant, owner = self._viewer(context)
-        query = RunQuery(tenant, owner, self._name, params.context_id, status, size, after=params.page_token)
+        query = RunQuery(tenant, owner, self._name, params.context_id, status, size, after=cursor.after)
         page = await self._runtime.runs.list(query)
         tasks = [await self._task(run["run_id"], context, _history(params)) for run in page.runs]
         return ListTasksResponse(
-            tasks=tasks, next_page_token=page.next or "", page_size=size, total_size=len(tasks)
+            tasks=tasks, next_page_token=cursor.next(page.next) or "", page_size=size, total_size=len(tasks)
         )
 
     @translated
@@ -345,10 +347,11 @@ class TaskHandler(RequestHandler):
         return Viewer(*principal_of(_caller(context)))
 
     async def _row(self, run_id: str, context: ServerCallContext) -> RunRow:
-        row = await self._runtime.runs.row(run_id, self._viewer(context))
-        if row.agent != self._name:
-            raise TaskNotFoundError(f"The agent {self._name!r} has no task {run_id!r}.")
-        return row
+        with suppress(RunNotFound):
+            row = await self._runtime.runs.row(run_id, self._viewer(context))
+            if row.agent == self._name:
+                return row
+        raise TaskNotFoundError(f"The agent {self._name!r} has no task {run_id[:64]!r}.")
 
     async def _task(self, run_id: str, context: ServerCallContext, history: int | None = None) -> Task:
         return task_of(await self._row(run_id, context), history)

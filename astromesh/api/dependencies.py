@@ -17,7 +17,10 @@ from astromesh.errors import InvalidCursor
 from astromesh.types import JsonObject
 
 Item = TypeVar("Item")
+Numbers = TypeVar("Numbers", bound=tuple[float, ...])
 _MARK_BYTES = 6
+#: where a page has the place behind it, by the parameter that takes the place
+_NEXT = {"cursor": "nextCursor", "pageToken": "nextPageToken"}
 After = Annotated[
     str,
     Query(description="`next` of the page before.", json_schema_extra={"pattern": "^[A-Za-z0-9_-]*$"}),
@@ -41,8 +44,19 @@ class Cursor(NamedTuple):
 
     @property
     def number(self) -> int:
-        """The key of a list whose items have numbers; 0: there is none."""
-        return int(self.after or 0)
+        """The key of a list whose items have numbers; 0: there is none. Raises: InvalidCursor: it is none."""
+        return self.numbers(lambda text: (int(text),))[0] if self.after else 0
+
+    def numbers(self, parse: Callable[[str], Numbers]) -> Numbers:
+        """Returns the key of a list whose items are ordered by numbers.
+
+        Raises: InvalidCursor: `parse` refuses it, or it has a number that no store has.
+        """
+        with suppress(ValueError):
+            key = parse(self.after)
+            if all(abs(one) <= MAX_SEQ for one in key):
+                return key
+        raise _no_place(self.after, "after")
 
     def next(self, key: str | int | None) -> str | None:
         """Returns `after` of the next page. Args: key: of the last item of this page; None: there is none."""
@@ -52,8 +66,12 @@ class Cursor(NamedTuple):
         return urlsafe_b64encode(_mark(self.path, place) + place).decode().rstrip("=")
 
     @classmethod
-    def of(cls, path: str, text: str) -> Self:
-        """Returns a place. Args: text: `next` of the page before; empty: the beginning of the list.
+    def of(cls, path: str, text: str, param: str = "after") -> Self:
+        """Returns a place.
+
+        Args:
+            text: `next` of the page before; empty: the beginning of the list.
+            param: how the protocol names it.
 
         Raises: InvalidCursor: this list has not given it.
         """
@@ -62,13 +80,17 @@ class Cursor(NamedTuple):
         with suppress(ValueError):
             data = urlsafe_b64decode(text + "=" * (-len(text) % 4))
             mark, place = data[:_MARK_BYTES], data[_MARK_BYTES:]
-            if mark == _mark(path, place):
+            if mark == _mark(path, place) and b"\0" not in place:  # PostgreSQL has no text with it
                 return cls(path, place.decode())
-        raise InvalidCursor(
-            f"after: {text[:64]!r} is no place in this list. Send `next` of the page before as it is, "
-            "or begin without `after`.",
-            param="after",
-        )
+        raise _no_place(text, param)
+
+
+def _no_place(text: str, param: str) -> InvalidCursor:
+    return InvalidCursor(
+        f"{param}: {text[:64]!r} is no place in this list. Send `{_NEXT.get(param, 'next')}` of the page "
+        f"before as it is, or begin without `{param}`.",
+        param=param,
+    )
 
 
 def _mark(path: str, place: bytes) -> bytes:

@@ -73,6 +73,7 @@ _MESSAGES = {
     "extra_forbidden": "unknown field",
     "missing": "it is required",
     "model_type": "it must be a JSON object",
+    "dict_type": "it must be a JSON object",
     "model_attributes_type": "it must be a JSON object",
 }
 #: by a part of the pattern that a text does not match

@@ -130,23 +130,18 @@ async def _handle_http_error(request: Request, error: Exception) -> Response:
             request.scope,
         )
     if error.status_code == 405:
-        return _handle_method(request, error)
+        return _handle_method(request)
     body = problem_body(error.status_code, RequestError.code, str(error.detail))
     response = response_of(error.status_code, body, request.scope)
     response.headers.update(error.headers or {})
     return response
 
 
-def _handle_method(request: Request, raised: HTTPException) -> Response:
+def _handle_method(request: Request) -> Response:
     """Answers OPTIONS, and refuses methods that a path does not accept. Both name all that it accepts."""
     routes: Iterable[Any] = request.app.router.routes
     matching = [route for route in routes if route.matches(request.scope)[0] != Match.NONE]
-    # a path that a route names as it is, is described by that route: compact is no id
-    named = [route for route in matching if route.path == request.scope["path"]]
-    exact = [route for route in matching if ":path}" not in route.path]
-    found = {method for route in named or exact or matching for method in route.methods}
-    if request.method in found:  # an application below the route does not accept it
-        found = set((raised.headers or {}).get("Allow", "").split(", "))
+    found = {method for route in matching for method in route.methods}
     allowed = ", ".join(sorted({*found, "OPTIONS", *(("HEAD",) if "GET" in found else ())}))
     if request.method == "OPTIONS":
         return Response(status_code=204, headers={"allow": allowed})

@@ -70,7 +70,7 @@ class AgentContent:
 
         Raises: InvalidCursor: this list has not given it.
         """
-        caller, cursor = caller_or_local(request), Cursor.of("resources", params.get("cursor", ""))
+        caller, cursor = caller_or_local(request), _cursor("resources", params)
         after = cursor.after
         listed: list[JsonObject] = []
         if not after and permits(caller.scopes, _KNOWLEDGE):
@@ -83,7 +83,11 @@ class AgentContent:
         return {"resources": listed, **({"nextCursor": more} if more else {})}
 
     async def templates(self, request: Request | None, params: JsonObject) -> JsonObject:
-        """Lists the forms of addresses that the caller may read."""
+        """Lists the forms of addresses that the caller may read.
+
+        Raises: InvalidCursor: the list has one page.
+        """
+        _cursor("templates", params)
         scopes = caller_or_local(request).scopes
         found = [
             {"name": name, "uriTemplate": template, "description": description, "mimeType": _JSON}
@@ -122,7 +126,11 @@ class AgentContent:
     # -- prompts -------------------------------------------------------------------------------------------
 
     async def prompts(self, request: Request | None, params: JsonObject) -> JsonObject:
-        """Lists the agents with a template; its arguments are the names that a request's `context` gives."""
+        """Lists the agents with a template; its arguments are the names that a request's `context` gives.
+
+        Raises: InvalidCursor: the list has one page.
+        """
+        _cursor("prompts", params)
         if not permits(caller_or_local(request).scopes, _MANIFESTS):
             return {"prompts": []}
         found = []
@@ -202,6 +210,10 @@ def _query(text: str) -> QueryIn:
         return QueryIn(query=text)
     except ValidationError as error:
         raise InvalidInput(f"query: {error.errors(include_url=False)[0]['msg']}.") from error
+
+
+def _cursor(method: str, params: JsonObject) -> Cursor:
+    return Cursor.of(method, params.get("cursor", ""), "cursor")
 
 
 def _json(model: type[BaseModel], answer: Any) -> str:

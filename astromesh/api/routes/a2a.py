@@ -6,23 +6,49 @@ The first request loads the SDK, in a thread. Without a request, the server does
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
-from fastapi import APIRouter, HTTPException, Request, Response
+from fastapi import APIRouter, Request, Response
+from pydantic import TypeAdapter
+from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import error_response
-from astromesh.api.requests import runtime_of
+from astromesh.api.requests import raw_body, read_body, runtime_of
 from astromesh.api.responses import DelegatedResponse, json_bytes
 from astromesh.errors import AstromeshError, MissingExtra, NotFound
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.types import JsonObject
 
 router = APIRouter(tags=["a2a"])
 _PREFIX = "/v1/agents/{name}/a2a"
 _CARD = "/.well-known/agent-card.json"
+#: methods of JSON-RPC, and of HTTP+JSON below it; the SDK answers them
+_OPERATIONS: Mapping[str, tuple[str, ...]] = {
+    "": ("POST",),
+    "/message:send": ("POST",),
+    "/message:stream": ("POST",),
+    "/tasks": ("GET",),
+    "/tasks/{task:name}": ("GET",),
+    "/tasks/{task:name}:cancel": ("POST",),
+    "/tasks/{task:name}:subscribe": ("GET", "POST"),
+    "/tasks/{task:name}/pushNotificationConfigs": ("GET", "POST"),
+    "/tasks/{task:name}/pushNotificationConfigs/{config}": ("DELETE", "GET"),
+    "/extendedAgentCard": ("GET",),
+}
+_OBJECT: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
+
+
+class _Name(StringConvertor):
+    """What stands before a verb, as in `tasks/ID:cancel`."""
+
+    regex = "[^/:]+"
+
+
+register_url_convertor("name", _Name())
 
 
 class _A2AServer:
@@ -60,18 +86,21 @@ async def card(name: str, request: Request) -> Response:
     return Response(json_bytes(found), media_type="application/json")
 
 
-@router.post(_PREFIX, include_in_schema=False, dependencies=[scope("agents:run", "name")])
-@router.post(_PREFIX + "/{path:path}", include_in_schema=False, dependencies=[scope("agents:run", "name")])
-@router.get(_PREFIX + "/{path:path}", include_in_schema=False, dependencies=[scope("agents:run", "name")])
-@router.delete(_PREFIX + "/{path:path}", include_in_schema=False, dependencies=[scope("agents:run", "name")])
 async def a2a(name: str, request: Request) -> Response:
     """Serves A2A: JSON-RPC at the path itself, HTTP+JSON below it."""
-    if request.scope["path"].endswith(_CARD):
-        raise HTTPException(405)
     runtime = runtime_of(request)
     runtime.agent(name)
+    if request.method == "POST" and await raw_body(request):
+        await read_body(request, _OBJECT)
     server = await _server(runtime)
     return _A2AResponse(server.router(name, _PREFIX.replace("{name}", name)), server.refused_in)
+
+
+for _path, _methods in _OPERATIONS.items():
+    router.add_api_route(
+        _PREFIX + _path, a2a, methods=[*_methods], include_in_schema=False,
+        dependencies=[scope("agents:run", "name")],
+    )  # fmt: skip
 
 
 class _A2AResponse(DelegatedResponse):

@@ -16,6 +16,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from fastapi import APIRouter, Query, Request, Response
 from msgspec.structs import replace
 from pydantic import TypeAdapter
+from starlette.convertors import StringConvertor, register_url_convertor
 
 from astromesh.access.scopes import Viewer, permits, principal_of
 from astromesh.api.conversations import context_message, require_results, split_conversation
@@ -392,8 +393,17 @@ async def _previous(request: Request, id: str, model: str) -> StoredResponse:
     return found
 
 
+class _ResponseId(StringConvertor):
+    """The id of a response in a path. `compact` is the name of a route."""
+
+    regex = "(?!compact$)[^/]+"
+
+
+register_url_convertor("response", _ResponseId())
+
+
 @router.get(
-    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id:response}",
     summary="A stored response",
     response_model=None,
     responses={200: {"model": ResponseOut, "content": event_stream("ResponseEvents")}, **_PROBLEMS},
@@ -436,7 +446,7 @@ async def cancel(response_id: str, request: Request) -> Response:
 
 
 @router.delete(
-    "/v1/responses/{response_id}",
+    "/v1/responses/{response_id:response}",
     summary="Delete a response",
     response_model=DeletedOut,
     responses=_PROBLEMS,

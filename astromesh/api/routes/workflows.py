@@ -441,9 +441,9 @@ async def artifacts(  # noqa: PLR0913 (a parameter for each filter)
     limit: LongLimit = 1000,
 ) -> JsonObject:
     """Lists validated outputs, tool results, telemetry and evaluations, oldest first."""
-    at, _, n = cursor.after.partition("-")
     earliest = since.timestamp() if since else 0.0
-    query = ArtifactFilter(task_id, node, type, earliest, limit + 1, float(at or 0), int(n or 0))
+    place = cursor.numbers(_artifact_place) if cursor.after else (0.0, 0)
+    query = ArtifactFilter(task_id, node, type, earliest, limit + 1, *place)
     found = await _tasks(request).artifacts(task_id, viewer_of(request), query)
     listed = found[:limit]
     more = cursor.next(f"{listed[-1].created_at!r}-{listed[-1].n}" if len(found) > limit else None)
@@ -532,6 +532,11 @@ def _task_request(body: TaskBody, request: Request) -> TaskRequest:
     caused_by = read_traceparent(request.headers.get("traceparent"))
     callback = body.callback.callback() if body.callback else None
     return TaskRequest(body.input, body.start, body.metadata, caused_by, callback)
+
+
+def _artifact_place(text: str) -> tuple[float, int]:
+    at, _, n = text.partition("-")
+    return float(at), int(n)
 
 
 def _artifact_json(one: Artifact) -> JsonObject:

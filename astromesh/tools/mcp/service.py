@@ -175,6 +175,8 @@ class MCPService:
     async def _on_list(
         self, context: ServerRequestContext[Any, Request], params: PaginatedRequestParams | None
     ) -> ListToolsResult:
+        if params is not None and params.cursor:
+            raise MCPError(INVALID_PARAMS, "cursor: the list of tools has one page. Begin without `cursor`.")
         return ListToolsResult(tools=[_wire_tool(spec) for spec in self._tools(context.request)])
 
     async def _on_call(

@@ -57,6 +57,7 @@ class Peer(NamedTuple):
     client: Client
     url: str
     provider: ScriptedProvider
+    http: httpx.AsyncClient
 
     async def ask(self, text: str, context: str = "", task: str = "") -> list[StreamResponse]:
         message = new_text_message(
@@ -81,7 +82,7 @@ async def peer(
         url = f"http://{at}/v1/agents/helper/a2a"
         config = ClientConfig(streaming=streaming, httpx_client=http, supported_protocol_bindings=[binding])
         card = await A2ACardResolver(http, url).get_agent_card()
-        yield Peer(ClientFactory(config).create(card), url, provider)
+        yield Peer(ClientFactory(config).create(card), url, provider, http)
         await runtime.close(grace=0.0)
 
 
@@ -100,6 +101,11 @@ async def test_a_message_is_a_task_with_the_answer_as_its_artifact(tmp_path: Pat
         assert found.SerializeToString(deterministic=True) == task.SerializeToString(deterministic=True)
         listed = await remote.client.list_tasks(ListTasksRequest(context_id=task.context_id))
         assert [one.id for one in listed.tasks] == [more.task.id, task.id]
+        first = await remote.client.list_tasks(ListTasksRequest(page_size=1))
+        token = first.next_page_token
+        second = await remote.client.list_tasks(ListTasksRequest(page_size=1, page_token=token))
+        assert [one.id for one in (*first.tasks, *second.tasks)] == [more.task.id, task.id]
+        assert (token != more.task.id, second.next_page_token) == (True, "")
     roles = [m.role for m in remote.provider.requests[1].messages]
     assert roles == ["system", "user", "assistant", "user"]
 
@@ -176,8 +182,14 @@ async def test_a_task_can_be_subscribed_to_again_and_cancelled(tmp_path: Path) -
 @pytest.mark.parametrize("binding", BINDINGS)
 async def test_what_cannot_be_is_an_error_of_the_protocol(tmp_path: Path, binding: str) -> None:
     async with peer(write(tmp_path, manifest()), binding=binding) as remote:
-        with pytest.raises(TaskNotFoundError):
+        with pytest.raises(TaskNotFoundError, match="no task 'run_none'"):
             await remote.client.get_task(GetTaskRequest(id="run_none"))
+        for token in ("made-up", "run_none"):
+            with pytest.raises(InvalidParamsError, match=f"pageToken: '{token}' is no place"):
+                await remote.client.list_tasks(ListTasksRequest(page_token=token))
+        for path in ("", "/message:send"):
+            refused = await remote.http.post(f"{remote.url}{path}", content=b"null")
+            assert (refused.status_code, "it must be a JSON object" in refused.text) == (400, True)
         with pytest.raises(InvalidParamsError):
             await remote.ask("  ")
         with pytest.raises(PushNotificationNotSupportedError):

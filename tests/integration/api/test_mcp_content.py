@@ -131,8 +131,11 @@ async def test_the_runs_have_pages(house: House) -> None:
     async with house.client(FULL) as alice:
         first = await alice.list_resources()
         second = await alice.list_resources(cursor=first.next_cursor)
-        with pytest.raises(MCPError, match="begin without"):
-            await alice.list_resources(cursor="made-up")
+        for listed_by in (
+            alice.list_resources, alice.list_resource_templates, alice.list_prompts, alice.list_tools,
+        ):  # fmt: skip
+            with pytest.raises(MCPError, match=r"cursor: .*[Bb]egin without `cursor`"):
+                await listed_by(cursor="made-up")
     listed = [one.uri for page in (first, second) for one in page.resources]
     assert (len(listed), len(set(listed)), second.next_cursor) == (52, 52, None)
 

@@ -9,6 +9,7 @@ import httpx
 import pytest
 
 from astromesh.access.audit import AuditEntry, AuditLog
+from astromesh.api.dependencies import Cursor
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, write
 from tests.integration.workflow.folders import runtime_with, small, until
@@ -87,6 +88,10 @@ async def test_pages_of_one_are_the_whole_list(tmp_path: Path, subtests: pytest.
             listed = path
             for key, value in places.items():
                 listed = listed.replace(key, value)
+            for place in ("no-number", str(2**70), "nan-1", "1-x"):  # with the right mark
+                with subtests.test(listed, place=place):
+                    answer = await http.get(listed, params={"after": Cursor(listed).next(place)})
+                    assert answer.status_code < 500, answer.text
             for after in (other, "made-up", run):
                 with subtests.test(listed, after=after):
                     answer = await http.get(listed, params={"after": after})
