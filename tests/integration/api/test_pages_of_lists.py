@@ -10,6 +10,7 @@ import pytest
 
 from astromesh.access.audit import AuditEntry, AuditLog
 from astromesh.api.dependencies import Cursor
+from astromesh.errors import InvalidCursor
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, write
 from tests.integration.workflow.folders import runtime_with, small, until
@@ -44,6 +45,14 @@ async def walked(http: httpx.AsyncClient, path: str, name: str) -> list[Any]:
             return found
         assert len(page[name]) == 1
         after = {"after": page["next"]}
+
+
+@pytest.mark.parametrize("place", ["no-number", str(2**70), "1-x", "nan"])
+def test_a_forged_place_with_the_right_mark_is_refused_where_it_is_no_number(place: str) -> None:
+    forged = Cursor("/v1/audit").next(place)
+    assert forged is not None
+    with pytest.raises(InvalidCursor):
+        _ = Cursor.of("/v1/audit", forged).number
 
 
 async def test_pages_of_one_are_the_whole_list(tmp_path: Path, subtests: pytest.Subtests) -> None:
@@ -88,10 +97,6 @@ async def test_pages_of_one_are_the_whole_list(tmp_path: Path, subtests: pytest.
             listed = path
             for key, value in places.items():
                 listed = listed.replace(key, value)
-            for place in ("no-number", str(2**70), "nan-1", "1-x"):  # with the right mark
-                with subtests.test(listed, place=place):
-                    answer = await http.get(listed, params={"after": Cursor(listed).next(place)})
-                    assert answer.status_code < 500, answer.text
             for after in (other, "made-up", run):
                 with subtests.test(listed, after=after):
                     answer = await http.get(listed, params={"after": after})
