@@ -306,7 +306,7 @@ _RUN: TypeAdapter[RunBody] = TypeAdapter(RunBody)
 _RUN_EXAMPLE = '{"query": "How do I reset my password?", "session_id": "session-42"}'
 
 
-async def raw_body(request: Request) -> bytes:
+async def _raw_body(request: Request) -> bytes:
     body = request.scope.get("state", {}).get(BODY_STATE)
     return body if isinstance(body, bytes) else await request.body()
 
@@ -320,7 +320,7 @@ async def read_body(request: Request, adapter: TypeAdapter[T], example: str = ""
     Raises:
         InvalidInput: which field is wrong and how.
     """
-    raw = await raw_body(request)
+    raw = await _raw_body(request)
     try:
         return adapter.validate_python(orjson.loads(raw))
     except orjson.JSONDecodeError as error:
@@ -387,7 +387,7 @@ async def idempotency_key(request: Request, *more: str) -> IdempotencyKey | None
         return None
     if not 0 < len(key) <= _MAX_KEY_LENGTH or not key.isascii() or not key.isprintable():
         raise InvalidInput(f"Idempotency-Key must have 1 to {_MAX_KEY_LENGTH} printable ASCII characters.")
-    body = orjson.dumps([orjson.loads(await raw_body(request)), *more], option=orjson.OPT_SORT_KEYS)
+    body = orjson.dumps([orjson.loads(await _raw_body(request)), *more], option=orjson.OPT_SORT_KEYS)
     expires = runtime_of(request).clock.now() + KEY_SECONDS
     route = f"{request.method} {request.url.path}"
     return IdempotencyKey(*principal_of(caller_of(request)), route, key, sha256(body).hexdigest(), expires)

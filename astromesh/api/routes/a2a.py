@@ -16,7 +16,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import error_response
-from astromesh.api.requests import raw_body, read_body, runtime_of
+from astromesh.api.middleware.response import BODY_STATE
+from astromesh.api.requests import read_body, runtime_of
 from astromesh.api.responses import DelegatedResponse, json_bytes
 from astromesh.errors import AstromeshError, MissingExtra, NotFound
 from astromesh.plugins import Deps
@@ -32,11 +33,11 @@ _OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "/message:send": ("POST",),
     "/message:stream": ("POST",),
     "/tasks": ("GET",),
-    "/tasks/{task:name}": ("GET",),
-    "/tasks/{task:name}:cancel": ("POST",),
-    "/tasks/{task:name}:subscribe": ("GET", "POST"),
-    "/tasks/{task:name}/pushNotificationConfigs": ("GET", "POST"),
-    "/tasks/{task:name}/pushNotificationConfigs/{config}": ("DELETE", "GET"),
+    "/tasks/{run_id:name}": ("GET",),
+    "/tasks/{run_id:name}:cancel": ("POST",),
+    "/tasks/{run_id:name}:subscribe": ("GET", "POST"),
+    "/tasks/{run_id:name}/pushNotificationConfigs": ("GET", "POST"),
+    "/tasks/{run_id:name}/pushNotificationConfigs/{config}": ("DELETE", "GET"),
     "/extendedAgentCard": ("GET",),
 }
 _OBJECT: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
@@ -90,7 +91,7 @@ async def a2a(name: str, request: Request) -> Response:
     """Serves A2A: JSON-RPC at the path itself, HTTP+JSON below it."""
     runtime = runtime_of(request)
     runtime.agent(name)
-    if request.method == "POST" and await raw_body(request):
+    if request.scope.get("state", {}).get(BODY_STATE):  # a body that is not read is for the SDK
         await read_body(request, _OBJECT)
     server = await _server(runtime)
     return _A2AResponse(server.router(name, _PREFIX.replace("{name}", name)), server.refused_in)

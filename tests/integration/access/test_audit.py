@@ -35,8 +35,14 @@ ITSELF = {
     "POST /v1/chat/completions": "a run is its own record",
     "POST /v1/agents/{name}/agui": "a run is its own record",
     "POST /v1/agents/{name}/a2a": "a run is its own record",
-    "POST /v1/agents/{name}/a2a/{path:path}": "a run is its own record",
-    "DELETE /v1/agents/{name}/a2a/{path:path}": "deletes a push notification of the own run",
+    "POST /v1/agents/{name}/a2a/message:send": "a run is its own record",
+    "POST /v1/agents/{name}/a2a/message:stream": "a run is its own record",
+    "POST /v1/agents/{name}/a2a/tasks/{run_id:name}:cancel": "the record of the own run has it",
+    "POST /v1/agents/{name}/a2a/tasks/{run_id:name}:subscribe": "reads only",
+    "POST /v1/agents/{name}/a2a/tasks/{run_id:name}/pushNotificationConfigs": "belongs to the own run",
+    "DELETE /v1/agents/{name}/a2a/tasks/{run_id:name}/pushNotificationConfigs/{config}": (
+        "deletes a push notification of the own run"
+    ),
     "POST /v1/responses": "a run is its own record",
     "POST /v1/responses/compact": "reads only",
     "POST /mcp": "a run is its own record",

@@ -124,11 +124,7 @@ def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
 def test_operations_say_which_scope_they_need(described: dict[str, Any]) -> None:
     """As the routes check it; what needs one may be 401 and 403."""
     schemes = described["components"]["securitySchemes"].keys()
-    guarded = {
-        f"{route.method} {route.path.replace(':path}', '}')}": route.scope
-        for route in EVERY
-        if route.method != "WS"
-    }
+    guarded = {f"{route.method} {route.described}": route.scope for route in EVERY if route.method != "WS"}
     for key, operation in operations(described):
         ways = [way for way in operation["security"] if way]
         needed = {scope for way in ways for scopes in way.values() for scope in scopes}

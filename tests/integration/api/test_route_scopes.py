@@ -43,6 +43,11 @@ class Guarded(NamedTuple):
     path: str
     scope: str
 
+    @property
+    def described(self) -> str:
+        """The path as the description has it, without convertors."""
+        return re.sub(r":\w+}", "}", self.path)
+
     def __str__(self) -> str:
         return f"{self.method} {self.path}"
 
