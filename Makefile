@@ -1,6 +1,8 @@
 # Needs make and Python 3.11 or newer; everything else is installed into .venv from requirements/*.txt.
 
-VENV   := .venv
+# make test PYTHON=python3.13 takes another Python, whose environment is .venv-python3.13.
+PYTHON ?=
+VENV   := .venv$(if $(PYTHON),-$(notdir $(PYTHON)))
 BIN    := $(VENV)/bin
 HOST   ?= 127.0.0.1
 PORT   ?= 8000
@@ -116,13 +118,13 @@ format: venv ## rewrite the code in the project's layout
 venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.bfcl $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright $(VENV)/.openapi $(VENV)/.typescript $(VENV)/.book ## the development environment in .venv
 
 $(BIN)/python:
-	@for python in python3.11 python3 python3.12 python3.13; do \
+	@for python in $(or $(PYTHON),python3.11 python3 python3.12 python3.13); do \
 		if $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1; then \
 			$$python -m venv $(VENV) && exit 0; \
 			echo "$$python cannot make a virtual environment (on Debian: install python3-venv)" >&2; exit 1; \
 		fi; \
 	done; \
-	echo "astromesh needs Python 3.11 or newer, and neither python3.11 nor python3 is that" >&2; exit 1
+	echo "astromesh needs Python 3.11 or newer, $(if $(PYTHON),which $(PYTHON) is not,and neither python3.11 nor python3 is that)" >&2; exit 1
 
 $(VENV)/.bootstrap: requirements/bootstrap.txt | $(BIN)/python
 	@$(BIN)/python -m pip --version >/dev/null 2>&1 || $(BIN)/python -m ensurepip >/dev/null
@@ -246,5 +248,5 @@ lock: $(VENV)/.bootstrap ## pin what pyproject.toml asks for (UPGRADE=--upgrade:
 	$(LOCK) --group peers -o requirements/peers.txt
 
 clean: ## remove the environment and all caches
-	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
+	rm -rf .venv .venv-* build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

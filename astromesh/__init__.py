@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from astromesh.types import Usage as Usage
     from astromesh.types import get_current_caller as get_current_caller
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 #: public name -> its module, which is imported on first access
 _PUBLIC = {

@@ -81,7 +81,8 @@ def test_with_port_0_it_says_which_one_it_took(config: Path, server_process: Ser
     server = server_process(config, args=["--port", "0"], start=False)
     server.launch()
     url = until(lambda: (re.findall(r"listens on (\S+)", server.log()) or [""])[0])
-    assert httpx.get(f"{url}/health/live").status_code == 200
+    live = httpx.get(f"{url}/health/live").json()
+    assert astromesh(config.parent, "--version").stdout == f"astromesh {live['version']}\n"
 
 
 def test_a_development_server_records_plain_runs(config: Path, server_process: ServerFactory) -> None:

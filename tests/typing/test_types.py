@@ -16,7 +16,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PROJECT = Path(__file__).parent / "project"
-PYRIGHT = ROOT / ".venv" / "pyright" / "node_modules" / "pyright" / "index.js"
+PYRIGHT = Path(sys.prefix) / "pyright" / "node_modules" / "pyright" / "index.js"
 
 
 @pytest.fixture(scope="session")
