@@ -9,9 +9,19 @@ from typing import Any, Protocol
 
 import orjson
 from msgspec import ValidationError, convert
+from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.errors import InvalidInput, ProviderError, ProviderRejected, ToolFailed, error_class
+from astromesh.errors import (
+    ConfigError,
+    InvalidInput,
+    ProviderError,
+    ProviderRejected,
+    ToolFailed,
+    error_class,
+)
 from astromesh.graph.model_recording import VERSION, call_json, key_of
+from astromesh.plugins import Deps
+from astromesh.providers.base import Capabilities
 from astromesh.tools.base import ToolContext
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, ToolSpec
 
@@ -121,9 +131,8 @@ class _Recorder:
 class _Replay:
     """A model that answers from a recording: equal requests in their recorded order, the last one again."""
 
-    name, provider, model = "recording/replay", "recording", "replay"
-
     def __init__(self, file: Path) -> None:
+        self.name, self.provider, self.model = "recording/replay", "recording", "replay"
         self._file = file
         self._answers: dict[str, list[JsonObject]] = {}
         try:
@@ -156,6 +165,46 @@ class _Replay:
         if result.content:
             yield Delta(result.content)
         yield result
+
+
+class RecordedModelOptions(BaseModel):
+    """Options of `recording`."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, protected_namespaces=())
+
+    name: str = Field(
+        "", description="Name in providers.yaml, shown in answers and metrics; the type if empty."
+    )
+    model: str = Field("replay", description="Shown in answers; it has no effect.")
+    file: str = Field(description="The recording, relative to the configuration.")
+
+
+class RecordedModel(_Replay):
+    """The provider `recording`: answers the requests of a recording, so that an agent runs without a key."""
+
+    Options = RecordedModelOptions
+    capabilities = Capabilities(quality=0.0, language_model=False)
+
+    def __init__(self, options: RecordedModelOptions, file: Path) -> None:
+        super().__init__(file)
+        self.provider, self.model = options.name or "recording", options.model
+        self.name = f"{self.provider}/{self.model}"
+
+    @classmethod
+    async def open(cls, options: RecordedModelOptions, deps: Deps) -> RecordedModel:
+        try:
+            return cls(options, deps.config_dir / options.file)
+        except InvalidInput as error:
+            raise ConfigError(str(error)) from error
+
+    def estimated_cost(self, request: CompletionRequest) -> float:
+        return 0.0
+
+    async def ping(self) -> None:
+        """Never fails."""
+
+    async def close(self) -> None:
+        """Does nothing: no resource is open."""
 
 
 def _recorded_tools(content: JsonObject) -> list[_RecordedTool] | None:

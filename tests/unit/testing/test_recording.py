@@ -8,7 +8,7 @@ import orjson
 import pytest
 
 from astromesh import Agent
-from astromesh.errors import AllProvidersFailed, InvalidInput, ProviderRejected, ProviderTimeout
+from astromesh.errors import AllProvidersFailed, ConfigError, InvalidInput, ProviderRejected, ProviderTimeout
 from astromesh.testing import ScriptedProvider, record
 from astromesh.types import ToolCall
 
@@ -45,6 +45,19 @@ async def test_a_recording_needs_no_key(tmp_path: Path, monkeypatch: pytest.Monk
     agent = Agent("openai:gpt-4o-mini", system="Be kind.")
     with record(agent, file):
         assert (await agent.run("Hi")).text == "Hello."
+
+
+async def test_a_configuration_answers_from_a_recording(tmp_path: Path) -> None:
+    """Where its file is missing, the agent is not available, and the error names the file."""
+    recorded = Agent(ScriptedProvider("Hello."), name="clerk")
+    with record(recorded, tmp_path / "a.json"):
+        await recorded.run("Hi")
+    models = {"provider": "recording", "file": str(tmp_path / "a.json")}
+    assert (await Agent(models, name="clerk").run("Hi")).text == "Hello."
+    with pytest.raises(ProviderRejected, match="has no answer to this request"):
+        await Agent(models, name="clerk").run("Bye")
+    with pytest.raises(ConfigError, match=r"no\.json is not a recording"):
+        await Agent({"provider": "recording", "file": str(tmp_path / "no.json")}).run("Hi")
 
 
 async def test_failures_of_the_model_are_recorded(tmp_path: Path) -> None:
