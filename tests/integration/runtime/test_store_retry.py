@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Self
 
@@ -21,7 +22,7 @@ async def test_an_agent_whose_store_was_locked_at_the_start_works_once_the_lock_
 ) -> None:
     folder = write(tmp_path, manifest(memory=SQLITE))
     (tmp_path / "data").mkdir()
-    with sqlite3.connect(tmp_path / "data" / "astromesh.db", isolation_level=None) as other:
+    with closing(sqlite3.connect(tmp_path / "data" / "astromesh.db", isolation_level=None)) as other, other:
         other.execute("PRAGMA journal_mode=WAL")
         other.execute("BEGIN EXCLUSIVE")
         async with client_of(runtime_of(folder, ScriptedProvider("hello"))) as client:

@@ -10,6 +10,7 @@ import json
 import shutil
 import sqlite3
 from collections.abc import Callable, Iterator, MutableMapping
+from contextlib import closing
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -98,7 +99,7 @@ async def read_all(client: httpx.AsyncClient, task_id: str) -> dict[str, Any]:
 
 def upgrade(folder: Path) -> None:
     """The version of the engine that accepted the Tasks was another one."""
-    with sqlite3.connect(folder.parents[2] / "data" / "astromesh.db") as database:
+    with closing(sqlite3.connect(folder.parents[2] / "data" / "astromesh.db")) as database, database:
         database.execute(
             """UPDATE task_snapshots SET id = 'other',
             content = json_set(content, '$.provenance.engine', '0.0.1')"""
@@ -161,7 +162,7 @@ async def test_records_of_a_version_without_stored_manifests_stay_readable(
 ) -> None:
     """Under the present manifests where they lead to these records, else as they are."""
     before = await ended(config, tmp_path / "go")
-    with sqlite3.connect(config.parent / "data" / "astromesh.db") as database:
+    with closing(sqlite3.connect(config.parent / "data" / "astromesh.db")) as database, database:
         database.execute("UPDATE tasks SET snapshot = '', fingerprint = 'old'")
         database.execute("DELETE FROM task_snapshots")
     if left == "ops.py":
@@ -299,7 +300,7 @@ async def test_a_cancelled_task_ends_without_its_workflow(config: Path, tmp_path
     """By any process with a workflow: none may ever have this one again."""
     task_id = await interrupted(four_stages(config), tmp_path / "go")
     shutil.rmtree(config / "workflows" / "steps")
-    with sqlite3.connect(config.parent / "data" / "astromesh.db") as database:
+    with closing(sqlite3.connect(config.parent / "data" / "astromesh.db")) as database, database:
         database.execute("UPDATE tasks SET cancelling = 1")
     task, trace = await goes_on(config, task_id)
     assert (task["status"], task["error"]["code"]) == ("failure", "cancelled")
