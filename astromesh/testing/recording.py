@@ -131,6 +131,8 @@ class _Recorder:
 class _Replay:
     """A model that answers from a recording: equal requests in their recorded order, the last one again."""
 
+    advice = "Delete the file to record again."
+
     def __init__(self, file: Path) -> None:
         self.name, self.provider, self.model = "recording/replay", "recording", "replay"
         self._file = file
@@ -150,8 +152,7 @@ class _Replay:
         if not answers:
             last = request.messages[-1].content[:100] if request.messages else ""
             raise ProviderRejected(
-                f"{self._file} has no answer to this request, whose last message is {last!r}. "
-                "Delete the file to record again.",
+                f"{self._file} has no answer to this request, whose last message is {last!r}. {self.advice}",
                 provider=self.name,
             )
         answer = answers.pop(0) if len(answers) > 1 else answers[0]
@@ -184,6 +185,7 @@ class RecordedModel(_Replay):
 
     Options = RecordedModelOptions
     capabilities = Capabilities(quality=0.0, language_model=False)
+    advice = "Ask what was recorded, record it again, or set the key of a model that comes before this one."
 
     def __init__(self, options: RecordedModelOptions, file: Path) -> None:
         super().__init__(file)

@@ -59,7 +59,7 @@ def test_linters_of_other_projects_find_nothing(command: tuple[str, ...], tmp_pa
     done = subprocess.run([program, *command[1:]], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
     (tmp_path / "broken").write_text("FROM x\nRUN apt-get install y\non: push\n")
-    argv = [program, *command[1:-1], tmp_path / "broken"]
+    argv = [str(program), *command[1:-1], str(tmp_path / "broken")]
     refused = subprocess.run(argv, cwd=ROOT, capture_output=True, text=True, check=False)
     assert (refused.returncode != 0, "broken" in refused.stdout + refused.stderr) == (True, True)
 
