@@ -113,6 +113,7 @@ class RuntimeState:
         reopen: Opens an agent as a snapshot describes it, for runs that began under it.
         apply: Opens what another configuration has changed (`runtime/reload.py`).
         rejected: The faults of changed files whose last good version stays in use.
+        outdated: Changed files that only a restart applies, as warnings.
         texts: The last good text of files that have faults now.
         factory: `module:function` that makes the runtime again, of the folders of configuration and data, in
             another process. Empty: it has parts in Python, which no other process can make.
@@ -135,6 +136,7 @@ class RuntimeState:
     reopen: Callable[[str, JsonObject], Awaitable[Agent]] | None = None
     apply: Callable[[Configuration, bool], Awaitable[AppliedChanges]] | None = None
     rejected: tuple[InvalidManifest, ...] = ()
+    outdated: tuple[InvalidManifest, ...] = ()
     texts: Mapping[Path, str] = field(default_factory=dict)
     factory: str = ""
 

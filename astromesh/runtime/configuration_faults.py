@@ -32,14 +32,16 @@ class ShownManifest(NamedTuple):
 def configuration_faults(runtime: AgentRuntime) -> list[ListedFault]:
     """Returns the faults of all files by file and place.
 
-    Those of workflows are there only while a changed file has them and its last good version stays in use.
+    Those of workflows are there only while a changed file has them and its last good version stays in use. A
+    file that has changed, and that only a restart applies, is a warning.
     """
     configuration = runtime.state.configuration
     errors = [fault for faults in runtime.broken.values() for fault in faults]
     errors += [fault for faults in configuration.unusable.values() for fault in faults]
     errors += runtime.state.rejected
     found = [ListedFault("error", relative_fault(configuration.folder, fault)) for fault in errors]
-    found += [ListedFault("warning", relative_fault(configuration.folder, w)) for w in configuration.warnings]
+    warnings = (*configuration.warnings, *runtime.state.outdated)
+    found += [ListedFault("warning", relative_fault(configuration.folder, w)) for w in warnings]
     unique = {str(one.fault): one for one in found}
     return sorted(unique.values(), key=lambda one: (one.fault.file, one.fault.line, one.fault.column))
 

@@ -14,8 +14,8 @@ import sysconfig
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
-from types import ModuleType
 from typing import TypeAlias
 
 from watchfiles import Change, DefaultFilter, awatch
@@ -73,6 +73,8 @@ class Reloader:
         self._folder = runtime.config_dir.resolve()
         self._workflow_faults: dict[str, Faults] = {}
         self._reported: frozenset[str] = frozenset()
+        #: what the process began with
+        self._started_with = {name: _content(self._folder / name) for name in _NEED_RESTART}
         self._lock = asyncio.Lock()
 
     @asynccontextmanager
@@ -114,6 +116,7 @@ class Reloader:
         await self._reload_workflows(workflows)
         self._runtime.schedules.read_again()
         state.rejected = (*faults, *(f for found in self._workflow_faults.values() for f in found))
+        state.outdated = await asyncio.to_thread(lambda: tuple(self._outdated()))
         return Reloaded(
             agents=tuple(name for name in applied.agents if name not in state.broken),
             pipelines=applied.pipelines,
@@ -158,6 +161,12 @@ class Reloader:
                 self._workflow_faults[name] = await self._runtime.workflows.loaded.reload(name)
             else:  # Tasks may still need what is loaded
                 self._workflow_faults.pop(name, None)
+
+    def _outdated(self) -> Iterator[InvalidManifest]:
+        """Yields a warning for each file that is no longer what the process began with."""
+        for name, content in self._started_with.items():
+            if _content(file := self._folder / name) != content:
+                yield InvalidManifest("has changed.", file=str(file), hint="Restart the server to apply it.")
 
     def _is_good(self, workflow: str) -> bool:
         loaded = self._runtime.workflows.loaded
@@ -262,6 +271,14 @@ def _file_name(configuration: Configuration, agent: str) -> str:
     return str(configuration.agents[agent].file).removeprefix(f"{configuration.folder}/")
 
 
+def _content(file: Path) -> bytes | None:
+    """Returns what a file has; None if it cannot be read."""
+    try:
+        return file.read_bytes()
+    except OSError:
+        return None
+
+
 # -- the last good version -----------------------------------------------------------------------------------
 
 
@@ -320,18 +337,25 @@ def _last_texts(state: RuntimeState, agents: Agents, graphs: Graphs) -> dict[Pat
 
 def _project_modules(roots: Collection[Path]) -> Iterator[tuple[str, Path]]:
     """Yields the loaded modules below the roots that belong to no installed package, with their files."""
-    own = Path(sys.modules["astromesh"].__file__ or "").parent.resolve()
+    below = frozenset(roots)
     for name, module in list(sys.modules.items()):
-        file = _file_of(module)
-        if file is None or name == "__main__" or not any(file.is_relative_to(root) for root in roots):
-            continue
-        if not any(file.is_relative_to(folder) for folder in (*_INSTALLED, own)):
-            yield name, file
+        file = getattr(module, "__file__", None)
+        if isinstance(file, str) and file.endswith(".py") and name != "__main__":
+            path, is_ours = _place_of(file, below)
+            if is_ours:
+                yield name, path
 
 
-def _file_of(module: ModuleType | None) -> Path | None:
-    file = getattr(module, "__file__", None)
-    return Path(file).resolve() if isinstance(file, str) and file.endswith(".py") else None
+@lru_cache(maxsize=20_000)
+def _place_of(file: str, roots: frozenset[Path]) -> tuple[Path, bool]:
+    """Returns the path of a module, and whether it is below the roots and of no installed package.
+
+    It is asked for every loaded module at every change, in the event loop.
+    """
+    path = Path(file).resolve()
+    own = Path(sys.modules["astromesh"].__file__ or "").parent.resolve()
+    below = any(path.is_relative_to(root) for root in roots)
+    return path, below and not any(path.is_relative_to(folder) for folder in (*_INSTALLED, own))
 
 
 def _forget_modules(folders: Collection[Path]) -> None:

@@ -111,7 +111,7 @@ def _exempt(frame: FrameType | None) -> bool:
 def install() -> None:
     """Once per process, before the code under test is imported.
 
-    Python 3.11 audits neither `time.sleep` nor SQLite's statements, hence the two wrappers.
+    No Python audits SQLite's statements, and only those from 3.13 on audit `time.sleep`; hence the wrappers.
     """
     sys.addaudithook(_audit)
     sleep, connect = time.sleep, sqlite3.connect
@@ -127,5 +127,6 @@ def install() -> None:
         connection.set_trace_callback(_statement)
         return connection
 
-    time.sleep = watched_sleep  # type: ignore[assignment]
+    if sys.version_info < (3, 13):
+        time.sleep = watched_sleep  # type: ignore[assignment]
     sqlite3.connect = sqlite3.dbapi2.connect = watched_connect  # type: ignore[assignment]

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from astromesh.runtime.agent_directory import call_tool
+from astromesh.runtime.configuration_faults import configuration_faults
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.reload import Reloaded, Reloader
@@ -111,8 +112,13 @@ async def test_files_come_and_go_and_what_concerns_all_stays(tmp_path: Path) -> 
         assert report.faults
         assert report.restart == ("runtime.yaml",)
         assert list(runtime.agents) == ["helper"]
+        listed = configuration_faults(runtime)
+        assert [str(one.fault) for one in listed if one.severity == "warning"] == [
+            "runtime.yaml: has changed. Restart the server to apply it."
+        ]
         (tmp_path / "runtime.yaml").unlink()
         assert (await changed(reloader, {added})).agents == ("other",)
+        assert configuration_faults(runtime) == []
         agent_file(tmp_path).unlink()
         assert (await changed(reloader, {agent_file(tmp_path)})).removed == ("helper",)
         assert list(runtime.agents) == ["other"]
