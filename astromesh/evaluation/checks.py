@@ -107,8 +107,11 @@ def _schema_of(assertion: Assertion, of: Checked) -> JsonObject:
 
 def _matches_golden(assertion: Assertion, of: Checked) -> str:
     file = of.case.folder / assertion.file
-    known = _without_keys(orjson.loads(file.read_bytes()), assertion.ignore)
     now = _without_keys(golden_record(of.outcome), assertion.ignore)
+    if not file.exists():
+        outcome = orjson.dumps(now, option=orjson.OPT_NON_STR_KEYS).decode()
+        return f"{file} does not exist. To accept this outcome, write it there: {outcome}"
+    known = _without_keys(orjson.loads(file.read_bytes()), assertion.ignore)
     return "" if known == now else f"differs from {file.name} at {first_difference(known, now)}"
 
 

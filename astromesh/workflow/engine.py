@@ -15,6 +15,7 @@ from uuid import uuid4
 
 from msgspec import convert
 
+from astromesh.config.workflow.agents import ADAPTER_PLUGINS
 from astromesh.errors import InvalidInput, QueueFull
 from astromesh.graph.scope import Journal, Scope
 from astromesh.net.http import Http
@@ -25,7 +26,7 @@ from astromesh.telemetry.events import Emitter, EventSink, EventStream
 from astromesh.telemetry.ids import in_trace
 from astromesh.tools.base import RunAgent
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
-from astromesh.workflow.agents import ADAPTER_PLUGINS, WorkflowModels, adapter_origins, open_agents
+from astromesh.workflow.agents import WorkflowModels, adapter_origins, open_agents
 from astromesh.workflow.base import (
     Gate,
     NotJson,

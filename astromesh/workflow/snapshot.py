@@ -21,7 +21,7 @@ import yaml
 
 from astromesh import __version__
 from astromesh.config.environment import hide_api_keys, literal
-from astromesh.config.workflow.agents import PythonTool, ToolsFile
+from astromesh.config.workflow.agents import ADAPTER_PLUGINS, PythonTool, ToolsFile
 from astromesh.config.workflow.evaluations import EvaluationsFile
 from astromesh.config.workflow.folder import UNDECISIVE, WorkflowFolder
 from astromesh.config.workflow.operations import MetricsFile
@@ -109,20 +109,22 @@ def with_model(snapshot: JsonObject, model: str, adapters: Collection[str]) -> M
     """
     model = literal(model)
     adapter, _, name = model.partition(":")
+    plugin = ADAPTER_PLUGINS.get(adapter, adapter)
     content = yaml.load(snapshot["files"].get(_PROVIDERS, "{}"), Loader=yaml.CSafeLoader) or {}
     for spec in content.get("providers", ()):
         spec.pop("fallback", None)
-        if adapter not in adapters or not name:
+        if plugin not in adapters or not name:
             spec["model"] = model
             continue
-        if spec["adapter"] != adapter:  # the address, the key and the options are of another service
+        if ADAPTER_PLUGINS.get(spec["adapter"], spec["adapter"]) != plugin:  # they are of another service
             for key in ("base_url", "credential", "options"):
                 spec.pop(key, None)
         spec |= {"adapter": adapter, "model": name}
     files = snapshot["files"]
     if _PROVIDERS in files:
         files = {**files, _PROVIDERS: orjson.dumps(content).decode()}
-    changed = {**snapshot, "files": files, AGENT_MODEL: model}
+    of_agents = f"{plugin}:{name}" if plugin in adapters and name else model
+    changed = {**snapshot, "files": files, AGENT_MODEL: of_agents}
     return ManifestSnapshot(hash_of(changed), changed)
 
 

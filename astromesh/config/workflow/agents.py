@@ -5,6 +5,7 @@ The engine opens a model as a provider plugin and an agent as a pattern.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from pydantic import Discriminator, Field, Tag
@@ -103,6 +104,10 @@ class ToolsFile(ManifestFile):
 
 
 # -- models ------------------------------------------------------------------------------------------------
+
+
+#: adapters under other names than their plugins'
+ADAPTER_PLUGINS: Mapping[str, str] = {"openai_compat": "openai"}
 
 
 class ProviderSpec(Section):

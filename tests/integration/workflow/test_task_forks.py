@@ -330,7 +330,7 @@ async def test_a_new_call_with_an_effect_waits_for_a_person(shop: Shop) -> None:
 async def test_another_model_and_the_present_manifests(shop: Shop) -> None:
     async with client_of(shop.runtime()) as client:
         task_id = await started(client, RUN)
-        fork = await forked(client, task_id, 2, model="openai:large")
+        fork = await forked(client, task_id, 2, model="openai_compat:large")
         manifest = (await client.get(f"/v1/tasks/{fork['task_id']}/manifest")).json()
     (shop.folder / "workflow.yaml").write_text(
         WORKFLOW.replace(
@@ -351,7 +351,7 @@ async def test_another_model_and_the_present_manifests(shop: Shop) -> None:
     async with client_of(shop.runtime()) as client:
         body = {"at": 9, "edit": {"manifest": "current"}}
         other = await client.post(f"/v1/tasks/{task_id}/fork", json=body)
-    assert '"adapter":"openai","model":"large"' in manifest["files"]["providers.yaml"]
+    assert '"adapter":"openai_compat","model":"large"' in manifest["files"]["providers.yaml"]
     assert ["timeout_s" in text for text in texts] == [False, True]
     assert (other.status_code, other.json()["code"]) == (409, "conflict")
 

@@ -81,6 +81,7 @@ async def found(tmp_path: Path, **assertion: Any) -> str:
         ({"type": "schema", "schema": "none"}, "could not be checked: unknown schema 'none'"),
         ({"type": "golden", "file": "golden.json", "ignore": ["run_id"]}, ""),
         ({"type": "golden", "file": "golden.json"}, 'run_id: "run_1" instead of "run_0"'),
+        ({"type": "golden", "file": "none.json"}, "write it there: {"),
         ({"type": "tool_called", "tool": "price", "arguments": {"item": "tea"}}, ""),
         ({"type": "tool_called", "tool": "note"}, ""),
         ({"type": "tool_called", "tool": "price", "arguments": {"item": "cup"}}, 'expected price {"item"'),
