@@ -246,7 +246,8 @@ class JournaledModel:
 
         calls = _CURRENT_CALLS.get()
         request = calls.edited(request)
-        call: JsonObject = {"kind": "model", "name": self._name, "request_hash": request_hash(request)}
+        digest = request_hash(_without_kept(request))
+        call: JsonObject = {"kind": "model", "name": self._name, "request_hash": digest}
         call["request"] = calls.new_in(request)
         return completion_of(await self._journal.answer(calls, call, work))
 
@@ -256,6 +257,17 @@ class JournaledModel:
         if result.content:
             yield Delta(result.content)
         yield result
+
+
+def _without_kept(request: CompletionRequest) -> CompletionRequest:
+    """Returns a request without what only its provider may read, and what no case has."""
+    messages = tuple(
+        replace(one, tool_calls=tuple(replace(call, kept="") for call in one.tool_calls))
+        if one.tool_calls
+        else one
+        for one in request.messages
+    )
+    return replace(request, messages=messages)
 
 
 class JournaledTool:

@@ -165,6 +165,18 @@ def test_answers_of_schemas_and_runs_of_patterns_are_reproduced(
     assert case["assertions"][-1] == {"type": "equals", "expected": answer} and "replay" in case
 
 
+def test_signed_thoughts_of_a_model_are_in_no_case_and_the_run_is_reproduced_without(config: Path) -> None:
+    file = config / "agents" / "shop.agent.yaml"
+    lines = file.read_text().splitlines()  # without the rules, with which the record does not keep them
+    file.write_text(
+        "\n".join(one for one in lines if not one.strip().startswith(("guard", "input:", "output:")))
+    )
+    call = ToolCall("call-1", "price", '{"item": "tea"}', kept='["embedded/embedded","SECRET"]')
+    add(config, recorded(config, call, "It costs 5 EUR."), yes=True)
+    (case,) = yaml.safe_load((config / "evals" / "shop.yaml").read_text())["cases"]
+    assert "SECRET" not in (config / "evals" / case["replay"]).read_text()
+
+
 def test_a_tool_that_failed_fails_in_the_recording_too(
     config: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -413,7 +413,15 @@ async def test_signed_thoughts_of_any_pattern_are_in_no_step_that_is_shown(tmp_p
         steps = (await client.get(place)).json()["steps"]
         shown = [(await client.get(f"{place}/{step['step']}")).text for step in steps]
         kept = await running.durable.store.steps(run["run_id"])
-    assert "SECRET" not in "".join(shown)
+        own = f"/v1/runs/{run['run_id']}"
+        trace = run["result"]["metadata"]["trace_id"]
+        for path in (own, f"{own}/events", f"/v1/traces/{trace}"):
+            shown.append((await client.get(path)).text)
+        query = {"a": run["run_id"], "b": run["run_id"]}
+        shown.append((await client.get("/v1/runs/compare", params=query)).text)
+        for path in (f"{own}/case", f"{own}/replay"):
+            shown.append((await client.post(path, json={})).text)
+    assert [text for text in shown if "SECRET" in text] == []
     assert "SECRET" in json.dumps([step.output for step in kept if step.kind == "model"])
     assert "SECRET" not in json.dumps([step.about for step in kept])
 

@@ -18,6 +18,7 @@ from astromesh.durable.fork import Edit
 from astromesh.errors import TaskNotFound
 from astromesh.telemetry.clock import SystemClock
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
+from astromesh.workflow.recording import Recording
 from tests.integration.agents_folder import client_of, store_in
 from tests.integration.workflow.folders import ENDED, runtime_with, sample, small, until
 from tests.integration.workflow.test_sample_project import CONTRACT, lawyer
@@ -354,6 +355,30 @@ async def test_another_model_and_the_present_manifests(shop: Shop) -> None:
     assert '"adapter":"openai_compat","model":"large"' in manifest["files"]["providers.yaml"]
     assert ["timeout_s" in text for text in texts] == [False, True]
     assert (other.status_code, other.json()["code"]) == (409, "conflict")
+
+
+async def test_signed_thoughts_of_a_model_are_shown_by_no_route_of_a_task(shop: Shop) -> None:
+    """They are in the record and go back to their provider; a case is reproduced without them."""
+    thoughts = '["scripted/small","SECRET"]'
+
+    def model(request: CompletionRequest) -> Any:
+        sent = [call.kept for one in request.messages for call in one.tool_calls]
+        return (
+            f"plan {sent == [thoughts]}" if sent else ToolCall("c1", "look", '{"item": "tea"}', kept=thoughts)
+        )
+
+    runtime = runtime_with(shop.config, model)
+    async with client_of(runtime) as client:
+        task_id = await started(client, RUNS)
+        paths = [f"/v1/tasks/{task_id}{one}" for one in ("", "/events", "/trace", "/artifacts", "/steps/2")]
+        shown = [(await client.get(path)).text for path in paths]
+        case = (await client.post(f"/v1/runs/{task_id}/case", json={})).json()
+        recording = Recording.from_json(case["recording"])
+        again = await runtime.workflows.replays.replay_recording("shop", recording)
+        stored = str(await (await runtime.workflows.store()).records(task_id))
+    assert [text for text in (*shown, str(case)) if "SECRET" in text] == []
+    assert "SECRET" in stored and "plan True" in shown[0] + shown[2]
+    assert again["same"], again
 
 
 async def test_tasks_are_compared_step_by_step(shop: Shop) -> None:
