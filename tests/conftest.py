@@ -20,13 +20,14 @@ from tests.platform.model import MockModel
 from tests.platform.network import NetworkGuard
 from tests.platform.postgres import EMPTY, ExternalPostgres, PostgresServer, database_url, execute
 from tests.platform.reaper import reaper
+from tests.platform.restate import RestateServer
 from tests.platform.valkey import ExternalRedis, RedisServer
 
 LOGS = pytest.StashKey[dict[str, Callable[[], str]]]()
 NETWORK = NetworkGuard()
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----\n"
 # the fixtures that start a database server
-SERVERS = frozenset({"postgres_server", "postgres_database", "redis_server", "redis_url"})
+SERVERS = frozenset({"postgres_server", "postgres_database", "redis_server", "redis_url", "restate_server"})
 
 
 # -- around every test ---------------------------------------------------------------------------------------
@@ -49,7 +50,9 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 def _needs_server(item: pytest.Item) -> bool:
     """Whether a test asks for a server's fixture, or is the case of a contract that names one."""
     case = getattr(item, "callspec", None)
-    named = case is not None and re.search("postgres|pgvector|redis", case.id, re.IGNORECASE) is not None
+    named = (
+        case is not None and re.search("postgres|pgvector|redis|restate", case.id, re.IGNORECASE) is not None
+    )
     return named or not SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
@@ -211,6 +214,25 @@ def redis_url(_redis: RedisServer | ExternalRedis) -> str:
     """URL of an empty database."""
     _redis.flush()
     return _redis.url
+
+
+# -- Restate -------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="session")
+def _restate() -> Iterator[RestateServer]:
+    server = RestateServer()
+    server.start()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def restate_server(_restate: RestateServer, request: pytest.FixtureRequest) -> Iterator[RestateServer]:
+    """The server, without what earlier tests have left, to be killed and started by the test."""
+    _keep_log(request, "Restate", _restate.log)
+    yield _restate
+    _restate.restart_empty()
 
 
 # -- a model, and astromesh itself ---------------------------------------------------------------------------

@@ -293,6 +293,7 @@ class _FolderLoader:
         data_dir = self._context.env.get("ASTROMESH_DATA_DIR") or ".astromesh"
         url = {"url": f"sqlite:///{data_dir}/astromesh.db"}
         file.validate(lambda root: with_defaults(root, ("spec", "storage"), url))
+        file.bind(self._context)
         file.check(lambda manifest, _: checks.check_authentication(manifest.spec.auth, self._context.env))
         if file.manifest is not None:
             self._runtime_spec = file.manifest.spec

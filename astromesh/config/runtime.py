@@ -14,7 +14,18 @@ from urllib.parse import SplitResult, parse_qsl, urlsplit
 from pydantic import AfterValidator, Field
 
 from astromesh.config.environment import VariableName
-from astromesh.config.records import Count, Manifest, Metadata, RateLimit, Ratio, Record, Seconds, Secret
+from astromesh.config.records import (
+    Block,
+    Count,
+    Manifest,
+    Metadata,
+    NamesPlugin,
+    RateLimit,
+    Ratio,
+    Record,
+    Seconds,
+    Secret,
+)
 
 _HOST_LABEL = r"[^\W_](?:[\w-]{0,61}[^\W_])?|[\w](?:[\w-]{0,61}[\w])?"
 _HOST_NAME = re.compile(rf"(?:{_HOST_LABEL})(?:\.(?:{_HOST_LABEL}))*\.?")
@@ -237,6 +248,12 @@ class Network(Record):
     allow_hosts: tuple[AllowedHost, ...] = Field((), description="Private hosts that tools may call.")
 
 
+class Durable(Block):
+    backend: Annotated[str, NamesPlugin("durable_backends")] = Field(
+        "in_process", min_length=1, description="What decides where and when durable runs begin."
+    )
+
+
 class Callbacks(Record):
     secret_env: VariableName = Field(
         "",
@@ -304,6 +321,7 @@ class RuntimeSpec(Record):
     redis: Redis = Redis.empty()
     network: Network = Network.empty()
     callbacks: Callbacks = Callbacks.empty()
+    durable: Durable = Durable.empty()
     limits: Limits = Limits.empty()
     telemetry: Telemetry = Telemetry.empty()
     recording: Recording = Recording.empty()

@@ -10,10 +10,10 @@ worker holds a Task by a lease. Budget amounts are reserved before a call and se
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, ClassVar, Literal, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 from msgspec import field as struct_field
@@ -1029,21 +1029,44 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
     async def close(self) -> None: ...
 
 
-#: executes one segment; a second call for the same one finds it claimed and does nothing
-RunSegment = Callable[[str, int], Awaitable[None]]
+#: executes one segment; a second call for the same one finds it claimed and does nothing. Returns False if
+#: it must be dispatched again: another process executes it, or this one has no room
+RunSegment = Callable[[str, int], Coroutine[Any, Any, bool]]
+#: looks for what is due now: `runs`, `schedules` or `callbacks`; or dispatches again what is `queued`
+Wake = Callable[[str], None]
 
 
 class DurableBackend(Protocol):
-    """Dispatches segments to the processes of a database: at least once, one per session at a time."""
+    """Dispatches segments to the processes of a database: at least once, one per session at a time.
 
-    async def start(self, work: RunSegment) -> None:
-        """Starts to dispatch to this process. `work` runs in the event loop that called."""
+    Attributes:
+        places: Whether it decides where and when every segment begins, and has timers. Otherwise a process
+            starts by itself what it has accepted, and looks once a second for what is due.
+    """
+
+    places: ClassVar[bool]
+
+    async def start(self, work: RunSegment, wake: Wake) -> None:
+        """Starts to dispatch to this process. `work` and `wake` run in the event loop that called."""
 
     async def dispatch(self, run: RunRow) -> None:
         """Queues the segment of a row.
 
         A repeated call has no effect. Another process may receive the segment.
+
+        Raises:
+            AstromeshError: it was not queued; the sweep of a worker dispatches it again.
         """
+
+    async def wake_at(self, name: str, at: float) -> None:
+        """Asks for a call of `wake` in any process at a time, if the backend places segments.
+
+        Raises:
+            AstromeshError: the server of the backend does not answer.
+        """
+
+    async def ping(self) -> None:
+        """Checks the server of the backend, if it has one. Raises: AstromeshError: it does not answer."""
 
     async def drain(self) -> None:
         """Accepts no new segments; active ones continue."""

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.durable.base import RunRow, RunSegment
+from astromesh.durable.base import RunRow, RunSegment, Wake
 from astromesh.plugins import Deps
 
 
@@ -31,6 +31,7 @@ class InProcessBackend:
         concurrency: int = Field(64, ge=1, description="Maximum number of active runs.")
 
     name: ClassVar[str] = "in_process"
+    places: ClassVar[bool] = False
 
     def __init__(self, concurrency: int = 64) -> None:
         self._max_active = concurrency
@@ -46,7 +47,7 @@ class InProcessBackend:
     async def open(cls, options: Options, deps: Deps) -> Self:
         return cls(options.concurrency)
 
-    async def start(self, work: RunSegment) -> None:
+    async def start(self, work: RunSegment, wake: Wake) -> None:
         self._work = work
         self._start_ready()
 
@@ -59,6 +60,10 @@ class InProcessBackend:
         if len(segments) == 1:
             self._make_ready(partition_of(run))
         self._start_ready()
+
+    async def wake_at(self, name: str, at: float) -> None: ...
+
+    async def ping(self) -> None: ...
 
     async def drain(self) -> None:
         self._open = False

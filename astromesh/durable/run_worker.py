@@ -99,6 +99,9 @@ class Notifications:
 
 #: seconds after which a queued run is dispatched again
 QUEUED_SECONDS = 2.0
+#: of a backend with timers: seconds between two sweeps, and until a queued run is sent to it again
+_PLACED_SWEEP_SECONDS, _PLACED_QUEUED_SECONDS = 5.0, 10.0
+_EVERY_QUEUED = 1e-6
 #: runs that this process starts at the same time, and those that wait here for room; the backend dispatches
 #: more, to any process with room
 _MAX_STARTING, _MAX_LOCAL_QUEUE = 128, 1000
@@ -206,6 +209,7 @@ class RunWorker:
     Attributes:
         executes: Whether this process executes durable runs, or only accepts them for others.
         requested: Called with a run that another process wants something of.
+        wakers: What looks for due work when the backend says so, by name.
     """
 
     def __init__(self, host: Host, stores: StoreOpener, heartbeat: WorkerHeartbeat) -> None:
@@ -213,23 +217,27 @@ class RunWorker:
         self.requested: Callable[[str], None] = lambda run_id: None
         self._worker = Worker(self, heartbeat, outages)
         self.worker = self._worker.name
+        self.wakers: dict[str, Callable[[], None]] = {
+            "runs": self._worker.wake,
+            "queued": self._sweep_queued,
+        }
         self._host, self._stores = host, stores
         self._store: RunStore | None = None
         self._backend: DurableBackend | None = None
         self._opening = asyncio.Lock()
         self._draining = False
         #: the first sweep dispatches every queued run: a dead process may have had it
-        self._queued = 1e-6
+        self._queued = _EVERY_QUEUED
         self._segments: dict[str, Segment] = {}
         #: runs that are claimed now, or are active
         self._run_ids: set[str] = set()
         self._expiry: PeriodicJob | None = None
         self._callers: dict[str, CallerContext] = {}
-        self._starting: set[asyncio.Task[None]] = set()
+        self._starting: set[asyncio.Task[bool]] = set()
         #: maximum number of runs that start here at the same time
         self.max_starting = _MAX_STARTING
         self._local_queue = LocalQueue(_MAX_LOCAL_QUEUE)
-        self._background: set[asyncio.Task[None]] = set()
+        self._background: set[asyncio.Task[Any]] = set()
         self._notifications = Notifications()
         self._channel: RunChannel | None = None
         self._capacity: dict[tuple[str, str], QueueCapacity] = {}
@@ -296,7 +304,7 @@ class RunWorker:
         """Returns a started backend. If it cannot start, it is closed."""
         backend = await self._stores.open_backend()
         try:
-            await backend.start(self._work_dispatched)
+            await backend.start(self._work_dispatched, self._wake)
         except BaseException:
             await backend.close()
             raise
@@ -380,11 +388,12 @@ class RunWorker:
         if admission.policy == "interrupt":
             with suppress(StoreError):  # the worker polls for them again in a moment
                 await self._worker.stop_requested()
-        if admission.policy == "merge":
-            self._hold_task(self._send_later(stored))
-            return stored
-        if stored.wake_at > self._host.clock.now():  # the sweep after that time sends it
-            return stored
+        if stored.wake_at > self._host.clock.now() and not self._is_placed:
+            if admission.policy == "merge":
+                self._hold_task(self._send_later(stored))
+            elif not self.executes:  # the backend of a worker may have timers
+                self.publish(stored.run_id, 0)
+            return stored  # the sweep after that time sends it
         if needs_token:
             self._start_segment(stored.run_id, stored.segment)
         await self._send(stored)
@@ -507,19 +516,25 @@ class RunWorker:
         while len(self._callers) > _MAX_CALLERS:  # other processes have claimed the oldest runs
             del self._callers[next(iter(self._callers))]
 
-    def _start_segment(self, run_id: str, segment: int) -> asyncio.Task[None]:
+    def _start_segment(self, run_id: str, segment: int) -> asyncio.Task[bool]:
         """Executes a run here, unless another process claims it first."""
         task = asyncio.create_task(self.work(run_id, segment))
         self._starting.add(task)
         task.add_done_callback(self._segment_started)
         return task
 
-    async def _work_dispatched(self, run_id: str, segment: int) -> None:
-        """Executes a segment that the backend dispatches, if there is room: else a sweep finds it later."""
-        if self._has_room:
-            await asyncio.wait([self._start_segment(run_id, segment)])
+    async def _work_dispatched(self, run_id: str, segment: int) -> bool:
+        """Executes a segment that the backend dispatches, if there is room.
 
-    def _segment_started(self, task: asyncio.Task[None]) -> None:
+        Returns False if the backend must call again. If it does not, a sweep finds the segment later.
+        """
+        if not self._has_room:
+            return False
+        started = self._start_segment(run_id, segment)
+        await asyncio.wait([started])
+        return not started.cancelled() and started.result()
+
+    def _segment_started(self, task: asyncio.Task[bool]) -> None:
         self._starting.discard(task)
         while self._has_room and (due := self._local_queue.pop()) is not None:
             self._start_segment(*due)
@@ -528,7 +543,7 @@ class RunWorker:
     def _has_room(self) -> bool:
         return len(self._starting) < self.max_starting and not self._draining
 
-    def _hold_task(self, work: Coroutine[Any, Any, None]) -> None:
+    def _hold_task(self, work: Coroutine[Any, Any, object]) -> None:
         """Keeps a reference to a task until it ends or this process closes."""
         task = asyncio.create_task(work)
         self._background.add(task)
@@ -536,15 +551,51 @@ class RunWorker:
 
     # -- working -------------------------------------------------------------------------------------------
 
-    async def work(self, run_id: str, segment: int) -> None:
+    async def work(self, run_id: str, segment: int) -> bool:
         """Executes a segment if it is due, then the runs that may begin after it.
 
-        The segment continues when its dispatcher stops waiting for it.
+        The segment continues when its dispatcher stops waiting for it. Returns False if a backend that places
+        segments must call again.
         """
         row = await self._claim(run_id, segment)
+        if row is None:
+            return not self._is_placed or await self._is_settled(run_id, segment)
         while row is not None:
             await self._run_segment(row)
-            row = await self._claim_next(row)
+            row = await (self._dispatch_next(row) if self._is_placed else self._claim_next(row))
+        return True
+
+    @property
+    def _is_placed(self) -> bool:
+        """Whether the backend decides where and when segments begin."""
+        return self._backend is not None and self._backend.places
+
+    async def _is_settled(self, run_id: str, segment: int) -> bool:
+        """Returns whether the backend may forget a segment that was not due.
+
+        A run that is behind another one of its session, or of an agent with a limit, is sent again at the end
+        of that one.
+        """
+        row = await retry_while_unavailable(partial(self.store.get, run_id))
+        if row is None or row.segment != segment:
+            return True
+        if row.status == "running":  # another process has it, or died with it: then a sweep finds it
+            self._worker.wake()
+            return False
+        return row.status != "queued" or not (self._draining or row.wake_at > self._host.clock.now())
+
+    async def _dispatch_next(self, row: RunRow) -> None:
+        """Sends what the end of a segment lets begin, and the time at which a wait of the run ends."""
+        now = await retry_while_unavailable(partial(self.store.get, row.run_id))
+        if now is not None and now.status == "waiting" and now.wake_at:
+            await self.wake_at("runs", now.wake_at)
+        following = {}
+        if row.ordered:
+            following["session"] = await retry_while_unavailable(partial(self.store.next_in_session, row))
+        if row.agent in self._host.max_running:
+            following["agent"] = await retry_while_unavailable(partial(self.store.next_of_agent, row.agent))
+        for run_id in {due[0] for due in following.values() if due is not None}:
+            await self._dispatch(run_id)
 
     async def _claim(self, run_id: str, segment: int) -> RunRow | None:
         """Claims a run for this process. Returns None if it is not due, or another process was faster."""
@@ -613,7 +664,7 @@ class RunWorker:
                 await asyncio.sleep(_NEWER_VERSION_SECONDS)
             elif segment.handed_back is not None:
                 await asyncio.sleep(_POSTPONE_SECONDS)
-                self._hold_task(self._send(segment.handed_back))
+                self._hold_task(self._dispatch_quietly(row.run_id))
         except asyncio.CancelledError:
             pass  # another worker has the run, or will have it
         except AstromeshError as error:  # it cannot be executed, e.g. because its agent cannot be opened
@@ -719,7 +770,7 @@ class RunWorker:
             self._notifications.notify(run_id)
             return
         self.requested(run_id)
-        if self._backend is not None and self._has_room:
+        if self._is_placed or (self._backend is not None and self._has_room):
             self._hold_task(self._dispatch_quietly(run_id))
 
     async def _dispatch_quietly(self, run_id: str) -> None:
@@ -738,43 +789,67 @@ class RunWorker:
 
     async def sweep(self, worker: str) -> float:
         """Dispatches runs that are due. Without room, it leaves queued runs to other processes."""
-        queued = self._queued if self._has_room else _NEVER_SECONDS
+        queued = self._queued if self._has_room or self._is_placed else _NEVER_SECONDS
         due = await self.store.overdue(LEASE_SECONDS, queued=queued, limits=self._host.max_running)
-        self._queued = QUEUED_SECONDS
+        self._queued = _PLACED_QUEUED_SECONDS if self._is_placed else QUEUED_SECONDS
         for run_id, _ in due:
-            if run_id not in self._run_ids and run_id not in self._local_queue:
-                await self._dispatch(run_id)
+            if run_id in self._run_ids or run_id in self._local_queue:
+                continue
+            if not await self._dispatch(run_id):  # the server of the backend is away
+                break
         await self._redact_ended()
-        return SWEEP_SECONDS
+        return _PLACED_SWEEP_SECONDS if self._queued == _PLACED_QUEUED_SECONDS else SWEEP_SECONDS
 
     async def take_over(self, worker: str, dead: str) -> None:
         for run_id, _ in await self.store.release_worker(dead, died=True):
             await self._dispatch(run_id)
 
     async def release_leases(self, worker: str) -> None:
-        """Queues unfinished runs for other processes. Nothing is dispatched here any more."""
-        await self.store.release_worker(worker)
+        """Queues unfinished runs for other processes. Nothing is executed here any more."""
+        for run_id, _ in await self.store.release_worker(worker):
+            if self._is_placed:
+                await self._dispatch(run_id)
 
-    async def _dispatch(self, run_id: str) -> None:
+    def _sweep_queued(self) -> None:
+        """Dispatches every queued run again: the server of the backend has lost them, or is new."""
+        self._queued = _EVERY_QUEUED
+        self._worker.wake()
+
+    def _wake(self, name: str) -> None:
+        if name in self.wakers:
+            self.wakers[name]()
+
+    async def wake_at(self, name: str, at: float) -> None:
+        """Asks a backend with timers to wake one of the processes at a time; others look by themselves."""
+        if self._backend is not None:
+            with suppress(AstromeshError):  # the server is away, and a look at an interval finds it
+                await self._backend.wake_at(name, at)
+
+    async def _dispatch(self, run_id: str) -> bool:
         row = await self.store.get(run_id)
-        if row is not None and row.status == "queued":
-            await self._send(row)
+        return row is None or row.status != "queued" or await self._send(row)
 
-    async def _send(self, row: RunRow) -> None:
+    async def _send(self, row: RunRow) -> bool:
         """Executes a run here if there is room now or soon; otherwise queues it at the backend.
+
+        A backend that places segments receives every run. Returns False if it did not.
 
         Its row is on disk. If this process dies or is slow, the sweep of another one dispatches it again.
         """
         if self._backend is None:  # this process is closing, or executes no runs
             if not self.executes:
                 self.publish(row.run_id, 0)
-            return
-        if self._has_room:
-            self._start_segment(row.run_id, row.segment)
-            return
-        if not self._draining and self._local_queue.add(row):
-            return
+            return True
+        if not self._backend.places:
+            if self._has_room:
+                self._start_segment(row.run_id, row.segment)
+                return True
+            if not self._draining and self._local_queue.add(row):
+                return True
         try:
             await self._backend.dispatch(row)
         except AstromeshError as error:
-            log.warning("run_not_dispatched", run_id=row.run_id, error=str(error))
+            log.debug("run_not_dispatched", run_id=row.run_id, error=str(error))
+            self._queued = min(self._queued, QUEUED_SECONDS)
+            return False
+        return True

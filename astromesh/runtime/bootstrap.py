@@ -26,6 +26,7 @@ from astromesh.core.model_router import Health, ModelRouter
 from astromesh.core.prompt_engine import PromptEngine
 from astromesh.core.skills import read_skill_tool, skills_prompt
 from astromesh.core.tools import ToolRegistry, declare_source, declare_tool
+from astromesh.durable.base import DurableBackend
 from astromesh.errors import (
     AstromeshError,
     ConfigError,
@@ -141,6 +142,19 @@ class RuntimeState:
     factory: str = ""
 
 
+#: the durable backend that has no server
+IN_PROCESS = "in_process"
+
+
+async def open_durable_backend(state: RuntimeState, deps: Deps | None = None) -> DurableBackend:
+    """Opens what dispatches segments; the claim of a segment decides who executes it."""
+    durable = state.configuration.runtime.spec.durable
+    opened: DurableBackend = await state.plugins.open(
+        "durable_backends", durable.backend, durable.options or {}, deps or state.deps
+    )
+    return opened
+
+
 async def open_runtime(
     state: RuntimeState,
     data_dir: Path,
@@ -214,6 +228,7 @@ class _Bootstrap:
         await self._open_http()
         await self._open_servers()
         await self._open_long_results()
+        await self._check_durable_backend()
         self._opened.deps, self._opened.reopen = self._deps, self._reopen
         self._opened.apply = self._apply
         if not await self._open_all():
@@ -339,6 +354,14 @@ class _Bootstrap:
         allowed = self._opened.configuration.runtime.spec.network.allow_hosts
         http = await self._opened.resources.shared(Http, lambda: Http(allowed))
         self._deps = replace(self._deps, http=http)
+
+    async def _check_durable_backend(self) -> None:
+        """Checks the server that places durable runs, if there is one. Raises: MissingExtra."""
+        name = self._opened.configuration.runtime.spec.durable.backend
+        if name != IN_PROCESS:
+            self._opened.checks[f"durable:{name}"] = (
+                await open_durable_backend(self._opened, self._deps)
+            ).ping
 
     async def _open_long_results(self) -> None:
         cache: LongResults = await self._opened.resources.shared(

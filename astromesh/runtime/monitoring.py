@@ -114,8 +114,8 @@ class Readiness:
 
     @property
     def ready(self) -> bool:
-        """Whether every store answers, and a model of each agent that can run."""
-        stores = (answer for name, answer in self.results.items() if name.startswith("store:"))
+        """Whether every store answers, what places durable runs, and a model of each agent that can run."""
+        stores = (answer for name, answer in self.results.items() if name.startswith(("store:", "durable:")))
         return not (self.all_agents_broken or self.agents_without_model) and all(
             answer.code == "ok" for answer in stores
         )

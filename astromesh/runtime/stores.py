@@ -8,7 +8,7 @@ from typing import Any
 from astromesh.durable.base import BudgetStore, DurableBackend, RunStore, TaskStore
 from astromesh.durable.leases import RetentionPolicy
 from astromesh.plugins import Plugins
-from astromesh.runtime.bootstrap import RuntimeState
+from astromesh.runtime.bootstrap import RuntimeState, open_durable_backend
 from astromesh.storage.sqlite import default_file
 
 
@@ -53,10 +53,7 @@ class RuntimeStores:
 
     async def open_backend(self) -> DurableBackend:
         """Opens what dispatches segments to this process; the claim of a segment decides who executes it."""
-        backend: DurableBackend = await self._plugins.open(
-            "durable_backends", "in_process", {}, self._state().deps
-        )
-        return backend
+        return await open_durable_backend(self._state())
 
     def _kind(self) -> str:
         url = self._state().deps.storage_url

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.base import RunQuery, RunRow, RunSegment
+from astromesh.durable.base import RunQuery, RunRow, RunSegment, Wake
 from astromesh.durable.in_process import InProcessBackend
 from astromesh.durable.leases import EXPIRY_SECONDS
 from astromesh.errors import ConfigError, StoreUnavailable
@@ -59,11 +59,11 @@ async def test_a_queue_that_was_away_at_the_start_is_tried_again(tmp_path):
     class Slow(InProcessBackend):
         """A dispatcher whose queue is away at first."""
 
-        async def start(self, work: RunSegment) -> None:
+        async def start(self, work: RunSegment, wake: Wake) -> None:
             tried.append(self)
             if len(tried) == 1:
                 raise StoreUnavailable("The queue is away.")
-            await super().start(work)
+            await super().start(work, wake)
 
         async def close(self) -> None:
             closed.append(self)

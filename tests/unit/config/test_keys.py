@@ -292,6 +292,7 @@ OTHER_KEYS = [
     Key("RuntimeConfig", ("spec", "redis", "url"), "redis://h", 1, ""),
     Key("RuntimeConfig", ("spec", "network", "allow_hosts"), ["10.0.0.1"], "10.0.0.1", ()),
     Key("RuntimeConfig", ("spec", "callbacks", "secret_env"), "CALLBACKS", "not a name", ""),
+    Key("RuntimeConfig", ("spec", "durable", "backend"), "in_process", 1, "in_process"),
     *[
         Key("RuntimeConfig", ("spec", "telemetry", "log_level"), right, "loud", "info")
         for right in ("debug", "info", "warning", "error")

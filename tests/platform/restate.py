@@ -1,0 +1,89 @@
+"""A Restate server, from the binary of the npm package @restatedev/restate-server."""
+
+from __future__ import annotations
+
+import json
+import platform
+import shutil
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+from tests.platform.processes import Command, Server, answers_http, free_port, plain_environment
+from tests.platform.reaper import reaper
+
+
+class RestateServer:
+    """A server of its own, which can be killed and started again; what it holds survives that.
+
+    Attributes:
+        url: of its ingress.
+        admin_url: of its admin API.
+    """
+
+    def __init__(self) -> None:
+        self._home = reaper().temporary_directory("restate")
+        ingress, admin, node = free_port(), free_port(), free_port()
+        self.url, self.admin_url = f"http://127.0.0.1:{ingress}", f"http://127.0.0.1:{admin}"
+        settings = {
+            "RESTATE_BIND_IP": "127.0.0.1",
+            "RESTATE_ADVERTISED_HOST": "127.0.0.1",
+            "RESTATE_LISTEN_MODE": "tcp",
+            "RESTATE_BIND_PORT": str(node),
+            "RESTATE_INGRESS__BIND_PORT": str(ingress),
+            "RESTATE_ADMIN__BIND_PORT": str(admin),
+            "RESTATE_ADMIN__DISABLE_WEB_UI": "true",
+            "RESTATE_DEFAULT_NUM_PARTITIONS": "2",
+            "RESTATE_ROCKSDB_TOTAL_MEMORY_SIZE": "64MB",
+            "RESTATE_DISABLE_TELEMETRY": "true",
+            "RESTATE_LOG_FILTER": "error,octocrab=off",  # looks for a newer release in vain,
+        }
+        argv = [str(_binary()), "--no-logo", "--base-dir", str(self._home / "data"), "--node-name", "one"]
+        command = Command(argv, plain_environment(self._home, settings), self._home)
+        self._server = Server(command, self._home / "log", self._answers)
+
+    @property
+    def running(self) -> bool:
+        return self._server.running
+
+    def start(self) -> None:
+        self._server.start()
+
+    def kill(self) -> None:
+        self._server.kill()
+
+    def restart_empty(self) -> None:
+        """Kills the server, and starts it without what it had stored."""
+        if self.running:
+            self.kill()
+        shutil.rmtree(self._home / "data", ignore_errors=True)
+        self.start()
+
+    def query(self, sql: str) -> list[dict[str, Any]]:
+        """Returns the rows of a query of the admin API."""
+        request = urllib.request.Request(
+            f"{self.admin_url}/query",
+            json.dumps({"query": sql}).encode(),
+            {"content-type": "application/json", "accept": "application/json"},
+        )
+        with urllib.request.urlopen(request, timeout=30) as response:
+            rows: list[dict[str, Any]] = json.load(response)["rows"]
+            return rows
+
+    def close(self) -> None:
+        if self.running:
+            self.kill()
+        shutil.rmtree(self._home, ignore_errors=True)
+
+    def log(self) -> str:
+        return self._server.log()
+
+    def _answers(self) -> bool:
+        return answers_http(f"{self.url}/restate/health") and answers_http(f"{self.admin_url}/health")
+
+
+def _binary() -> Path:
+    machine = {"x86_64": "x64", "amd64": "x64", "aarch64": "arm64"}.get(platform.machine().lower(), "arm64")
+    package = f"restate-server-{platform.system().lower()}-{machine}"
+    return Path(sys.prefix) / "restate" / "node_modules" / "@restatedev" / package / "bin" / "restate-server"
