@@ -81,6 +81,7 @@ reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far
 		tests/unit/workflow/test_state_machine_properties.py $(ARGS)
 	$(BIN)/python scripts/kills.py --kills $(KILLS)
 	$(BIN)/python scripts/kills.py --kills 2 --flat-out
+	$(BIN)/python scripts/kills.py --kills $(KILLS) --engine restate
 	$(BIN)/python scripts/interrupts.py
 	$(BIN)/python scripts/stalled_readers.py
 

@@ -7,8 +7,8 @@ Each time: a server that will die at the N-th passing of a named place accepts r
 until it is dead; over PostgreSQL a second server is alive. An agent charges by a tool, a graph by functions,
 behind a function that takes one of two ways at random. Then every run that was accepted must come to rest. A
 run is lost where it does not, or where it completes without each of its charges; a duplicate is a charge that
-must not be repeated and was made twice by one run; a run diverges where it takes both ways. Two runs each share
-a session, and are out of order where the second one charges before the first one has ended. A workflow
+must not be repeated and was made twice by one run; a run diverges where it takes both ways. Two runs each
+share a session, and are out of order where the second one charges before the first one has ended. A workflow
 charges by an operation with an idempotency key and by the tool of an agent, whose open questions are denied
 here; it takes one of two ways at random behind the merge.
 

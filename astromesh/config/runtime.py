@@ -249,6 +249,8 @@ class Network(Record):
 
 
 class Durable(Block):
+    """Other keys belong to the backend."""
+
     backend: Annotated[str, NamesPlugin("durable_backends")] = Field(
         "in_process", min_length=1, description="What decides where and when durable runs begin."
     )

@@ -106,6 +106,7 @@ class CallbackSender:
         open_store: returns the store of runs, or None as long as it holds none.
         secret: signs, and encrypts stored headers.
         encode: returns the body of a delivery in the words of a publisher.
+        wake_at: asks for `wake` at a time, by name, where something has timers.
     """
 
     def __init__(
@@ -115,8 +116,10 @@ class CallbackSender:
         secret: str,
         clock: Clock,
         encode: Callable[[str, RunRow], Awaitable[JsonObject]],
+        wake_at: Callable[[str, float], Awaitable[bool]],
     ) -> None:
         self._open_store, self._http, self._clock, self._encode = open_store, http, clock, encode
+        self._wake_at = wake_at
         #: in the order of their ids, the lowest first
         self._sources = [CallbackSource("run", open_store, self._message_of_run)]
         self._secrets = secrets_of(secret)
@@ -243,6 +246,8 @@ class CallbackSender:
         await store.end_callback_attempt(
             taken.id, "dead" if is_dead else "pending", now + pause, status, error
         )
+        if not is_dead:
+            await self._wake_at("callbacks", now + pause)
 
 
 def pause_after(attempts: int) -> float:

@@ -819,11 +819,18 @@ class RunWorker:
         if name in self.wakers:
             self.wakers[name]()
 
-    async def wake_at(self, name: str, at: float) -> None:
-        """Asks a backend with timers to wake one of the processes at a time; others look by themselves."""
-        if self._backend is not None:
-            with suppress(AstromeshError):  # the server is away, and a look at an interval finds it
-                await self._backend.wake_at(name, at)
+    async def wake_at(self, name: str, at: float) -> bool:
+        """Asks a backend with timers to wake one of the processes at a time.
+
+        Returns False if none will: a process looks by itself.
+        """
+        if not self._is_placed or self._backend is None:
+            return False
+        try:
+            await self._backend.wake_at(name, at)
+        except AstromeshError:  # the server is away
+            return False
+        return True
 
     async def _dispatch(self, run_id: str) -> bool:
         row = await self.store.get(run_id)

@@ -233,7 +233,10 @@ class AgentRunner:
             raise ConfigError(f"callbacks.secret_env: the environment variable {variable} is not set.")
         open_store = self.durable.open_if_used
         encode = partial(_told_by, state.plugins)
-        self.callbacks = CallbackSender(open_store, state.deps.http, secret, self.clock, encode)
+        self.callbacks = CallbackSender(
+            open_store, state.deps.http, secret, self.clock, encode, self.durable.wake_at
+        )
+        self.durable.wakers["callbacks"] = self.callbacks.wake
         if self.durable.executes:
             self.callbacks.start()
 

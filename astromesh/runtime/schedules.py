@@ -72,6 +72,9 @@ class Schedules:
             sleep=self._clock.sleep,
             at_once=True,
         )
+        runner.durable.wakers["schedules"] = self._job.wake
+        #: the time at which the backend of durable runs wakes a process for the next schedule
+        self._wakes_at = 0.0
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -219,7 +222,10 @@ class Schedules:
         self._job.seconds = _POLL_SECONDS
         while (due_at := await store.next_schedule()) is not None:
             if (wait := due_at - (now := self._clock.now())) > 0.0:
-                self._job.seconds = min(wait, _POLL_SECONDS)
+                if due_at != self._wakes_at and await self._runner.durable.wake_at("schedules", due_at):
+                    self._wakes_at = due_at
+                pause = _IDLE_SECONDS if due_at == self._wakes_at else _POLL_SECONDS
+                self._job.seconds = min(wait, pause)
                 return
             taken = await store.take_schedules(now, now + _TAKEN_SECONDS, _TOGETHER)
             await asyncio.gather(*(self._fire(store, one) for one in taken))
