@@ -30,6 +30,7 @@ from astromesh.durable.base import (
     DurableBackend,
     IdempotencyKey,
     JournalStep,
+    QueuedRun,
     RunChange,
     RunChannel,
     RunRow,
@@ -589,12 +590,12 @@ class RunWorker:
         now = await retry_while_unavailable(partial(self.store.get, row.run_id))
         if now is not None and now.status == "waiting" and now.wake_at:
             await self.wake_at("runs", now.wake_at)
-        following = {}
-        if row.ordered:
-            following["session"] = await retry_while_unavailable(partial(self.store.next_in_session, row))
-        if row.agent in self._host.max_running:
-            following["agent"] = await retry_while_unavailable(partial(self.store.next_of_agent, row.agent))
-        for run_id in {due[0] for due in following.values() if due is not None}:
+        following = set()
+        if row.ordered and (due := await retry_while_unavailable(partial(self.store.next_in_session, row))):
+            following.add(due[0])
+        if row.agent in self._host.max_running and (first := await self._first_of_agent(row.agent)):
+            following.add(first.run_id)
+        for run_id in following:
             await self._dispatch(run_id)
 
     async def _claim(self, run_id: str, segment: int) -> RunRow | None:
@@ -642,16 +643,19 @@ class RunWorker:
 
         If another process claims it first, the next one.
         """
-        turns, missed = self._turns[agent], None
+        missed = None
         async with self._slot_locks[agent]:  # two runs that end together choose one after the other
-            while due := await retry_while_unavailable(partial(self.store.next_of_agent, agent)):
-                first = min(due, key=lambda run: (run.priority, turns.last(run.tenant), run.number))
-                if first == missed:
-                    break
+            while (first := await self._first_of_agent(agent)) not in (None, missed):
                 if (row := await self._claim(first.run_id, first.segment)) is not None:
                     return row
                 missed = first
         return None
+
+    async def _first_of_agent(self, agent: str) -> QueuedRun | None:
+        """Returns the run of an agent that is next."""
+        due = await retry_while_unavailable(partial(self.store.next_of_agent, agent))
+        turns = self._turns[agent]
+        return min(due, key=lambda run: (run.priority, turns.last(run.tenant), run.number), default=None)
 
     async def _work(self, row: RunRow) -> None:
         caller = self._callers.pop(row.run_id, None) or caller_of(row.caller)
