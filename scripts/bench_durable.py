@@ -5,8 +5,10 @@
 A run has three steps that are recorded each: a model call that asks for a tool, the tool, a model call that
 answers. The model and the tool answer at once, so that a figure holds the runtime and the store alone. Every
 process accepts its runs and works them off, over one store for all. Without --postgres the tests' own server
-is started, which does not wait for the disk (fsync off). SQLite syncs what was promised; the store
-`sqlite-normal` does not (`storage.sqlite.synchronous: normal`). The first row has the disk's own syncs.
+is started, which does not wait for the disk (fsync off). The store `restate` is PostgreSQL with a Restate
+server that places the runs. The milliseconds of a run are those from its acceptance to its end while nothing
+else runs. SQLite syncs what was promised; the store `sqlite-normal` does not
+(`storage.sqlite.synchronous: normal`). The first row has the disk's own syncs.
 """
 
 from __future__ import annotations
@@ -21,8 +23,9 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from pathlib import Path
+from statistics import median
 from uuid import uuid4
 
 import yaml
@@ -39,18 +42,20 @@ from astromesh.runtime.records import RunRequest  # noqa: E402
 from astromesh.testing import ScriptedProvider, plugin_of  # noqa: E402
 from astromesh.types import CompletionRequest, ToolCall  # noqa: E402
 from tests.platform.postgres import PostgresServer, database_url, execute  # noqa: E402
+from tests.platform.processes import free_port  # noqa: E402
+from tests.platform.restate import RestateServer  # noqa: E402
 
 OPS = "def lookup(query: str) -> str:\n    return f'found {query}'\n"
 SETTLED = ("completed", "failed", "cancelled", "waiting")
-#: runs that each process accepts at once
-AT_ONCE = 64
+#: runs that each process accepts at once, and runs of which each begins when the one before has ended
+AT_ONCE, ONE_BY_ONE = 64, 30
 
 
-def config(folder: Path, storage: Mapping[str, object]) -> None:
+def config(folder: Path, spec_of_runtime: Mapping[str, object]) -> None:
     """Two agents with the tool `lookup`; a person approves the calls of one of them.
 
     Args:
-        storage: the section of runtime.yaml.
+        spec_of_runtime: of runtime.yaml.
     """
     (folder / "agents").mkdir(parents=True)
     (folder / "bench_lookup.py").write_text(OPS)
@@ -63,7 +68,7 @@ def config(folder: Path, storage: Mapping[str, object]) -> None:
         }
         head = {"apiVersion": "astromesh/v1", "kind": "Agent", "metadata": {"name": name}}
         (folder / "agents" / f"{name}.agent.yaml").write_text(yaml.safe_dump({**head, "spec": spec}))
-    runtime = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig", "spec": {"storage": dict(storage)}}
+    runtime = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig", "spec": dict(spec_of_runtime)}
     (folder / "runtime.yaml").write_text(yaml.safe_dump(runtime))
 
 
@@ -91,13 +96,31 @@ async def settle(runtime: AgentRuntime, agent: str, count: int) -> None:
             raise SystemExit(f"a run is {row.status}: {row.error}")
 
 
+async def one_by_one(runtime: AgentRuntime) -> float:
+    """Median milliseconds from the acceptance of a run to its end."""
+    took = []
+    for n in range(ONE_BY_ONE):
+        began = time.perf_counter()
+        row = await runtime.runner.accept(
+            runtime.agent("steps"), RunRequest("go", f"s-{os.getpid()}-one-{n}")
+        )
+        while row.status != "completed":
+            await asyncio.sleep(0.001)
+            row = await runtime.durable.store.get(row.run_id) or row
+        took.append(time.perf_counter() - began)
+    return 1000 * median(took)
+
+
 def resident() -> float:
     """KiB."""
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1024
 
 
 async def work(folder: Path, agent: str, runs: int) -> None:
-    """One process: says `ready`, waits for a line; prints seconds, those of processor, KiB that stayed."""
+    """One process: says `ready`, waits for a line.
+
+    Prints seconds, those of processor, KiB that stayed, and milliseconds of a run alone.
+    """
     configure_logging("info", "json")
     model = ScriptedProvider(says, repeat=True)
     runtime = AgentRuntime(
@@ -109,6 +132,7 @@ async def work(folder: Path, agent: str, runs: int) -> None:
     await runtime.bootstrap()
     try:
         await settle(runtime, agent, 20)
+        alone = await one_by_one(runtime) if agent == "steps" else 0.0
         model.requests.clear()
         gc.collect()
         before = resident()
@@ -122,14 +146,14 @@ async def work(folder: Path, agent: str, runs: int) -> None:
         seconds, busy = time.perf_counter() - started, time.process_time() - busy
         model.requests.clear()
         gc.collect()
-        print(seconds, busy, resident() - before, flush=True)
+        print(seconds, busy, resident() - before, alone, flush=True)
         await asyncio.to_thread(sys.stdin.readline)
     finally:
         await runtime.close(grace=5.0)
 
 
-def together(folder: Path, agent: str, runs: int, processes: int) -> tuple[float, float, float]:
-    """Seconds of the slowest process; of the first, seconds of processor and KiB that stayed.
+def together(folder: Path, agent: str, runs: int, processes: int) -> tuple[float, float, float, float]:
+    """Seconds of the slowest process; of the first, those of processor, KiB that stayed, ms of a run alone.
 
     All begin at once.
     """
@@ -156,22 +180,26 @@ def together(folder: Path, agent: str, runs: int, processes: int) -> tuple[float
             process.kill()
             process.wait()
         log.close()
-    return max(seconds for seconds, _, _ in said), said[0][1], said[0][2]
+    return max(seconds for seconds, *_ in said), said[0][1], said[0][2], said[0][3]
 
 
 @contextmanager
-def place(store: str, server: str) -> Iterator[Path]:
+def place(store: str, server: str, restate: RestateServer | None = None) -> Iterator[Path]:
     """A configuration over an empty store."""
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as temporary:
         folder, url = Path(temporary) / "config", ""
         storage: dict[str, object] = {}
-        if store == "postgres":
+        spec: dict[str, object] = {"storage": storage}
+        if store in ("postgres", "restate"):
             name = f"bench_{uuid4().hex}"
             execute(server, f"create database {name}")
             storage["url"] = url = database_url(server, name)
         elif store == "sqlite-normal":
             storage["sqlite"] = {"synchronous": "normal"}
-        config(folder, storage)
+        if restate:
+            own = {"listen": f"127.0.0.1:{free_port()}", "admin_url": restate.admin_url}
+            spec["durable"] = {"backend": "restate", "url": restate.url, "restate": own}
+        config(folder, spec)
         try:
             yield folder
         finally:
@@ -195,16 +223,21 @@ def measure(args: argparse.Namespace, url: str) -> None:
     for store in args.stores.split(","):
         first = 0.0
         for processes in map(int, args.processes.split(",")):
-            with place(store, url) as folder:
-                seconds, busy, _ = together(folder, "steps", args.runs, processes)
+            with ExitStack() as opened:
+                restate = opened.enter_context(closing(RestateServer())) if store == "restate" else None
+                if restate:
+                    restate.start()
+                folder = opened.enter_context(place(store, url, restate))
+                seconds, busy, _, alone = together(folder, "steps", args.runs, processes)
             rate = args.runs * processes / seconds
             first = first or rate
             plural = "processes" if processes > 1 else "process"
             what = f"{store}, three steps each, {processes} {plural}"
             show(Figure("durable", what, rate, "runs/s", first, "> 100 each" if store == "postgres" else ""))
             show(Figure("durable", f"{what}: processor time of a run", 1000 * busy / args.runs, "ms"))
+            show(Figure("durable", f"{what}: a run alone, accepted to ended", alone, "ms"))
     with place("sqlite", url) as folder:
-        seconds, _, kib = together(folder, "asks", args.waiting, 1)
+        seconds, _, kib, _ = together(folder, "asks", args.waiting, 1)
     show(Figure("durable", f"{args.waiting:,} runs come to wait for a person", seconds, "s"))
     what = "memory of the process for those that wait"
     show(Figure("durable", what, kib / 1024, "MiB", None, "< 20 MiB for 10,000"))
@@ -217,7 +250,7 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=300, help="of each process")
     parser.add_argument("--processes", default="1,2")
     parser.add_argument("--waiting", type=int, default=10_000)
-    parser.add_argument("--stores", default="sqlite,sqlite-normal,postgres")
+    parser.add_argument("--stores", default="sqlite,sqlite-normal,postgres,restate")
     parser.add_argument("--postgres", default="", metavar="URL")
     parser.add_argument("--work", default="", help=argparse.SUPPRESS)
     parser.add_argument("--agent", default="steps", help=argparse.SUPPRESS)
