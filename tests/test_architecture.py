@@ -76,7 +76,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "graph": ("telemetry", "tools", *SEAMS),
     # it opens models by name, for engines that no agent surrounds
     "graph.engine_models": ("event_loops", "graph", "net", *SEAMS),
-    "core": ("config", *GRAPHS),
+    # facts about a user that have the same words are one
+    "core": ("config", "knowledge.words", *GRAPHS),
     "orchestration": GRAPHS,
     "durable": ("graph", "tools", *ADAPTER),
     # it answers messages of messengers in their wire formats

@@ -80,6 +80,8 @@ OPERATION_IDS: Mapping[str, str] = {
     "GET /v1/approvals": "list_approvals",
     "GET /v1/principals/{principal}/data": "export_principal",
     "DELETE /v1/principals/{principal}/data": "erase_principal",
+    "GET /v1/principals/{principal}/facts": "list_facts",
+    "DELETE /v1/principals/{principal}/facts/{fact}": "forget_fact",
     "GET /v1/caller": "get_caller",
     "GET /v1/keys": "list_keys",
     "POST /v1/keys": "create_key",

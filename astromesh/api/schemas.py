@@ -174,7 +174,29 @@ class RunsOut(BaseModel):
 
 class ErasedOut(BaseModel):
     principal: str
-    erased: int = Field(description="Deleted sessions, passages, events and runs.")
+    erased: int = Field(description="Deleted sessions, passages, facts, events and runs.")
+
+
+class FactOut(BaseModel):
+    """A sentence about a principal that an agent has learned from a message."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    id: str = Field(description="The same for the same sentence with every agent.")
+    agent: str
+    content: str
+    since: str = Field(description="Date of the first statement.")
+    stated: str = Field(description="Date of the newest statement.")
+    by: Literal["rules", "model"] = Field(description="What has found it.")
+    said: str = Field("", description="The sentence that states it; empty if the model has found it.")
+    session_id: str = ""
+    run_id: str = ""
+
+
+class FactsOut(BaseModel):
+    principal: str
+    facts: list[FactOut]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
 class TurnOut(BaseModel):

@@ -208,6 +208,11 @@ class Semantic(Block):
     top_k: Count = Field(5, description="How many passages are recalled.")
     similarity_threshold: Ratio = Field(0.0, description="Minimum score of a passage.")
     auto_index: bool = Field(False, description="Whether answers are stored as well.")
+    facts: Literal["rules", "model"] | None = Field(
+        None,
+        description="How facts about the user are found in messages: by rules, which know English sentences, "
+        "or by the agent's model after the answer. Absent: none are stored.",
+    )
 
 
 class Episodic(Block):

@@ -96,7 +96,12 @@ const PARTS = {
 
 /** What a run has remembered: each passage with the nearness to the message for which it was recalled. @param {any} output @returns {PartOf[]} */
 const recalled = ({ history = [], semantic = [], episodic = [], degraded = [] }) => [
-  ...semantic.map((/** @type {any} */ [text, score, source], /** @type {number} */ n) => ({ who: `passage ${n + 1} · ${Number(score).toFixed(3)} near to the message${source ? ` · ${source}` : ""}`, value: text })),
+  ...semantic.map((/** @type {any} */ [text, score, source, about, why], /** @type {number} */ n) => ({
+    who: source === "fact"
+      ? `fact about the person since ${about?.since} · ${why?.newest ? "one of the newest" : `${Number(score).toFixed(3)} near to the message`}`
+      : `passage ${n + 1} · ${Number(score).toFixed(3)} near to the message${source ? ` · ${source}` : ""}`,
+    value: text,
+  })),
   ...episodic.map((/** @type {any} */ event) => ({ who: "event of an earlier session", value: event })),
   { who: `history: ${history.length} messages`, value: history.length ? history : "none", folded: history.length > 0 },
   ...(semantic.length || episodic.length ? [] : [{ who: "passages and events", value: "none" }]),

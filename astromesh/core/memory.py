@@ -14,10 +14,11 @@ from dataclasses import dataclass, replace
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
+from astromesh.core.facts import FactLearner, FactSource, with_newest_facts
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.durable.base import SessionLeases
 from astromesh.errors import AstromeshError, Conflict
-from astromesh.knowledge.base import SemanticStore
+from astromesh.knowledge.base import SemanticStore, StoredFact
 from astromesh.logs import get_logger
 from astromesh.memory.base import ConversationStore, EpisodicStore, MemoryStrategy, RecalledTurns, Summary
 from astromesh.providers.base import ModelPort
@@ -52,12 +53,14 @@ class SemanticMemory:
     Args:
         threshold: least score of a passage.
         auto_index: whether answers are stored for later retrieval.
+        facts: how facts about the user are found in messages; None: none are stored.
     """
 
     store: SemanticStore
     top_k: int = 5
     threshold: float = 0.0
     auto_index: bool = False
+    facts: FactSource | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,9 +174,15 @@ class MemoryManager:
         if self.semantic is None:
             return ()
         memory = self.semantic
-        return await memory.store.search(
+        search = memory.store.search(
             key.tenant, key.agent, key.owner, query, top_k=memory.top_k, threshold=memory.threshold
         )
+        if memory.facts is None:
+            return await search
+        found, facts = await asyncio.gather(
+            search, memory.store.facts(key.tenant, key.owner, agent=key.agent)
+        )
+        return with_newest_facts(found, facts)
 
     async def _recent(self, key: SessionKey) -> tuple[JsonObject, ...]:
         if self.episodic is None:
@@ -210,6 +219,8 @@ class MemoryManager:
             await self._await_shielded(key, owner, _best_effort("episodic", recorded, None, []))
         if self.semantic and self.semantic.auto_index:
             await self._index(self.semantic.store, key, owner, transaction.turns)
+        if self.semantic and self.semantic.facts:
+            self._learn_facts(self.semantic, self.semantic.facts, key, owner, transaction.turns)
 
     async def _await_shielded(self, key: SessionKey, owner: str, work: Coroutine[Any, Any, None]) -> None:
         """Awaits work for turns that are already written; a cancelled caller continues without it."""
@@ -240,6 +251,32 @@ class MemoryManager:
         else:
             await work
 
+    def _learn_facts(
+        self, memory: SemanticMemory, source: FactSource, key: SessionKey, owner: str, turns: Iterable[Turn]
+    ) -> None:
+        """Stores the facts of the user's messages in the background: no answer waits for it."""
+        stated = [one for one in turns if one.role == "user" and one.content and not one.author]
+        if len(self._background) >= MAX_BACKGROUND_TASKS:
+            log.warning("facts_left_out", agent=key.agent, reason="too many tasks")
+            return
+        learner = FactLearner(memory.store, source, self._model, self._rules, self._clock.now)
+        for turn in stated:
+            work = _best_effort("facts", learner.learn(key, owner, turn), None, [])
+            self._start_background(_Learning(key, owner), work)
+
+    async def facts(self, tenant: str, owner: str) -> tuple[StoredFact, ...]:
+        """The facts about one principal, of all agents that share the store, the newest first."""
+        if self.semantic is None:
+            return ()
+        return await self.semantic.store.facts(tenant, owner)
+
+    async def forget_fact(self, tenant: str, owner: str, fact: str) -> int:
+        """Deletes a fact about a principal; returns how many agents had it."""
+        if self.semantic is None:
+            return 0
+        self._stop_learning(lambda going: (going.key.tenant, going.owner) == (tenant, owner))
+        return await self.semantic.store.forget(tenant, owner, fact)
+
     # -- deletion ------------------------------------------------------------------------------------------
 
     async def erase(self, key: SessionKey) -> bool:
@@ -250,6 +287,7 @@ class MemoryManager:
         """
         if (task := self._background.get(key)) is not None:
             task.cancel()
+        self._stop_learning(lambda going: going.key == key)
         await self._wait_for_indexing(lambda going: going.key == key)
         if self.episodic:
             await self.episodic.store.erase(key)
@@ -259,6 +297,7 @@ class MemoryManager:
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         """Deletes all records of one principal; returns their number."""
+        self._stop_learning(lambda going: (going.key.tenant, going.owner) == (tenant, owner))
         await self.wait_until_indexed(tenant, owner)
         parts = (self.conversational, self.semantic, self.episodic)
         return sum([await part.store.erase_owner(tenant, owner) for part in parts if part is not None])
@@ -274,6 +313,12 @@ class MemoryManager:
         ]
         await asyncio.gather(*tasks, return_exceptions=True)
 
+    def _stop_learning(self, concerns: Callable[[_Indexing], bool]) -> None:
+        """Cancels the search for facts in messages that are erased."""
+        for going, task in self._background.items():
+            if isinstance(going, _Learning) and concerns(going):
+                task.cancel()
+
     # -- background work -----------------------------------------------------------------------------------
 
     async def wait_until_idle(self) -> None:
@@ -282,9 +327,13 @@ class MemoryManager:
             await asyncio.gather(*self._background.values(), return_exceptions=True)
 
     async def close(self) -> None:
-        """Cancels summaries, which the next run starts again, and finishes indexing."""
+        """Cancels summaries, which the next run starts again, and models that look for facts.
+
+        Finishes indexing.
+        """
+        by_model = self.semantic is not None and self.semantic.facts == "model"
         for key, task in self._background.items():
-            if isinstance(key, SessionKey):
+            if isinstance(key, SessionKey) or (by_model and isinstance(key, _Learning)):
                 task.cancel()
         await self.wait_until_idle()
 
@@ -301,6 +350,12 @@ class _Indexing:
 
     def __init__(self, key: SessionKey, owner: str) -> None:
         self.key, self.owner = key, owner
+
+
+class _Learning(_Indexing):
+    """The key of one running task that looks for facts in a message."""
+
+    __slots__ = ()
 
 
 class Transaction:
@@ -456,7 +511,8 @@ async def _export_session(store: ConversationStore, key: SessionKey, owner: str)
 
 async def _export_passages(store: SemanticStore, tenant: str, owner: str) -> AsyncIterator[JsonObject]:
     async for _, agent, content, metadata in _owned(store, tenant, owner):
-        yield {"kind": "passage", "agent": agent, "content": content, "metadata": metadata}
+        kind = "fact" if metadata.get("source") == "fact" else "passage"
+        yield {"kind": kind, "agent": agent, "content": content, "metadata": metadata}
 
 
 async def _export_events(store: EpisodicStore, tenant: str, owner: str) -> AsyncIterator[JsonObject]:

@@ -415,6 +415,20 @@ class OwnedPassage(NamedTuple):
     metadata: JsonObject
 
 
+class StoredFact(NamedTuple):
+    """A fact about a principal.
+
+    Args:
+        id: the same for the same sentence with every agent.
+        metadata: `source` is `fact`; `since` and `stated` are the dates of its first and newest statement.
+    """
+
+    id: str
+    agent: str
+    content: str
+    metadata: JsonObject
+
+
 class SemanticStore(Protocol):
     """Passages found by meaning or words. Every search names tenant, agent and owner, and finds only theirs.
 
@@ -432,7 +446,8 @@ class SemanticStore(Protocol):
 
         Args:
             passages: content and metadata. `source` names the origin in a word, `session_id` and `run_id`
-                name the conversation.
+                name the conversation. Passages whose source is `fact` are facts: `facts` returns them, and
+                they do not count as passages.
         """
 
     async def search(
@@ -453,8 +468,18 @@ class SemanticStore(Protocol):
     ) -> tuple[OwnedPassage, ...]:
         """Returns passages of one principal with number > after, of all agents of the place, by number."""
 
+    async def facts(self, tenant: str, owner: str, *, agent: str = "") -> tuple[StoredFact, ...]:
+        """Returns the facts about one principal, the newest statement first.
+
+        Args:
+            agent: whose facts; empty for those of all agents of the place.
+        """
+
+    async def forget(self, tenant: str, owner: str, fact: str, *, agent: str = "") -> int:
+        """Deletes a fact by its id and returns how many agents had it."""
+
     async def erase(self, key: SessionKey) -> int:
-        """Deletes the passages of one session and returns their number."""
+        """Deletes the passages and facts of one session and returns their number."""
 
     async def erase_owner(self, tenant: str, owner: str) -> int:
         """Deletes the passages of one principal and returns their number."""

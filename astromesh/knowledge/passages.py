@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import re
 from array import array
 from collections.abc import Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol
@@ -12,7 +13,7 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.errors import InvalidInput, ProviderError
-from astromesh.knowledge.base import Embedder, OwnedPassage, vector_blob
+from astromesh.knowledge.base import Embedder, OwnedPassage, StoredFact, vector_blob
 from astromesh.knowledge.words import stems, terms
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
@@ -20,6 +21,8 @@ from astromesh.types import JsonObject, SemanticResult, SessionKey
 
 #: after this many additions to a scope, passages beyond its bound are deleted
 TRIM_EVERY = 100
+
+_FACT_ID = re.compile(r"[0-9a-f]{32}")
 
 log = get_logger("astromesh.memory")
 
@@ -52,6 +55,7 @@ class PassageRow(NamedTuple):
         hash: of the content; the same content is one passage.
         metadata: JSON object.
         expires_at: seconds since the epoch, 0 never.
+        kind: `passage` or `fact`.
         space: name of the vector space; empty if there is no vector.
         vector: float32, little-endian.
     """
@@ -62,6 +66,7 @@ class PassageRow(NamedTuple):
     metadata: str
     created_at: float
     expires_at: float
+    kind: str = "passage"
     space: str = ""
     vector: bytes | None = None
 
@@ -92,12 +97,20 @@ class PassageTable(Protocol):
     def __hash__(self) -> int: ...
 
     async def add(self, scope: Scope, passages: Sequence[PassageRow], max_passages: int) -> None:
-        """Stores passages. The oldest of the scope are deleted beyond `max_passages`, now or soon."""
+        """Stores passages. The oldest of the scope are deleted beyond `max_passages`, now or soon.
+
+        Facts do not count, and stay.
+        """
 
     async def search(self, query: SemanticQuery) -> tuple[SemanticResult, ...]: ...
 
     async def owned(self, tenant: str, owner: str, after: int, now: float, limit: int) -> Iterable[Any]:
         """Returns number, agent, content and JSON metadata of passages of one principal, by number."""
+
+    async def facts(self, tenant: str, owner: str, agent: str, now: float) -> Iterable[Any]:
+        """Returns hash, agent, content and JSON metadata of facts, the newest first."""
+
+    async def forget(self, tenant: str, owner: str, agent: str, hashed: bytes) -> int: ...
 
     async def erase(self, key: SessionKey) -> int: ...
 
@@ -154,6 +167,18 @@ class PassageStore:
             for number, agent, content, metadata in rows
         )
 
+    async def facts(self, tenant: str, owner: str, *, agent: str = "") -> tuple[StoredFact, ...]:
+        rows = await self._table.facts(tenant, owner, agent, self._clock.now())
+        return tuple(
+            StoredFact(hashed.hex(), agent, content, orjson.loads(metadata))
+            for hashed, agent, content, metadata in rows
+        )
+
+    async def forget(self, tenant: str, owner: str, fact: str, *, agent: str = "") -> int:
+        if not _FACT_ID.fullmatch(fact):
+            return 0
+        return await self._table.forget(tenant, owner, agent, bytes.fromhex(fact))
+
     async def erase(self, key: SessionKey) -> int:
         return await self._table.erase(key)
 
@@ -187,12 +212,15 @@ def _space(embedder: Embedder, vector: Sequence[float]) -> str:
 
 def _text_row(content: str, metadata: JsonObject, now: float, expires_at: float) -> PassageRow:
     """Raises: InvalidInput: the text contains half of a surrogate pair."""
+    kind = "fact" if metadata.get("source") == "fact" else "passage"
+    # an answer with the words of a fact is a passage beside it
+    person = b"fact" if kind == "fact" else b""
     try:
-        digest = hashlib.blake2b(content.encode(), digest_size=16).digest()
+        digest = hashlib.blake2b(content.encode(), digest_size=16, person=person).digest()
         encoded = orjson.dumps(metadata).decode()
     except (UnicodeEncodeError, orjson.JSONEncodeError) as error:
         raise InvalidInput("The text contains half of a surrogate pair, which is not a character.") from error
-    return PassageRow(digest, str(metadata.get("session_id", "")), content, encoded, now, expires_at)
+    return PassageRow(digest, str(metadata.get("session_id", "")), content, encoded, now, expires_at, kind)
 
 
 def why_recalled(query: str, found: SemanticResult) -> JsonObject:

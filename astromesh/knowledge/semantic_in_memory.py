@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import count
 from typing import ClassVar, NamedTuple, Self
 
@@ -66,7 +66,8 @@ class InMemoryTable:
             same = [number for number, old in stored.items() if old.row.hash == row.hash]
             one = _Stored(row, Counter(stems(row.content)))
             stored.update(dict.fromkeys(same, one) or {next(self._ids): one})
-        self._delete(scope, list(stored)[: max(0, len(stored) - max_passages)])
+        counted = [number for number, one in stored.items() if one.row.kind == "passage"]
+        self._delete(scope, counted[: max(0, len(counted) - max_passages)])
 
     async def search(self, query: SemanticQuery) -> tuple[SemanticResult, ...]:
         stored = self._passages.get(query.scope, {})
@@ -94,6 +95,30 @@ class InMemoryTable:
             if number > after and _is_alive(one, now)
         ]
         return sorted(found)[:limit]
+
+    async def facts(
+        self, tenant: str, owner: str, agent: str, now: float
+    ) -> Iterable[tuple[bytes, str, str, str]]:
+        found = [
+            (one.row.created_at, number, scope.agent, one.row)
+            for scope, number, one in self._facts(tenant, owner, agent)
+            if _is_alive(one, now)
+        ]
+        newest = sorted(found, key=lambda each: each[:2], reverse=True)
+        return [(row.hash, agent, row.content, row.metadata) for _, _, agent, row in newest]
+
+    async def forget(self, tenant: str, owner: str, agent: str, hashed: bytes) -> int:
+        found = [
+            (scope, number)
+            for scope, number, one in self._facts(tenant, owner, agent)
+            if one.row.hash == hashed
+        ]
+        return sum(self._delete(scope, [number]) for scope, number in found)
+
+    def _facts(self, tenant: str, owner: str, agent: str) -> Iterator[tuple[Scope, int, _Stored]]:
+        for scope, stored in self._passages.items():
+            if (scope.tenant, scope.owner) == (tenant, owner) and agent in ("", scope.agent):
+                yield from ((scope, number, one) for number, one in stored.items() if one.row.kind == "fact")
 
     async def erase(self, key: SessionKey) -> int:
         scopes = [

@@ -130,6 +130,13 @@ class PgvectorTable:
         rows = await self._database.read(SQL["owned"], tenant, owner, after, now, limit)
         return [(row[0], row[1], unescape_nul(row[2]), row[3]) for row in rows]
 
+    async def facts(self, tenant: str, owner: str, agent: str, now: float) -> Iterable[tuple[Any, ...]]:
+        rows = await self._database.read(SQL["facts"], tenant, owner, agent, now)
+        return [(row[0], row[1], unescape_nul(row[2]), row[3]) for row in rows]
+
+    async def forget(self, tenant: str, owner: str, agent: str, hashed: bytes) -> int:
+        return len(await self._database.write(SQL["forget"], tenant, owner, agent, hashed))
+
     async def erase(self, key: SessionKey) -> int:
         return len(await self._database.write(SQL["erase"], *key))
 
@@ -212,6 +219,7 @@ def _row(scope: Scope, passage: PassageRow, space: Space | None) -> tuple[Any, .
         passage.metadata,
         passage.created_at,
         passage.expires_at,
+        passage.kind,
         space.id if space else None,
         vector,
     )

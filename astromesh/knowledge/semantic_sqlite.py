@@ -89,6 +89,12 @@ class SqliteTable:
     async def owned(self, tenant: str, owner: str, after: int, now: float, limit: int) -> Iterable[Row]:
         return await self._queries.read("owned", tenant, owner, after, now, limit)
 
+    async def facts(self, tenant: str, owner: str, agent: str, now: float) -> Iterable[Row]:
+        return await self._queries.read("facts", tenant, owner, agent, now)
+
+    async def forget(self, tenant: str, owner: str, agent: str, hashed: bytes) -> int:
+        return await self._delete("fact", tenant, owner, agent, hashed)
+
     async def erase(self, key: SessionKey) -> int:
         return await self._delete("of_session", *key)
 

@@ -519,7 +519,7 @@ class _Bootstrap:
         if embedder is not None:
             self._opened.checks.setdefault(f"embedder:{embedder.fingerprint}", embedder.ping)
         store = await self._store(agent, "semantic_stores", block, embedder)
-        return SemanticMemory(store, block.top_k, block.similarity_threshold, block.auto_index)
+        return SemanticMemory(store, block.top_k, block.similarity_threshold, block.auto_index, block.facts)
 
     async def _episodic(self, agent: str, block: Episodic | None) -> EpisodicMemory | None:
         if block is None:

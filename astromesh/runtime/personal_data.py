@@ -6,6 +6,7 @@ from collections.abc import AsyncIterator
 
 from astromesh.core.memory import export_records
 from astromesh.durable.base import RunQuery, ScheduleQuery
+from astromesh.knowledge.base import StoredFact
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.schedules import MAX_SCHEDULES, schedule_json
 from astromesh.storage.sqlite import Database
@@ -32,6 +33,36 @@ async def principal_data(runtime: AgentRuntime, tenant: str, principal: str) -> 
         query = query._replace(after=page.next) if page.next else None
     for one in await runtime.schedules.list(ScheduleQuery(tenant, principal, limit=2 * MAX_SCHEDULES)):
         yield {"kind": "schedule", **schedule_json(one)}
+
+
+async def facts_about(runtime: AgentRuntime, tenant: str, principal: str) -> list[JsonObject]:
+    """Returns the facts about one principal, each once even if agents share a store, the newest first.
+
+    Raises:
+        StoreUnavailable: a store does not answer.
+    """
+    found: dict[tuple[str, str], StoredFact] = {}
+    for agent in runtime.agents.values():
+        facts = await agent.memory.facts(tenant, principal)
+        found.update({(one.agent, one.id): one for one in facts})
+    return [
+        {"id": one.id, "agent": one.agent, "content": one.content, **one.metadata} for one in found.values()
+    ]
+
+
+async def forget_fact(runtime: AgentRuntime, tenant: str, principal: str, fact: str) -> int:
+    """Deletes a fact about one principal with all agents. Returns how many agents had it.
+
+    Raises:
+        StoreUnavailable: a store does not answer.
+    """
+    count = 0
+    for agent in runtime.agents.values():
+        count += await agent.memory.forget_fact(tenant, principal, fact)
+    if count:
+        for database in runtime.state.resources.of_type(Database):
+            await database.scrub()
+    return count
 
 
 async def erase_principal(runtime: AgentRuntime, tenant: str, principal: str) -> int:

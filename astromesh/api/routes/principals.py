@@ -9,13 +9,13 @@ from fastapi import APIRouter, Request
 from fastapi.responses import StreamingResponse
 
 from astromesh.access.scopes import ADMIN
-from astromesh.api.dependencies import audited, scope
+from astromesh.api.dependencies import Limit, PageCursor, audited, page, scope
 from astromesh.api.errors import public_failure
 from astromesh.api.middleware.audit import pseudonymise
 from astromesh.api.requests import caller_of, runtime_of
-from astromesh.api.schemas import ErasedOut, problems
+from astromesh.api.schemas import ErasedOut, FactOut, FactsOut, problems
 from astromesh.errors import AstromeshError, NotFound
-from astromesh.runtime.personal_data import erase_principal, principal_data
+from astromesh.runtime.personal_data import erase_principal, facts_about, forget_fact, principal_data
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["principals"])
@@ -61,6 +61,35 @@ async def erase(principal: str, request: Request) -> ErasedOut:
     tenant = _authorised_tenant(request, principal)
     count = await erase_principal(runtime_of(request), tenant, principal)
     await pseudonymise(request, tenant, principal)
+    return ErasedOut(principal=principal, erased=count)
+
+
+@router.get(
+    "/v1/principals/{principal:path}/facts",
+    summary="Show the facts about a principal",
+    responses=problems(404, 503),
+    dependencies=[audited("principal.facts", "principal"), scope("sessions:read")],
+)
+async def facts(principal: str, request: Request, cursor: PageCursor, limit: Limit = 100) -> FactsOut:
+    """Returns what agents with `memory.semantic.facts` have learned of a principal, by agent."""
+    tenant = _authorised_tenant(request, principal)
+    found = await facts_about(runtime_of(request), tenant, principal)
+    listed, after = page(found, lambda one: f"{one['agent']}/{one['id']}", limit, cursor)
+    return FactsOut(principal=principal, facts=[FactOut.model_validate(one) for one in listed], next=after)
+
+
+@router.delete(
+    "/v1/principals/{principal:path}/facts/{fact}",
+    summary="Erase a fact about a principal",
+    responses=problems(404, 503),
+    dependencies=[audited("principal.forget", "principal"), scope("sessions:write")],
+)
+async def forget(principal: str, fact: str, request: Request) -> ErasedOut:
+    """Deletes one fact, with every agent that has it, at the request of that principal or an admin."""
+    tenant = _authorised_tenant(request, principal)
+    count = await forget_fact(runtime_of(request), tenant, principal, fact)
+    if not count:
+        raise NotFound(f"There is no fact {fact!r} about {principal!r}.")
     return ErasedOut(principal=principal, erased=count)
 
 

@@ -1,5 +1,5 @@
 // @ts-check
-// One session: its turns, what its newest run has recalled and why, what else is stored, its runs; erasing it.
+// One session: its turns, what its newest run has recalled and why, what else is stored, facts, its runs; erasing.
 import { get, remove } from "../api.js";
 import { html, useState } from "../lib.js";
 import { Markdown } from "../markdown.js";
@@ -31,6 +31,7 @@ export default function Session({ path: [, agent, id = ""] }) {
           : (found.value || found.problem?.status === 404) && html`<${Empty}>No turn is stored.<//>`}<//>
       ${newest && html`<${Recalled} key=${newest.run_id} run=${newest.run_id} />`}
       <${Stored} agent=${agent} session=${id} />
+      <${Facts} agent=${agent} session=${id} />
       <${Card} title="Runs" class="full">${runs.value?.runs?.length ? html`<${RunTable} runs=${runs.value.runs} />` : html`<${Refusal} problem=${runs.problem} />${runs.value && html`<${Empty}>No run is stored.<//>`}`}<//>
     </div>`;
 }
@@ -48,14 +49,39 @@ function Recalled({ run }) {
       ${step.value && html`<${StepParts} step=${step.value} />`}</div><//>`;
 }
 
+/** Who talks in a session. @param {string} agent @param {string} session @returns {Promise<string>} */
+async function principalOf(agent, session) {
+  const near = await get(`/v1/agents/${encodeURIComponent(agent)}/sessions?limit=1000`);
+  return near.sessions.find((/** @type {any} */ one) => one.session_id === session)?.principal || "anonymous";
+}
+
+/** What the agent has learned of the person, each with its dates and its sentence. @param {{agent: string, session: string}} props */
+function Facts({ agent, session }) {
+  const [path, setPath] = useState("");
+  const found = useResource(path && `${path}?limit=1000`, { live: false });
+  const action = useAction();
+  const show = () => action.run(async () => setPath(`/v1/principals/${encodeURIComponent(await principalOf(agent, session))}/facts`));
+  const erase = (/** @type {string} */ id) => action.run(async () => (await remove(`${path}/${id}`), refresh(path)));
+  const facts = (found.value?.facts || []).filter((/** @type {any} */ one) => one.agent === agent);
+  return html`<${Card} title="Facts about the person" class="wide" more=${found.value && html`<span class="muted">${count(facts.length)} stored</span>`}>
+    <div class="pane"><${Refusal} problem=${action.problem || found.problem} />
+      ${!path
+        ? html`<div><button type="button" disabled=${action.busy} onClick=${show}>Show the facts</button></div><p class="muted">What the person has stated in any session. The audit log records that you read them.</p>`
+        : facts.length
+          ? facts.map((/** @type {any} */ one) => html`<div class="msg" key=${one.id}>
+              <div class="who title-row"><span>since ${one.since}${one.stated === one.since ? "" : ` · stated again ${one.stated}`} · found by ${one.by === "model" ? "the model" : "rules"}</span><span class="grow"></span>
+                <${Confirm} label="Erase" question="Erase this fact for good?" disabled=${action.busy} onYes=${() => erase(one.id)} /></div>
+              <div class="what">${plain(one.content)}${one.said && html` <span class="muted">“${plain(one.said)}”</span>`}</div></div>`)
+          : found.value && html`<p class="muted">None. Agents with <code>memory.semantic.facts</code> store them.</p>`}</div><//>`;
+}
+
 /** Summaries, passages and events of the person whose session it is: the audit log records who reads them. @param {{agent: string, session: string}} props */
 function Stored({ agent, session }) {
   const [found, setFound] = useState(/** @type {any[] | null} */ (null));
   const action = useAction();
   const read = () =>
     action.run(async () => {
-      const near = await get(`/v1/agents/${encodeURIComponent(agent)}/sessions?limit=1000`);
-      const principal = near.sessions.find((/** @type {any} */ one) => one.session_id === session)?.principal || "anonymous";
+      const principal = await principalOf(agent, session);
       const lines = String(await get(`/v1/principals/${encodeURIComponent(principal)}/data`)).split("\n").filter(Boolean).map((line) => JSON.parse(line));
       setFound(lines.filter((one) => ["summary", "passage", "event"].includes(one.kind) && one.agent === agent && (!one.session_id || one.session_id === session)));
     });

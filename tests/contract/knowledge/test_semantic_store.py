@@ -304,3 +304,37 @@ async def test_the_event_loop_stays_free(store, free_loop):
     await store.add(*ANN, told(*TEXTS))
     await store.search(*ANN, "router")
     await store.erase_owner("acme", "ann")
+
+
+# -- facts ---------------------------------------------------------------------------------------------------
+
+
+async def test_facts_are_listed_found_forgotten_and_no_passages(store, clock):
+    about = {"source": "fact", "session_id": "s-1", "run_id": "run_1", "since": "2026-01-01"}
+    for text in ("The user likes tea.", "The user's \x00 name is Ann."):
+        clock.advance(1)
+        await store.add(*ANN, [(text, about)])
+    await store.add(*ANN, told("The user likes tea."))
+    await store.add("acme", "sales", "ann", [("The user likes tea.", about)])
+    newest, older = await store.facts("acme", "ann", agent="support")
+    assert (newest.content, older.content) == ("The user's \x00 name is Ann.", "The user likes tea.")
+    assert (newest.agent, newest.metadata) == ("support", about)
+    assert len(await store.facts("acme", "ann")) == 3
+    assert await store.facts("acme", "bob") == await store.facts("other", "ann") == ()
+    found = await store.search(*ANN, "tea")
+    assert sorted(one.source for one in found if one.content == older.content) == ["conversation", "fact"]
+    assert await store.forget("acme", "bob", older.id) == await store.forget("acme", "ann", "no id") == 0
+    assert await store.forget("acme", "ann", older.id) == 2
+    assert [one.content for one in await store.facts("acme", "ann")] == [newest.content]
+    assert [one.source for one in await store.search(*ANN, "tea")] == ["conversation"]
+    assert await store.erase(SessionKey("acme", "support", "s-1", "ann")) == 2
+    assert await store.facts("acme", "ann") == ()
+
+
+async def test_facts_do_not_count_among_the_passages(backend, deps):
+    store = await opened(backend, deps, None, max_passages=2)
+    await store.add(*ANN, [("The user likes tea.", {"source": "fact"})])
+    for number in range(5):
+        await store.add(*ANN, told(f"passage {number}"))
+    assert len(await store.facts("acme", "ann")) == 1
+    assert len(await found(store, "passage", top_k=9)) == 2

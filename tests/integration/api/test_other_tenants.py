@@ -190,7 +190,7 @@ def written(config: Path, kind: str, url: str) -> Path:
     memory = {
         "conversational": {"backend": kind},
         "episodic": {"backend": kind},
-        "semantic": {"backend": passages, "auto_index": True},
+        "semantic": {"backend": passages, "auto_index": True, "facts": "rules"},
     }
     internal = {"type": "internal", "function": "tests.integration.sample_tools:lookup"}
     pay, tell = {"name": "pay", "approval": "required"}, {"name": "tell", "max_result_tokens": 20}
@@ -228,6 +228,7 @@ def made_by_alice(client: TestClient) -> Store:
     documents = [{"id": DOCUMENT, "text": f"# {SECRET}\n\nof Alice", "metadata": {"about": SECRET}}]
     post("/v1/rag/notes/documents", {"documents": documents})
     plain = post("/v1/agents/helper/run", asked, **{"idempotency-key": KEY})
+    post("/v1/agents/helper/run", {"query": f"I live in {SECRET}.", "session_id": SESSION})
     durable = post("/v1/agents/helper/runs", asked)["run_id"]
     waiting = post("/v1/agents/payer/runs", asked)["run_id"]
     told = post("/v1/agents/teller/runs", asked)["run_id"]
@@ -242,6 +243,10 @@ def made_by_alice(client: TestClient) -> Store:
     while len(client.get("/v1/approvals", headers=by("alice")).json()["approvals"]) < 2:  # of run and Task
         assert time.monotonic() < end
         time.sleep(0.01)
+    while not (facts := client.get("/v1/principals/alice/facts", headers=by("alice")).json()["facts"]):
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    fact = facts[0]["id"]
     post(f"/v1/runs/{durable}/feedback", {"rating": 1, "comment": SECRET})
     yearly = {"agent": "helper", "query": SECRET, "cron": "0 0 29 2 *"}
     ids = {
@@ -251,6 +256,7 @@ def made_by_alice(client: TestClient) -> Store:
         "trace_id": (plain["metadata"]["trace_id"],),
         "session_id": (SESSION,),
         "principal": ("alice",),
+        "fact": (fact,),
         "result_id": ("c1",),
         "step": ("1",),
         "config": ("none",),  # of push notifications, which need a secret, too
@@ -309,7 +315,8 @@ def test_alice_is_shown_all_of_it(store: Store) -> None:
     assert has_it >= {
         "/v1/runs", f"/v1/runs/{plain}", f"/v1/runs/{durable}/events",
         f"/v1/runs/{told}/results/c1", "/v1/approvals", f"/v1/agents/helper/sessions/{SESSION}",
-        "/v1/principals/alice/data", f"/v1/tasks/{done}", f"/v1/tasks/{held}", f"/v1/tasks/{done}/trace",
+        "/v1/principals/alice/data", "/v1/principals/alice/facts", f"/v1/tasks/{done}", f"/v1/tasks/{held}",
+        f"/v1/tasks/{done}/trace",
         "/v1/rag/notes/documents", f"/v1/rag/notes/documents/{DOCUMENT}", "passages",
     }  # fmt: skip
     text = "".join(shown.values())

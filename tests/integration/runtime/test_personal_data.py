@@ -25,20 +25,23 @@ from tests.platform.valkey import ask
 SECRET = "zanzibarquince"
 OTHER = "periwinklemango"
 
+#: options of semantic memory on every backend
+MEANING: dict[str, Any] = {"embeddings": {"provider": "hashing"}, "auto_index": True, "facts": "rules"}
+
 MEMORIES: Mapping[str, dict[str, Any]] = {
     "sqlite": {
         "conversational": {"backend": "sqlite"},
-        "semantic": {"backend": "sqlite", "embeddings": {"provider": "hashing"}, "auto_index": True},
+        "semantic": {"backend": "sqlite", **MEANING},
         "episodic": {"backend": "sqlite"},
     },
     "postgres": {
         "conversational": {"backend": "postgres"},
-        "semantic": {"backend": "pgvector", "embeddings": {"provider": "hashing"}, "auto_index": True},
+        "semantic": {"backend": "pgvector", **MEANING},
         "episodic": {"backend": "postgres"},
     },
     "redis": {
         "conversational": {"backend": "redis"},
-        "semantic": {"backend": "in_memory", "embeddings": {"provider": "hashing"}, "auto_index": True},
+        "semantic": {"backend": "in_memory", **MEANING},
         "episodic": {"backend": "in_memory"},
     },
 }
@@ -135,6 +138,33 @@ async def test_a_run_recalls_what_was_said_in_another_session_with_its_source(pl
         stranger = await memory.build_context("helper", "s-3", f"Tell me about {SECRET}", owner="bob")
         assert stranger.semantic_results == ()
     assert provider.requests
+
+
+async def test_facts_are_shown_and_erased_one_by_one(place):
+    """The principal and admins see and erase them; a forgotten fact is nowhere at rest."""
+    async with runtime_of(place.folder, echo()) as runtime, client_of(runtime, Auth((Named(),))) as client:
+        caller = CallerContext(user_id="principalann", tenant_id="default")
+        for agent in ("helper", "sales"):
+            message = f"I live in {SECRET}. I drive a {OTHER}."
+            await runtime.run(agent, message, "s-1", caller=caller)
+            await runtime.agent(agent).memory.wait_until_idle()
+        path, ann = "/v1/principals/principalann/facts", as_user("principalann")
+        listed = (await client.get(path, headers=ann)).json()["facts"]
+        assert {(one["agent"], one["content"]) for one in listed} == {
+            (agent, text)
+            for agent in ("helper", "sales")
+            for text in (f"The user lives in {SECRET}.", f"The user drives a {OTHER}.")
+        }
+        assert listed[0]["since"] == listed[0]["stated"] and listed[0]["said"]
+        (fact, *_) = {one["id"] for one in listed if SECRET in one["content"]}
+        assert (await client.delete(f"{path}/{fact}", headers=as_user("principalbob"))).status_code == 404
+        assert (await client.get(path, headers=as_user("principalbob"))).status_code == 404
+        assert (await client.delete(f"{path}/{fact}", headers=as_user("root"))).json()["erased"] == 2
+        assert (await client.delete(f"{path}/{fact}", headers=ann)).status_code == 404
+        left = (await client.get(path, headers=ann)).json()["facts"]
+        assert {one["content"] for one in left} == {f"The user drives a {OTHER}."}
+        exported = (await client.get("/v1/principals/principalann/data", headers=ann)).text
+        assert [json.loads(line)["kind"] for line in exported.splitlines()].count("fact") == 2
 
 
 async def test_an_erased_principal_has_left_nothing(place):

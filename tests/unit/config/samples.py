@@ -229,7 +229,7 @@ spec:
   memory:
     conversational: {backend: sqlite, strategy: sliding_window, max_turns: 20, ttl: 2592000}
     semantic:       {backend: sqlite, embeddings: {provider: openai, model: text-embedding-3-small}, top_k: 5,
-                     similarity_threshold: 0.75, auto_index: true}
+                     similarity_threshold: 0.75, auto_index: true, facts: rules}
     episodic:       {backend: sqlite, max_events: 20}
   guardrails:
     input:

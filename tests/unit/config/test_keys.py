@@ -153,6 +153,7 @@ AGENT_KEYS = [
     Key("Agent", (*MEANING, "top_k"), 3, 0, 5),
     Key("Agent", (*MEANING, "similarity_threshold"), 0.75, 1.5, 0.0),
     Key("Agent", (*MEANING, "auto_index"), True, "yes", False),
+    *[Key("Agent", (*MEANING, "facts"), right, True, None) for right in ("rules", "model")],
     Key("Agent", ("spec", "memory", "episodic", "backend"), "postgres", 1, NOTHING),
     Key("Agent", ("spec", "memory", "episodic", "max_events"), 5, 0, 20),
     Key("Agent", ("spec", "guardrails", "input", 0, "type"), "max_length", 1, NOTHING),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
-from astromesh.knowledge.base import OwnedPassage
+from astromesh.knowledge.base import OwnedPassage, StoredFact
 from astromesh.memory.base import OwnedEvent
 from astromesh.types import JsonObject, SemanticResult, SessionKey
 
@@ -44,6 +44,12 @@ class InMemorySemanticStore:
             if (of, who) == (tenant, owner) and number > after
         ]
         return tuple(numbered[:limit])
+
+    async def facts(self, tenant: str, owner: str, *, agent: str = "") -> tuple[StoredFact, ...]:
+        return ()
+
+    async def forget(self, tenant: str, owner: str, fact: str, *, agent: str = "") -> int:
+        return 0
 
     async def erase(self, key: SessionKey) -> int:
         kept = [p for p in self.passages if (p[0], p[1], p[4].get("session_id"), p[2]) != tuple(key)]

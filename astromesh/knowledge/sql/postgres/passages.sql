@@ -14,16 +14,16 @@ USING hnsw ((embedding::{type}({size})) {type}_ip_ops) WHERE space = {space}
 -- name: add
 -- The same content again replaces the source of its passage.
 INSERT INTO astromesh.passages AS p
-    (tenant, agent, owner, hash, session_id, content, metadata, created_at, expires_at, space, embedding)
-VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11::REAL[]::vector)
+    (tenant, agent, owner, hash, session_id, content, metadata, created_at, expires_at, kind, space, embedding)
+VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12::REAL[]::vector)
 ON CONFLICT (tenant, owner, agent, hash) DO UPDATE
 SET session_id = excluded.session_id, metadata = excluded.metadata, created_at = excluded.created_at,
     expires_at = excluded.expires_at, space = coalesce(excluded.space, p.space),
     embedding = coalesce(excluded.embedding, p.embedding)
 
 -- name: trim
-DELETE FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND owner = $3 AND id <= (
-    SELECT id FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND owner = $3
+DELETE FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND owner = $3 AND kind = 'passage' AND id <= (
+    SELECT id FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND owner = $3 AND kind = 'passage'
     ORDER BY id DESC LIMIT 1 OFFSET $4)
 
 -- name: near_exactly
@@ -79,6 +79,16 @@ WHERE tenant = $1 AND agent = $2 AND owner = $3 AND id = ANY($4::BIGINT[]) AND (
 -- The only query across agents.
 SELECT id, agent, content, metadata FROM astromesh.passages
 WHERE tenant = $1 AND owner = $2 AND id > $3 AND (expires_at = 0 OR expires_at > $4) ORDER BY id LIMIT $5
+
+-- name: facts
+SELECT hash, agent, content, metadata FROM astromesh.passages
+WHERE tenant = $1 AND owner = $2 AND ($3 = '' OR agent = $3) AND kind = 'fact' AND (expires_at = 0 OR expires_at > $4)
+ORDER BY created_at DESC, id DESC
+
+-- name: forget
+DELETE FROM astromesh.passages
+WHERE tenant = $1 AND owner = $2 AND ($3 = '' OR agent = $3) AND kind = 'fact' AND hash = $4
+RETURNING 1
 
 -- name: erase
 DELETE FROM astromesh.passages WHERE tenant = $1 AND agent = $2 AND session_id = $3 AND ($4 = '' OR owner = $4)

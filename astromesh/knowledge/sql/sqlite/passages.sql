@@ -14,8 +14,8 @@ SELECT id, space FROM passages WHERE scope = ? AND hash = ?
 UPDATE passages SET session_id = ?2, metadata = ?3, created_at = ?4, expires_at = ?5 WHERE id = ?1
 
 -- name: add
-INSERT INTO passages (scope, hash, session_id, content, metadata, created_at, expires_at, space, vector)
-VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)
+INSERT INTO passages (scope, hash, session_id, content, metadata, created_at, expires_at, kind, space, vector)
+VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: add_words
 INSERT INTO passage_words (rowid, scope, content) VALUES (?, ?, ?)
@@ -73,8 +73,18 @@ WHERE +scope = ? AND id IN (SELECT value FROM json_each(?)) AND (expires_at = 0 
 SELECT p.id, s.agent, p.content, p.metadata FROM passages p JOIN scopes s ON s.id = p.scope
 WHERE s.tenant = ? AND s.owner = ? AND p.id > ? AND (p.expires_at = 0 OR p.expires_at > ?) ORDER BY p.id LIMIT ?
 
+-- name: facts
+SELECT p.hash, s.agent, p.content, p.metadata FROM passages p JOIN scopes s ON s.id = p.scope
+WHERE s.tenant = ?1 AND s.owner = ?2 AND (?3 = '' OR s.agent = ?3) AND p.kind = 'fact'
+    AND (p.expires_at = 0 OR p.expires_at > ?4)
+ORDER BY p.created_at DESC, p.id DESC
+
+-- name: fact
+SELECT p.id, p.scope, p.content FROM passages p JOIN scopes s ON s.id = p.scope
+WHERE s.tenant = ?1 AND s.owner = ?2 AND (?3 = '' OR s.agent = ?3) AND p.kind = 'fact' AND p.hash = ?4 LIMIT ?5
+
 -- name: beyond
-SELECT id, scope, content FROM passages WHERE scope = ?1 ORDER BY id DESC LIMIT -1 OFFSET ?2
+SELECT id, scope, content FROM passages WHERE scope = ?1 AND kind = 'passage' ORDER BY id DESC LIMIT -1 OFFSET ?2
 
 -- name: one
 SELECT id, scope, content FROM passages WHERE id = ?
