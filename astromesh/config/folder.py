@@ -31,7 +31,7 @@ from astromesh.config.file import ConfigFile, with_defaults
 from astromesh.config.keys import suggest_name
 from astromesh.config.parser import manifest_fault
 from astromesh.config.providers import ProviderManifest
-from astromesh.config.rag import RAGManifest
+from astromesh.config.rag import RAGManifest, Source
 from astromesh.config.runtime import OrchestrationDefaults, RuntimeManifest
 from astromesh.config.skills import read_skills
 from astromesh.errors import InvalidConfiguration, InvalidManifest
@@ -451,10 +451,25 @@ def _check_pipeline(manifest: RAGManifest, _: Node) -> Iterator[Finding]:
         yield Finding(("spec", "shared"), message, "Add `owner: TENANT`.")
     if spec.owner and not spec.shared:
         yield Finding(("spec", "owner"), "has no effect without `shared: true`", "Add it, or remove `owner`.")
+    if spec.retrieval.reranker and spec.retrieval.cross_encoder:
+        message = "has no effect with `reranker`: one of them orders the passages"
+        yield Finding(("spec", "retrieval", "cross_encoder"), message, "Remove one of them.")
     for i, source in enumerate(spec.sources):
-        if not manifest.folder(source).is_dir():
-            message = f"the folder {manifest.folder(source)} does not exist"
-            yield Finding(("spec", "sources", i, "path"), message, "Create it, or correct the path.")
+        yield from _check_source(manifest, source, ("spec", "sources", i))
+
+
+def _check_source(manifest: RAGManifest, source: Source, at: Steps) -> Iterator[Finding]:
+    if bool(source.path) == bool(source.url):
+        yield Finding(at, "needs either `path` or `url`", "Write `path: FOLDER` or `url: https://…`.")
+    elif source.type is not None and (source.type == "http") != bool(source.url):
+        yield Finding(
+            (*at, "type"),
+            f"a source of the type {source.type} does not have the key `{'path' if source.path else 'url'}`",
+            "Remove `type`, or correct the other key.",
+        )
+    elif source.path and not manifest.folder(source).is_dir():
+        message = f"the folder {manifest.folder(source)} does not exist"
+        yield Finding((*at, "path"), message, "Create it, or correct the path.")
 
 
 # -- details of the whole ------------------------------------------------------------------------------------

@@ -134,9 +134,8 @@ class Folder:
         try:
             kind = _media_type(path)
             reader = self._reader(kind)
-            if reader is None:
-                return parse_document(name, decode_text(_read_bytes(path, MAX_FILE)), kind)
-            return from_markdown(name, *_as_markdown(reader, _read_bytes(path, MAX_READ_FILE)))
+            data = _read_bytes(path, MAX_READ_FILE if reader else MAX_FILE)
+            return read_data(name, data, kind, reader)
         except (OSError, ValueError, UnreadableFile) as error:
             self._warn(path, stamp, str(error))
             return None
@@ -222,6 +221,20 @@ def decode_text(data: bytes) -> str:
     except UnicodeDecodeError:
         pass
     raise UnreadableFile("it is binary or not UTF-8")
+
+
+def read_data(name: str, data: bytes, kind: str, reader: DocumentReader | None) -> Document:
+    """Returns the document of a file's bytes.
+
+    Args:
+        reader: of this kind of file; None for text.
+
+    Raises:
+        UnreadableFile: it is not text, or the reader cannot read it.
+    """
+    if reader is None:
+        return parse_document(name, decode_text(data), kind)
+    return from_markdown(name, *_as_markdown(reader, data))
 
 
 def parse_document(name: str, text: str, kind: str) -> Document:

@@ -47,8 +47,14 @@ class OnnxOptions(BaseModel):
     )
 
 
-class _Files(NamedTuple):
-    """Args: sha256: of both files if it is known, else empty. tokens: the longest text."""
+class ModelFiles(NamedTuple):
+    """The files of a model.
+
+    Args:
+        sha256: of both files if it is known, else None.
+        pooling: `mean` or `cls`.
+        tokens: the longest text.
+    """
 
     name: str
     model: Path
@@ -65,7 +71,7 @@ class OnnxEmbedder:
     semantic = True
     is_loaded_on_demand = True
 
-    def __init__(self, files: _Files, hashes: tuple[str, str]) -> None:
+    def __init__(self, files: ModelFiles, hashes: tuple[str, str]) -> None:
         self.dimensions = 0
         self.fingerprint = f"onnx/{files.name}/{hashes[0][:12]}{hashes[1][:4]}"
         self._files = files
@@ -75,9 +81,7 @@ class OnnxEmbedder:
     @classmethod
     async def open(cls, options: OnnxOptions, deps: Deps) -> Self:
         """Raises: MissingExtra: the extra is not installed. ConfigError: the folder holds no model."""
-        for library in _LIBRARIES:
-            if find_spec(library) is None:
-                raise MissingExtra(f"The embedder `onnx` needs {library}; {_INSTALL}.")
+        require_libraries("The embedder `onnx`")
         files = _folder_files(deps.config_dir / options.model) if options.model else _default_files()
         known = files.sha256
         return cls(files, known if known is not None else await asyncio.to_thread(_hashes, files))
@@ -113,10 +117,10 @@ class OnnxEmbedder:
         return vectors
 
 
-def _default_files() -> _Files:
+def _default_files() -> ModelFiles:
     model, tokenizer = (_packaged(*place) for place in (_MODEL, _TOKENIZER))
     known = (_MODEL_SHA256, _TOKENIZER_SHA256)
-    return _Files("all-MiniLM-L6-v2", model, tokenizer, known, "mean", 256)
+    return ModelFiles("all-MiniLM-L6-v2", model, tokenizer, known, "mean", 256)
 
 
 def _packaged(package: str, name: str) -> Path:
@@ -127,14 +131,27 @@ def _packaged(package: str, name: str) -> Path:
     raise MissingExtra(f"The default model of the embedder `onnx` is not there ({package}); {_INSTALL}.")
 
 
-def _folder_files(folder: Path) -> _Files:
-    """Raises: ConfigError: a file is missing or of a kind that is not supported."""
+def require_libraries(what: str) -> None:
+    """Raises: MissingExtra: the extra `embeddings` is not installed. Args: what: needs it."""
+    for library in _LIBRARIES:
+        if find_spec(library) is None:
+            raise MissingExtra(f"{what} needs {library}; {_INSTALL}.")
+
+
+def model_files(folder: Path, what: str) -> ModelFiles:
+    """Raises: ConfigError: a file is missing. Args: what: needs them."""
     model = next(
         (file for name in ("model.onnx", "onnx/model.onnx") if (file := folder / name).is_file()), None
     )
     tokenizer = folder / "tokenizer.json"
     if model is None or not tokenizer.is_file():
-        raise ConfigError(f"The embedder `onnx` needs model.onnx and tokenizer.json in {folder}.")
+        raise ConfigError(f"{what} needs model.onnx and tokenizer.json in {folder}.")
+    return ModelFiles(folder.name, model, tokenizer, None, "mean", _MOST_TOKENS)
+
+
+def _folder_files(folder: Path) -> ModelFiles:
+    """Raises: ConfigError: a file is missing or of a kind that is not supported."""
+    files = model_files(folder, "The embedder `onnx`")
     pooling = _json(folder / "1_Pooling/config.json")
     modes = [key for key, value in pooling.items() if key.startswith("pooling_mode_") and value is True]
     if modes not in ([], ["pooling_mode_mean_tokens"], ["pooling_mode_cls_token"]):
@@ -143,7 +160,7 @@ def _folder_files(folder: Path) -> _Files:
         )
     tokens = _json(folder / "sentence_bert_config.json").get("max_seq_length") or _MOST_TOKENS
     kind = "cls" if modes == ["pooling_mode_cls_token"] else "mean"
-    return _Files(folder.name, model, tokenizer, None, kind, min(int(tokens), _MOST_TOKENS))
+    return files._replace(pooling=kind, tokens=min(int(tokens), _MOST_TOKENS))
 
 
 def _json(file: Path) -> dict[str, Any]:
@@ -157,7 +174,7 @@ def _json(file: Path) -> dict[str, Any]:
     return value if isinstance(value, dict) else {}
 
 
-def _hashes(files: _Files) -> tuple[str, str]:
+def _hashes(files: ModelFiles) -> tuple[str, str]:
     return _sha256(files.model), _sha256(files.tokenizer)
 
 
@@ -166,11 +183,17 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def _load(files: _Files) -> Callable[[Sequence[str]], list[Vector]]:
-    onnxruntime, tokenizers = map(import_module, _LIBRARIES)
-
+def _load(files: ModelFiles) -> Callable[[Sequence[str]], list[Vector]]:
     if files.sha256 is not None and files.sha256 != _hashes(files):
         raise ValueError("its files are not those that astromesh knows; install the pinned packages")
+    tokenizer, session = open_session(files)
+    return partial(_encode, tokenizer, session, {one.name for one in session.get_inputs()}, files.pooling)
+
+
+def open_session(files: ModelFiles) -> tuple[Any, Any]:
+    """Returns the tokenizer and the session of a model, with one thread for each call."""
+    onnxruntime, tokenizers = map(import_module, _LIBRARIES)
+
     tokenizer = tokenizers.Tokenizer.from_file(str(files.tokenizer))
     tokenizer.enable_truncation(files.tokens)
     tokenizer.enable_padding()
@@ -178,7 +201,7 @@ def _load(files: _Files) -> Callable[[Sequence[str]], list[Vector]]:
     options.intra_op_num_threads = 1  # the event loop keeps a core
     options.enable_cpu_mem_arena = False  # memory of the largest batch is returned
     session = onnxruntime.InferenceSession(str(files.model), options, providers=["CPUExecutionProvider"])
-    return partial(_encode, tokenizer, session, {one.name for one in session.get_inputs()}, files.pooling)
+    return tokenizer, session
 
 
 def _encode(

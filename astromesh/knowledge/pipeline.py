@@ -3,8 +3,8 @@
 Documents are indexed a batch at a time, each batch whole or not at all; a process that dies leaves whole
 batches behind, and the next ingest continues with the missing documents. Folders are scanned again when a
 query arrives, at most once per second and in a thread, so that added, changed and removed files count without
-a restart. A query waits for the refresh at most `REFRESH_TIMEOUT` seconds; then it is answered from the
-current index.
+a restart; pages of the web that are due are fetched then. A query waits for the refresh at most
+`REFRESH_TIMEOUT` seconds; then it is answered from the current index.
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from astromesh.knowledge.chunk_vectors import chunk_vectors, vectors_fingerprint
 from astromesh.knowledge.loaders import Folder, folder_of, load_document, no_reader
 from astromesh.knowledge.parents import parent_passages
 from astromesh.knowledge.ranking import diversify
+from astromesh.knowledge.web_pages import WebPages
 from astromesh.knowledge.words import words_of
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
@@ -203,6 +204,7 @@ class RAGPipeline:
         store: holds this pipeline's chunks and nothing else.
         chunker: cuts documents.
         sources: path and glob of each folder.
+        pages: of the web; None for none.
         readers: the reader of a kind of file, by its name (`html`, `pdf`); raises MissingExtra.
         embedder: makes vectors; needed by every mode but `lexical`.
         mode: how passages are found.
@@ -222,6 +224,7 @@ class RAGPipeline:
         chunker: Chunker,
         *,
         sources: Sequence[tuple[Path, str | Sequence[str]]] = (),
+        pages: WebPages | None = None,
         readers: Callable[[str], DocumentReader] | None = None,
         embedder: Embedder | None = None,
         mode: Mode = "lexical",
@@ -240,11 +243,14 @@ class RAGPipeline:
         #: for the time before the first question, if that loads the model
         self._indexer_of_words = Indexer(store, chunker, None)
         self._readers = readers or no_reader
-        self._folders = _folders(sources, self._readers)
+        self._pages = pages
+        # pages first: a folder of one source owns every id
+        self._folders = (*((pages,) if pages else ()), *_folders(sources, self._readers))
         self._clock = clock or SystemClock()
         self._last_scan: dict[str, str] | None = None
         self._next_scan = float("-inf")
         self._refresh_task: asyncio.Task[None] | None = None
+        self._pages_task: asyncio.Task[None] | None = None
         #: documents of the folders that were stored before the model was loaded
         self._without_vectors: list[str] = []
         self._vectors_task: asyncio.Task[None] | None = None
@@ -378,13 +384,15 @@ class RAGPipeline:
     async def refresh(
         self, progress: ProgressCallback | None = None, *, load_model: bool = True
     ) -> IngestReport:
-        """Updates the index from the folders' files; documents of deleted files are removed.
+        """Updates the index from the folders' files and the pages; those of deleted ones are removed.
 
         Raises:
             StoreError: the index cannot be written.
             ProviderError: the texts cannot be embedded.
             MissingExtra: a file needs a reader that is not installed.
         """
+        if self._pages is not None:
+            await self._update_pages(self._pages, None if load_model else REFRESH_TIMEOUT)
         async with self._write_lock:
             started = self._clock.monotonic()
             stamps = await asyncio.to_thread(self._scan)
@@ -433,10 +441,18 @@ class RAGPipeline:
 
     async def close(self) -> None:
         """Cancels a running refresh; the store closes with the runtime's resources."""
-        for task in (self._refresh_task, self._vectors_task):
+        for task in (self._refresh_task, self._vectors_task, self._pages_task):
             if task is not None and not task.done():
                 task.cancel()
                 await asyncio.wait([task])
+
+    async def _update_pages(self, pages: WebPages, timeout: float | None) -> None:
+        """Waits a while for the pages that are due; the rest comes with a later refresh."""
+        if self._pages_task is None or self._pages_task.done():
+            self._pages_task = asyncio.create_task(pages.update())
+        done, _ = await asyncio.wait([self._pages_task], timeout=timeout)
+        for task in done:
+            task.result()
 
     async def _foreign_documents(self) -> tuple[ForeignDocument, ...]:
         """Looks once, and again after a while as long as there are some."""
@@ -552,7 +568,8 @@ class RAGPipeline:
     ) -> IngestReport:
         known = await self._store.known()
         changed = [name for name, stamp in stamps.items() if name not in known or known[name].stamp != stamp]
-        vanished = _vanished(known, stamps)
+        waiting = self._pages.waiting() if self._pages else frozenset[str]()
+        vanished = _vanished(known, {*stamps, *waiting})
         total = IngestReport(unchanged=len(stamps) - len(changed))
         step = _progress_counter(len(changed), progress)
         for some in batches(changed):
@@ -579,8 +596,9 @@ class RAGPipeline:
     def _readable_owners(self, tenant: str) -> list[str]:
         return list(dict.fromkeys((OPERATOR, tenant, self._shared_owner)))
 
-    def _folder_of(self, name: str) -> Folder:
-        return next(folder for folder in self._folders if folder.owns(name))
+    def _folder_of(self, name: str) -> Folder | WebPages:
+        found: Folder | WebPages = next(folder for folder in self._folders if folder.owns(name))
+        return found
 
 
 def _folders(
@@ -621,8 +639,8 @@ def _read_folder(folder: Folder, ids: Iterable[str], stamps: Mapping[str, str]) 
     return [one for name in ids if (one := folder.read(name, stamps[name])) is not None]
 
 
-def _vanished(known: Iterable[str], stamps: Mapping[str, str]) -> list[str]:
-    """Documents of files that no longer exist."""
+def _vanished(known: Iterable[str], stamps: Container[str]) -> list[str]:
+    """Documents of files and pages that no longer exist."""
     return [name for name in known if name not in stamps]
 
 

@@ -1,7 +1,7 @@
-"""Reranking: a model orders the passages that a pipeline found.
+"""Reranking: a model grades the passages that a pipeline found, and the grade is the score.
 
-The model grades each passage from 0 to 10 in one call; the grade is the passage's score. If the model does
-not answer with grades, the order does not change.
+A language model grades each passage from 0 to 10 in one call; a cross-encoder (`knowledge.cross_encoder`)
+does it in this process. If there are no grades, the order does not change.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import orjson
 
@@ -42,21 +42,52 @@ _SYSTEM = (
 log = get_logger("astromesh.rag")
 
 
+class Grader(Protocol):
+    """Says how well passages answer a question."""
+
+    async def grades(self, query: str, passages: Sequence[Passage]) -> Sequence[float] | None:
+        """Returns a grade from 0 to 1 for each passage; None: there are no grades.
+
+        Raises:
+            UpstreamError: the model does not answer.
+        """
+
+
+class ModelGrader:
+    """Grades by a language model. Args: model: answers with JSON."""
+
+    def __init__(self, model: ModelPort) -> None:
+        self._model = model
+
+    async def grades(self, query: str, passages: Sequence[Passage]) -> Sequence[float] | None:
+        answer = await self._model.complete(_request(query, passages))
+        grades = read_grades(answer.content, len(passages))
+        return None if grades is None else [grade / BEST_GRADE for grade in grades]
+
+
 class RerankingPipeline:
     """A `KnowledgePipeline` around another one.
 
     Args:
         inner: proposes passages.
-        model: grades them.
-        candidates: passages that the model grades at most.
+        grader: grades them.
+        candidates: passages that are graded at most.
         top_k: passages that a query returns by default.
+        min_score: least grade of a passage that a query returns; `inner` leaves none out.
     """
 
     def __init__(
-        self, inner: KnowledgePipeline, model: ModelPort, *, candidates: int = 20, top_k: int = 5
+        self,
+        inner: KnowledgePipeline,
+        grader: Grader,
+        *,
+        candidates: int = 20,
+        top_k: int = 5,
+        min_score: float = 0.0,
     ) -> None:
         self.name = inner.name
-        self._inner, self._model, self._candidates, self._top_k = inner, model, candidates, top_k
+        self._inner, self._grader, self._candidates, self._top_k = inner, grader, candidates, top_k
+        self._min_score = min_score
 
     async def query(
         self,
@@ -70,9 +101,9 @@ class RerankingPipeline:
         found = await self._inner.query(
             query, tenant=tenant, top_k=max(wanted, self._candidates), filters=filters
         )
-        if len(found) > 1:
+        if len(found) > 1 or (found and self._min_score):
             found = await self._rerank(query, found)
-        return found[:wanted]
+        return tuple(one for one in found if one.score >= self._min_score)[:wanted]
 
     async def documents(
         self,
@@ -123,15 +154,14 @@ class RerankingPipeline:
 
     async def _rerank(self, query: str, found: tuple[Passage, ...]) -> tuple[Passage, ...]:
         try:
-            answer = await self._model.complete(_request(query, found))
+            grades = await self._grader.grades(query, found)
         except UpstreamError as error:
             log.warning("passages_not_reranked", pipeline=self.name, error=str(error))
             return found
-        grades = read_grades(answer.content, len(found))
         if grades is None:
             log.warning("passages_not_reranked", pipeline=self.name, error="the answer has no grades")
             return found
-        graded = [replace(one, score=grade / BEST_GRADE) for one, grade in zip(found, grades, strict=True)]
+        graded = [replace(one, score=grade) for one, grade in zip(found, grades, strict=True)]
         return tuple(sorted(graded, key=lambda one: -one.score))  # stable: equal grades keep their order
 
 

@@ -66,6 +66,8 @@ def _api_key(options: Any) -> str:
     return key.get_secret_value() if key is not None else ""
 
 
+#: returns the reader of a kind of file
+Readers = Callable[[str], DocumentReader]
 #: opens the models of a reranker; returns None if none of them is usable
 OpenModel = Callable[[str, RoleModel], Awaitable[ModelPort | None]]
 
@@ -91,21 +93,33 @@ async def open_rag_pipeline(
     chunker = await opened("chunkers", spec.chunking.strategy, spec.chunking.options)
     stores: ChunkStores = await opened("vector_stores", spec.store.backend, spec.store.options)
     deps.resources.on_close(stores.close)
+    readers, grader = _readers(plugins), await _grader(manifest, plugins, deps, open_model)
     pipeline: KnowledgePipeline = plugins.load("pipelines", "rag")(
         manifest.name,
         await stores.collection(manifest.name),
         chunker,
-        sources=[(manifest.folder(source).resolve(), source.glob) for source in spec.sources],
-        readers=_readers(plugins),
+        sources=[(manifest.folder(one).resolve(), one.glob) for one in spec.sources if one.path],
+        pages=_pages(manifest, readers, plugins, deps),
+        readers=readers,
         embedder=embedder,
         mode="lexical" if spec.mode == "hybrid" and embedder is None else spec.mode,
         top_k=spec.retrieval.top_k,
-        min_score=spec.retrieval.min_score,
+        # the grades of a reranker are the scores
+        min_score=0.0 if grader else spec.retrieval.min_score,
         shared_owner=spec.owner,
         clock=deps.clock,
     )
     deps.resources.on_close(pipeline.close)
-    return await _with_reranker(pipeline, manifest, plugins, open_model)
+    return pipeline if grader is None else _reranked(pipeline, manifest, plugins, grader)
+
+
+def _pages(manifest: RAGManifest, readers: Readers, plugins: Plugins, deps: Deps) -> Any:
+    """Returns the pages of the sources; None if there are none."""
+    urls = [(one.url, one.every) for one in manifest.spec.sources if one.url]
+    if not urls:
+        return None
+    folder = deps.data_dir / "rag" / f"{manifest.name}.pages"
+    return plugins.load("pipelines", "web_pages")(urls, folder, deps.http, readers, deps.clock)
 
 
 async def refresh_pipeline(pipeline: KnowledgePipeline) -> None:
@@ -123,22 +137,37 @@ async def refresh_pipeline(pipeline: KnowledgePipeline) -> None:
         log.warning("knowledge_not_refreshed", pipeline=pipeline.name, error=str(error))
 
 
-async def _with_reranker(
-    pipeline: KnowledgePipeline, manifest: RAGManifest, plugins: Plugins, open_model: OpenModel | None
+async def _grader(manifest: RAGManifest, plugins: Plugins, deps: Deps, open_model: OpenModel | None) -> Any:
+    """Returns what grades the passages of a pipeline; None if nothing does."""
+    retrieval = manifest.spec.retrieval
+    if retrieval.cross_encoder is not None:
+        try:
+            return await plugins.load("pipelines", "cross_encoder").open(retrieval.cross_encoder.model, deps)
+        except MissingExtra as error:
+            log.warning("cross_encoder_skipped", pipeline=manifest.name, reason=str(error))
+            return None
+    if retrieval.reranker is None or open_model is None:
+        return None
+    model = await open_model(manifest.name, retrieval.reranker)
+    return None if model is None else plugins.load("pipelines", "model_grader")(model)
+
+
+def _reranked(
+    pipeline: KnowledgePipeline, manifest: RAGManifest, plugins: Plugins, grader: Any
 ) -> KnowledgePipeline:
     retrieval = manifest.spec.retrieval
-    if retrieval.reranker is None or open_model is None:
-        return pipeline
-    model = await open_model(manifest.name, retrieval.reranker)
-    if model is None:
-        return pipeline
-    reranked: KnowledgePipeline = plugins.load("pipelines", "reranked")(
-        pipeline, model, candidates=retrieval.reranker.candidates, top_k=retrieval.top_k
+    ranks = retrieval.cross_encoder or retrieval.reranker
+    made: KnowledgePipeline = plugins.load("pipelines", "reranked")(
+        pipeline,
+        grader,
+        candidates=ranks.candidates if ranks else 0,
+        top_k=retrieval.top_k,
+        min_score=retrieval.min_score,
     )
-    return reranked
+    return made
 
 
-def _readers(plugins: Plugins) -> Callable[[str], DocumentReader]:
+def _readers(plugins: Plugins) -> Readers:
     """Returns a function that makes one reader of each kind, with the first such file."""
 
     @cache

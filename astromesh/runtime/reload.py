@@ -144,7 +144,7 @@ class Reloader:
         """Ingests the folders of pipelines in which a file has changed."""
         state = self._runtime.state
         for name, manifest in state.configuration.rag.items():
-            folders = [manifest.folder(source).resolve() for source in manifest.spec.sources]
+            folders = [folder.resolve() for folder in manifest.folders]
             touched = any(path.is_relative_to(folder) for path in changed for folder in folders)
             if touched and name not in pipelines and (pipeline := state.knowledge.get(name)) is not None:
                 try:
@@ -236,7 +236,7 @@ class Reloader:
 
     def _tree(self) -> set[Path]:
         rag = self._runtime.state.configuration.rag.values()
-        sources = {manifest.folder(source).resolve() for manifest in rag for source in manifest.spec.sources}
+        sources = {folder.resolve() for manifest in rag for folder in manifest.folders}
         return {self._folder, *(folder for folder in sources if folder.is_dir())}
 
     def _is_below_tree(self, path: Path) -> bool:

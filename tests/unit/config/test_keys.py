@@ -21,6 +21,7 @@ ENTRY = ("spec", "providers", "openai")
 WHATSAPP = ("spec", "channels", "whatsapp")
 SERVER = ("spec", "servers", "calendar")
 OAUTH = (*SERVER, "oauth")
+CROSS = ("spec", "retrieval", "cross_encoder")
 RERANKER = ("spec", "retrieval", "reranker")
 NOTHING = object()
 SORRY = "Sorry, something went wrong here. Please try again later."
@@ -49,7 +50,7 @@ LEAST: dict[str, dict[str, Any]] = {
         "spec": {
             "sources": [{"path": "docs"}],
             "embeddings": MODEL,
-            "retrieval": {"reranker": {"primary": MODEL}},
+            "retrieval": {"reranker": {"primary": MODEL}, "cross_encoder": {"model": "m"}},
         }
     },
     "MCPConfig": {"spec": {"servers": {"calendar": {"transport": "http", "oauth": {}}}}},
@@ -224,8 +225,10 @@ OTHER_KEYS = [
     Key("ChannelConfig", (*WHATSAPP, "failure_reply"), "Sorry.", 5, SORRY),
     Key("ChannelConfig", (*WHATSAPP, "default_agent"), "whatsapp-assistant", "a b", NOTHING),
     Key("ChannelConfig", (*WHATSAPP, "debounce_ms"), 500, -1, 0),
-    Key("RAGPipeline", ("spec", "sources", 0, "type"), "folder", "web", "folder"),
-    Key("RAGPipeline", ("spec", "sources", 0, "path"), "../knowledge", "", NOTHING),
+    Key("RAGPipeline", ("spec", "sources", 0, "type"), "folder", "web", None),
+    Key("RAGPipeline", ("spec", "sources", 0, "path"), "../knowledge", 1, ""),
+    Key("RAGPipeline", ("spec", "sources", 0, "url"), "https://example.com/faq", "ftp://example.com", ""),
+    Key("RAGPipeline", ("spec", "sources", 0, "every"), 60.0, "soon", 3600.0),
     Key("RAGPipeline", ("spec", "sources", 0, "glob"), "*.txt", 1, "**/*.md"),
     Key("RAGPipeline", ("spec", "chunking", "strategy"), "sentence", 1, "markdown"),
     *model_keys("RAGPipeline", ("spec", "embeddings")),
@@ -239,6 +242,8 @@ OTHER_KEYS = [
     Key("RAGPipeline", ("spec", "sources", 0, "glob"), ["*.md", "*.pdf"], [""], "**/*.md"),
     Key("RAGPipeline", ("spec", "retrieval", "reranker"), {"primary": MODEL, "fallback": [MODEL]}, {}, None),
     Key("RAGPipeline", (*RERANKER, "candidates"), 30, 1, 20),
+    Key("RAGPipeline", (*CROSS, "model"), "models/m", "", NOTHING),
+    Key("RAGPipeline", (*CROSS, "candidates"), 30, 101, 20),
     Key("RAGPipeline", ("spec", "shared"), True, "maybe", False),
     Key("RAGPipeline", ("spec", "owner"), "acme", 5, ""),
     *model_keys("RAGPipeline", (*RERANKER, "primary")),

@@ -17,7 +17,7 @@ from astromesh.knowledge.ranking import (
     plan_query,
     reciprocal_rank_fusion,
 )
-from astromesh.knowledge.reranking import RerankingPipeline, read_grades
+from astromesh.knowledge.reranking import ModelGrader, RerankingPipeline, read_grades
 from astromesh.testing import ScriptedProvider
 
 # -- which words propose -------------------------------------------------------------------------------------
@@ -157,7 +157,7 @@ class Three:
 async def test_a_model_puts_passages_in_order():
     """It is shown the candidates and answers grades, which become scores."""
     model, inner = ScriptedProvider('{"grades": [2, 9, 5]}'), Three()
-    found = await RerankingPipeline(inner, model, candidates=20, top_k=2).query("which?")
+    found = await RerankingPipeline(inner, ModelGrader(model), candidates=20, top_k=2).query("which?")
     assert [(p.chunk.document, p.score) for p in found] == [("d1", 0.9), ("d2", 0.5)]
     [request] = model.requests
     assert (request.role, inner.asked) == ("reranker", [20])
@@ -169,7 +169,7 @@ async def test_a_model_puts_passages_in_order():
 async def test_a_model_that_does_not_answer_changes_nothing(line):
     """The order stays, and the log says why."""
     with capture_logs() as logs:
-        found = await RerankingPipeline(Three(), ScriptedProvider(line)).query("which?", top_k=2)
+        found = await RerankingPipeline(Three(), ModelGrader(ScriptedProvider(line))).query("which?", top_k=2)
     assert [p.chunk.document for p in found] == ["d0", "d1"]
     assert [entry["event"] for entry in logs] == ["passages_not_reranked"]
 
@@ -177,7 +177,7 @@ async def test_a_model_that_does_not_answer_changes_nothing(line):
 async def test_everything_else_goes_to_the_pipeline_within(tmp_path):
     """A wrapper adds grades and takes nothing away: the tenant is who asks."""
     inner = Three()
-    outer = RerankingPipeline(inner, ScriptedProvider('{"grades": [1, 2, 3]}'))
+    outer = RerankingPipeline(inner, ModelGrader(ScriptedProvider('{"grades": [1, 2, 3]}')))
     assert await outer.ingest([Document("a", "b")], tenant="t") == IngestReport(added=1)
     assert await outer.ingest_path(tmp_path, tenant="t") == IngestReport(added=1)
     assert await outer.remove(["a"], tenant="t") == IngestReport(removed=1)
