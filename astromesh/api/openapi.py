@@ -89,6 +89,8 @@ OPERATION_IDS: Mapping[str, str] = {
     "GET /v1/tools": "list_tools",
     "GET /v1/providers": "list_providers",
     "GET /v1/rag/{pipeline}/documents": "list_documents",
+    "GET /v1/rag/{pipeline}/evaluations": "list_retrieval_evaluations",
+    "GET /v1/rag/{pipeline}/evaluations/{evaluation_id}": "get_retrieval_evaluation",
     "GET /v1/rag/{pipeline}/documents/{document}": "read_document",
     "POST /v1/rag/{pipeline}/documents": "change_documents",
     "POST /v1/rag/{pipeline}/query": "query_documents",

@@ -65,6 +65,7 @@ class Asked(NamedTuple):
             "first": place(best.chunk.document, best.chunk.heading) if best else "",
             "score": round(best.score, 4) if best else 0.0,
             "ms": round(self.ms, 1),
+            "is_right": self.is_right,
         }
 
 

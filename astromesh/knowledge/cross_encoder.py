@@ -13,9 +13,8 @@ from functools import partial
 from importlib import import_module
 from typing import Any, Self
 
-from astromesh.errors import ProviderUnavailable
 from astromesh.knowledge.base import Passage
-from astromesh.knowledge.onnx import ModelFiles, model_files, open_session, require_libraries
+from astromesh.knowledge.onnx import ModelFiles, model_errors, model_files, open_session, require_libraries
 from astromesh.plugins import Deps
 
 #: pairs that are graded at once, and the most characters of a question and of a passage
@@ -55,14 +54,10 @@ class CrossEncoder:
         return found
 
     def _grade_batch(self, query: str, texts: Sequence[str]) -> list[float]:
-        try:
+        with model_errors(f"The cross-encoder {self._files.name}", f"onnx/{self._files.name}"):
             with self._load_lock:
                 grade = self._grade = self._grade or _load(self._files)
             return grade(query[:_QUESTION], [text[:_PASSAGE] for text in texts])
-        except Exception as error:  # the libraries raise errors of many classes, for a broken file too
-            failed = ProviderUnavailable(f"The cross-encoder {self._files.name} does not run: {error}")
-            failed.provider = f"onnx/{self._files.name}"
-            raise failed from error
 
 
 def _load(files: ModelFiles) -> Grade:

@@ -10,7 +10,8 @@ import asyncio
 import hashlib
 import threading
 from array import array
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from importlib import import_module
 from importlib.util import find_spec
@@ -105,14 +106,10 @@ class OnnxEmbedder:
 
     def _embed_batch(self, texts: Sequence[str]) -> list[Vector]:
         """Raises: ProviderUnavailable: the model cannot be loaded, or does not run."""
-        try:
+        with model_errors(f"The model {self._files.name}", self.fingerprint):
             with self._load_lock:
                 encode = self._encode = self._encode or _load(self._files)
             vectors = encode([text[:_MOST_CHARACTERS] for text in texts])
-        except Exception as error:  # the libraries raise errors of many classes, for a broken file too
-            failed = ProviderUnavailable(f"The model {self._files.name} does not run: {error}")
-            failed.provider = self.fingerprint
-            raise failed from error
         self.dimensions = len(vectors[0])
         return vectors
 
@@ -129,6 +126,17 @@ def _packaged(package: str, name: str) -> Path:
         if (file := Path(folder, name)).is_file():
             return file
     raise MissingExtra(f"The default model of the embedder `onnx` is not there ({package}); {_INSTALL}.")
+
+
+@contextmanager
+def model_errors(what: str, provider: str) -> Iterator[None]:
+    """Raises: ProviderUnavailable: `what` cannot be loaded, or does not run."""
+    try:
+        yield
+    except Exception as error:  # the libraries raise errors of many classes, for a broken file too
+        failed = ProviderUnavailable(f"{what} does not run: {error}")
+        failed.provider = provider
+        raise failed from error
 
 
 def require_libraries(what: str) -> None:

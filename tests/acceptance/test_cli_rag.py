@@ -96,6 +96,9 @@ def test_questions_measure_a_pipeline(project: Path) -> None:
     )
     assert (report["mrr"], report["ndcg@10"]) == (0.667, 0.667)
     assert [one["rank"] for one in report["asked"]] == [1, 1, 0, 0]
+    (stored,) = project.rglob("evaluations/rag_*.json")
+    assert stored.stem == report["evaluation_id"]
+    assert json.loads(stored.read_text())["asked"] == report["asked"]
     shown = astromesh(project, "rag", "eval", "k", "--questions", "questions.tsv").stdout
     assert "paper.pdf" in shown
     assert "hit@1 0.667" in shown

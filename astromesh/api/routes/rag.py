@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from base64 import b64decode
 from typing import Annotated, Any, Literal, Self
 
@@ -9,9 +10,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from astromesh.access.scopes import principal_of
-from astromesh.api.dependencies import PageCursor, audited, scope
+from astromesh.api.dependencies import Limit, PageCursor, audited, scope
 from astromesh.api.requests import as_integer, caller_of, runtime_of
-from astromesh.errors import DocumentNotFound, InvalidInput
+from astromesh.errors import DocumentNotFound, EvaluationNotFound, InvalidCursor, InvalidInput
+from astromesh.evaluation.retrieval import find_retrieval, retrieval_reports
 from astromesh.knowledge.base import DOCX, PPTX, XLSX, Document, DocumentsOf, IngestReport, Passage
 from astromesh.runtime.bootstrap import pipeline_of
 from astromesh.runtime.engine import AgentRuntime
@@ -150,6 +152,40 @@ class DocumentTextOut(BaseModel):
     )
 
 
+class RetrievalReportOut(BaseModel):
+    """A report of `astromesh rag eval` without its questions."""
+
+    evaluation_id: str
+    pipeline: str
+    questions: str = Field(description="Name of the file of questions.")
+    started_at: float = Field(description="Seconds since the epoch.")
+    measures: dict[str, float] = Field(
+        description="`questions`, `hit@1`, `hit@5`, `mrr`, `ndcg@10`, `refused`, `p50_ms`, `p95_ms`; those "
+        "that lack questions of their kind are left out."
+    )
+
+
+class RetrievalReportsOut(BaseModel):
+    evaluations: list[RetrievalReportOut]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
+
+
+class AskedOut(BaseModel):
+    """A question, and the passage that came first."""
+
+    question: str
+    expected: str = Field(description="Document and heading of the right passage; empty: no passage answers.")
+    rank: int = Field(description="Place of the right passage; 0: it is not among the first ten.")
+    first: str = Field(description="Document and heading of the passage that came first.")
+    score: float
+    ms: float
+    is_right: bool = Field(description="Without a right passage: whether the score is below 0.5.")
+
+
+class WholeRetrievalReportOut(RetrievalReportOut):
+    asked: list[AskedOut]
+
+
 class QueryIn(_Body):
     query: str = Field(min_length=1, max_length=10_000, examples=["How do I reset my password?"])
     top_k: Annotated[int, Field(ge=1, le=MAX_PASSAGES), BeforeValidator(as_integer)] | None = Field(
@@ -244,6 +280,43 @@ async def read_document(pipeline: str, document: str, request: Request) -> JsonO
         "pipeline": pipeline, "id": found.id, "title": found.metadata.get("title", ""),
         "metadata": _without_title(found.metadata), "text": found.text,
     }  # fmt: skip
+
+
+@router.get(
+    "/v1/rag/{pipeline}/evaluations",
+    summary="Evaluations of a pipeline",
+    dependencies=[scope("evaluations:read")],
+    response_model=RetrievalReportsOut,
+)
+async def evaluations(pipeline: str, request: Request, cursor: PageCursor, limit: Limit = 50) -> JsonObject:
+    """Lists the stored reports of `astromesh rag eval` of a pipeline, newest first."""
+    runtime = runtime_of(request)
+    pipeline_of(runtime.state, pipeline)
+    found = await asyncio.to_thread(retrieval_reports, runtime.data_dir, pipeline)
+    if cursor.after:
+        places = [number for number, one in enumerate(found) if one.evaluation_id == cursor.after]
+        if not places:
+            raise InvalidCursor("after: the report was deleted. Begin without `after`.", param="after")
+        found = found[places[0] + 1 :]
+    listed = found[:limit]
+    more = cursor.next(listed[-1].evaluation_id if len(found) > limit else None)
+    return {"evaluations": [one.head() for one in listed], "next": more}
+
+
+@router.get(
+    "/v1/rag/{pipeline}/evaluations/{evaluation_id}",
+    summary="An evaluation of a pipeline",
+    dependencies=[scope("evaluations:read")],
+    response_model=WholeRetrievalReportOut,
+)
+async def evaluation(pipeline: str, evaluation_id: str, request: Request) -> JsonObject:
+    """Returns a report with each question and what came instead of the right passage."""
+    runtime = runtime_of(request)
+    pipeline_of(runtime.state, pipeline)
+    found = await asyncio.to_thread(find_retrieval, runtime.data_dir, pipeline, evaluation_id)
+    if found is None:
+        raise EvaluationNotFound(f"The pipeline {pipeline!r} has no evaluation {evaluation_id!r}.")
+    return found.to_json()
 
 
 @router.post(

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from time import perf_counter
+from time import perf_counter, time
 from typing import Annotated, Any, Literal, NamedTuple
 
 import orjson
@@ -21,6 +21,7 @@ from astromesh.cli.question_generation import generated_questions, question_line
 from astromesh.cli.retrieval_measures import DEPTH, Asked, Question, measures, read_questions
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.errors import InvalidInput
+from astromesh.evaluation.retrieval import PREFIX, AskedQuestion, RetrievalReport, store_retrieval
 from astromesh.knowledge.base import (
     DocumentsOf,
     IngestReport,
@@ -33,6 +34,7 @@ from astromesh.knowledge.base import (
 from astromesh.logs import configure_logging
 from astromesh.runtime.bootstrap import open_single_pipeline, pipeline_of
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.telemetry.ids import new_id
 from astromesh.types import DEFAULT_TENANT
 
 app = typer.Typer()
@@ -155,16 +157,30 @@ def evaluate(
     data: Data = DATA_FOLDER,
     json: Json = False,
 ) -> None:
-    """Measure how well a pipeline finds what a file of questions asks for, and list what came instead."""
+    """Measure how well a pipeline finds what a file of questions asks for, and list what came instead.
+
+    The report is stored in the data folder; the console shows it with those before.
+    """
     folders = folders_of(config, data)
     configure_logging("warning")
     if not questions.is_file():
         raise InvalidInput(f"There is no file {questions}.")
     wanted = read_questions(questions.read_text(encoding="utf-8"))
+    started = time()
     asked = asyncio.run(_ask(folders, pipeline, wanted, tenant))
     found = measures(asked)
+    report = RetrievalReport(
+        evaluation_id=new_id(PREFIX),
+        pipeline=pipeline,
+        questions=questions.name,
+        started_at=started,
+        measures=found,
+        asked=tuple(AskedQuestion(**one.to_json()) for one in asked),
+    )
+    store_retrieval(folders[1], report)
     if json:
-        print_json({"pipeline": pipeline, **found, "asked": [one.to_json() for one in asked]})
+        head = {"pipeline": pipeline, "evaluation_id": report.evaluation_id}
+        print_json({**head, **found, "asked": [one.to_json() for one in asked]})
         return
     wrong = [one.to_json() for one in asked if not one.is_right]
     if wrong:

@@ -1,10 +1,11 @@
 // @ts-check
-// Knowledge: the documents of a pipeline, and which passages a question finds, with their scores.
+// Knowledge: which passages a question finds, with their scores, how well that works over files of questions, and the
+// documents of a pipeline.
 import { post } from "../api.js";
 import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
 import { useResource } from "../poll.js";
 import { link, place, refine } from "../router.js";
-import { Card, CopyRequest, Empty, Head, Json, plain, Refusal, Select, Table, useAction } from "../ui.js";
+import { Ago, Card, CopyRequest, count, duration, Empty, Head, Json, Pill, plain, Refusal, Select, Table, useAction } from "../ui.js";
 
 /** Whose documents: the choice, and why there are none. @type {Record<string, [string, string]>} */
 const OWNERS = {
@@ -46,6 +47,7 @@ export default function Knowledge() {
           <div class="pad"><p class="passage">${plain(one.text ?? one.content ?? "")}</p><details><summary class="muted">All that is known of it</summary><${Json} value=${one} /></details></div><//>`)}
       ${found && !passages.length && html`<${Empty}>No passage fits this question.<//>`}
       ${pipeline && place.value.query.document && html`<${Document} key=${place.value.query.document} pipeline=${pipeline} />`}
+      ${pipeline && html`<${Evaluations} key=${`evaluations of ${pipeline}`} pipeline=${pipeline} />`}
       ${pipeline && html`<${Documents} key=${pipeline} pipeline=${pipeline} />`}
     </div>`;
 }
@@ -64,6 +66,44 @@ function Document({ pipeline }) {
     <${Card} title=${plain(found.value?.title || document)} more=${html`<span class="muted mono">${plain(document)}</span>`}>
       <${Refusal} problem=${found.problem} />
       ${found.value && html`<p class="pad passage">${end ? html`${part(0, +start)}<mark ref=${marked}>${part(+start, +end)}</mark>${part(+end, text.length)}` : part(0, text.length)}</p>`}
+    <//>`;
+}
+
+/** A measure, from 0 to 1. @param {number | undefined} value */
+const share = (value) => (value === undefined ? html`<span class="muted">–</span>` : value.toFixed(3));
+
+/** The reports of `astromesh rag eval`, and the questions of the chosen one. @param {{pipeline: string}} props */
+function Evaluations({ pipeline }) {
+  const chosen = place.value.query.evaluation || "";
+  const base = `/v1/rag/${encodeURIComponent(pipeline)}/evaluations`;
+  const found = useResource(`${base}?limit=50`, { live: false });
+  const reports = found.value?.evaluations || [];
+  return html`
+    <${Card} title="Evaluations" more=${found.value?.next && html`<span class="muted">the newest 50</span>`}>
+      <${Refusal} problem=${found.problem} />
+      ${found.value && (reports.length
+        ? html`<${Table} label="Evaluations of the pipeline" head=${["Started", "Questions", "hit@1", "hit@5", "MRR", "nDCG@10", "Refused", "p50", "p95"]} rows=${reports.map((/** @type {any} */ { evaluation_id: id, started_at, questions, measures: m }) => html`
+            <tr key=${id} aria-current=${id === chosen ? "true" : undefined}>
+              <td><a class="link" href=${link(["knowledge"], { pipeline, evaluation: id })}><${Ago} at=${started_at} /></a></td><td class="mono">${plain(questions)} · ${count(m.questions)}</td>
+              ${["hit@1", "hit@5", "mrr", "ndcg@10", "refused"].map((name) => html`<td class="num">${share(m[name])}</td>`)}
+              <td class="num">${duration(m.p50_ms)}</td><td class="num">${duration(m.p95_ms)}</td></tr>`)} />`
+        : html`<${Empty} command=${`astromesh rag eval ${pipeline} --questions FILE`}>The pipeline was not measured yet. This command does it, and stores the report here.<//>`)}
+    <//>
+    ${chosen && html`<${Asked} key=${chosen} path=${`${base}/${encodeURIComponent(chosen)}`} />`}`;
+}
+
+/** Each question of a report with what came first, the wrong ones before the others. @param {{path: string}} props */
+function Asked({ path }) {
+  const found = useResource(path, { live: false });
+  const asked = [...(found.value?.asked || [])].sort((a, b) => Number(a.is_right) - Number(b.is_right));
+  const wrong = asked.filter((one) => !one.is_right).length;
+  return html`
+    <${Card} title="Questions of the evaluation" more=${found.value && html`<span class="muted">${count(wrong)} of ${count(asked.length)} wrong</span>`}>
+      <${Refusal} problem=${found.problem} />
+      ${found.value && html`<${Table} label="Questions of the evaluation" head=${["Result", "Question", "Right passage", "Its place", "Came first", "Score", "Time"]} rows=${asked.map((one, at) => html`
+        <tr key=${at}><td><${Pill} state=${one.is_right ? "passed" : "failed"} text=${one.is_right ? "right" : "wrong"} /></td><td class="text">${plain(one.question)}</td>
+          <td>${plain(one.expected || "none answers")}</td><td class="num">${one.expected ? one.rank || "not in 10" : ""}</td>
+          <td>${one.is_right && one.expected ? "" : plain(one.first || "nothing")}</td><td class="num">${one.score.toFixed(3)}</td><td class="num">${duration(one.ms)}</td></tr>`)} />`}
     <//>`;
 }
 

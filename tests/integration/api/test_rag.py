@@ -12,6 +12,7 @@ import httpx
 import orjson
 import pytest
 
+from astromesh.evaluation.retrieval import AskedQuestion, RetrievalReport, store_retrieval
 from astromesh.testing import ScriptedProvider
 from astromesh.text import NOTHING_FOUND
 from astromesh.types import ToolCall
@@ -332,3 +333,26 @@ async def test_a_reranker_of_the_manifest_orders_what_is_found(tmp_path):
     assert len(provider.requests) == 1
     [passage] = asked.json()["passages"]
     assert passage["score"] == 0.8
+
+
+async def test_evaluations_are_listed_newest_first_with_their_questions(client, tmp_path):
+    """Those of other pipelines, and files that are no reports, are left out."""
+    asked = (AskedQuestion("How hot?", "tea.md", 2, "milk.md", 0.4, 1.5, False),)
+    for number in range(3):
+        report = RetrievalReport(
+            evaluation_id=f"rag_{number}", pipeline="notes" if number else "faq", questions="q.tsv",
+            started_at=float(number), measures={"questions": 1.0, "hit@1": 0.0}, asked=asked,
+        )  # fmt: skip
+        file = store_retrieval(tmp_path / "data", report)
+    file.with_name("rag_9.json").write_text("{}")
+    path = "/v1/rag/notes/evaluations"
+    first = (await client.get(path, params={"limit": 1})).json()
+    second = (await client.get(path, params={"after": first["next"]})).json()
+    listed = [*first["evaluations"], *second["evaluations"]]
+    assert [one["evaluation_id"] for one in listed] == ["rag_2", "rag_1"]
+    assert (listed[0]["measures"], "asked" in listed[0], second["next"]) == (report.measures, False, None)
+    whole = (await client.get(f"{path}/rag_2")).json()
+    assert whole == report.to_json()
+    for missing in ("rag_0", "rag_9", "eval_1"):
+        assert (await client.get(f"{path}/{missing}")).status_code == 404
+    assert (await client.get("/v1/rag/none/evaluations")).status_code == 404
