@@ -218,6 +218,7 @@ class PgvectorChunks:
             if count >= MAX_COMPARED:
                 make_index = partial(_execute, partition.sql("make_index"))
                 await self._database.transact(make_index, deadline=_INDEX_DEADLINE)
+                self._written = _VACUUM_AFTER  # with old statistics, PostgreSQL would not use the index
         if self._written >= _VACUUM_AFTER:
             self._written = 0
             tidy = partial(_execute, partition.sql("tidy"))

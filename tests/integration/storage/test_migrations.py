@@ -174,8 +174,21 @@ SEAMS = (
         _events("astromesh."),
         _recent,
     ),
-    Seam("semantic_stores", "sqlite", sqlite_passages.SCHEMA, {1: _PASSAGE_SQLITE}, _searched, "semantic.db"),
-    Seam("semantic_stores", "pgvector", semantic_postgres.SCHEMA, {1: _PASSAGE_POSTGRES}, _searched),
+    Seam(
+        "semantic_stores",
+        "sqlite",
+        sqlite_passages.SCHEMA,
+        dict.fromkeys((1, 2), _PASSAGE_SQLITE),
+        _searched,
+        "semantic.db",
+    ),
+    Seam(
+        "semantic_stores",
+        "pgvector",
+        semantic_postgres.SCHEMA,
+        dict.fromkeys((1, 2), _PASSAGE_POSTGRES),
+        _searched,
+    ),
 )
 VERSIONS = [(seam, version) for seam in SEAMS for version in range(1, len(seam.schema.steps()) + 1)]
 

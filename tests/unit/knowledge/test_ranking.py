@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from structlog.testing import capture_logs
 
@@ -30,6 +30,7 @@ def test_rare_words_propose_frequent_ones_together_and_those_everywhere_not_at_a
     assert plan.frequent_limit == MAX_RANKED - 43
 
 
+@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.dictionaries(st.text(max_size=5), st.integers(0, EVERYWHERE), max_size=20))
 def test_every_word_has_a_place_and_what_is_ranked_is_bounded(counts):
     """Property: the cost of a query does not grow with how many passages have its words."""

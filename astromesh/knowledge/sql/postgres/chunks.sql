@@ -7,7 +7,7 @@ ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id
 
 -- name: make_part
 CREATE TABLE IF NOT EXISTS astromesh.rag_chunks_{pipeline}
-PARTITION OF astromesh.rag_chunks FOR VALUES IN ({pipeline})
+PARTITION OF astromesh.rag_chunks FOR VALUES IN ({pipeline}) WITH (toast_tuple_target = 4096)
 
 -- name: make_space
 INSERT INTO astromesh.rag_spaces (name) VALUES ($1)
@@ -88,9 +88,10 @@ FROM (
 ) AS found
 
 -- name: near
-SELECT id, -(embedding::{type}({size}) <#> $1::REAL[]::vector::{type}({size})) AS cosine
+-- The vector of the query is converted once, not for each row.
+SELECT id, -(embedding::{type}({size}) <#> (SELECT $1::REAL[]::vector::{type}({size}))) AS cosine
 FROM astromesh.rag_chunks_{pipeline} WHERE space = {space} AND owner = ANY($3::TEXT[]) {filter}
-ORDER BY embedding::{type}({size}) <#> $1::REAL[]::vector::{type}({size}) LIMIT $2
+ORDER BY embedding::{type}({size}) <#> (SELECT $1::REAL[]::vector::{type}({size})) LIMIT $2
 
 -- name: scan
 SET LOCAL hnsw.iterative_scan = relaxed_order; SET LOCAL hnsw.ef_search = {effort}
