@@ -31,6 +31,7 @@ _STATUS: dict[int, type[ProviderError]] = {
     408: ProviderTimeout,
     409: ProviderUnavailable,
     410: ProviderUnavailable,
+    424: ProviderUnavailable,  # the model behind the service failed
     425: ProviderUnavailable,
     429: ProviderRateLimited,
     504: ProviderTimeout,
@@ -63,6 +64,12 @@ _ERROR_NAMES: dict[str, int] = {
     "PERMISSION_DENIED": 403,
     "INVALID_ARGUMENT": 400,
     "DEADLINE_EXCEEDED": 504,
+    "ThrottlingException": 429,
+    "ServiceQuotaExceededException": 429,
+    "ModelNotReadyException": 503,
+    "ServiceUnavailableException": 503,
+    "ModelStreamErrorException": 424,
+    "ValidationException": 400,
 }
 _MESSAGES: dict[type[ProviderError], str] = {
     ProviderUnauthorized: "the key or the account is rejected",
@@ -93,6 +100,7 @@ def from_status(
     """
     if status == 400 and b"API_KEY_INVALID" in body:  # Gemini's code for a wrong key
         status = 401
+    status = _ERROR_NAMES.get(headers.get("x-amzn-errortype", "").partition(":")[0], status)
     rejected = 400 <= status < 500
     kind = _STATUS.get(status, ProviderRejected if rejected else ProviderUnavailable)
     message = "the model or the path does not exist" if status == 404 else _MESSAGES[kind]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -22,6 +22,7 @@ from astromesh.providers.wire import (
     TokenCounts,
     alternating_turns,
     arguments_object,
+    has_foreign_calls,
     json_instruction,
     pack_model_state,
     parse_json,
@@ -286,7 +287,7 @@ class Anthropic(Wire[AnthropicOptions]):
         if system:
             body["system"] = [{"type": "text", "text": "\n\n".join(system), **self._cache_mark}]
         messages = [m for m in request.messages if m.role != "system"]
-        if (body.get("thinking") or {}).get("type") == "enabled" and self._has_foreign_calls(messages):
+        if (body.get("thinking") or {}).get("type") == "enabled" and has_foreign_calls(messages, self._owner):
             del body["thinking"]
         body["messages"] = turns = alternating_turns(messages, "assistant", "content", self._blocks)
         if turns[-1]["content"][-1]["type"] not in _THOUGHTS:
@@ -312,15 +313,6 @@ class Anthropic(Wire[AnthropicOptions]):
 
     def reader(self) -> AnthropicReader:
         return AnthropicReader(self._owner)
-
-    def _has_foreign_calls(self, messages: Sequence[Message]) -> bool:
-        """Whether the tool loop contains calls of another model: inside one, the API starts no thinking."""
-        for message in reversed(messages):
-            if message.role == "user":
-                break
-            if message.tool_calls and unpack_model_state(message.tool_calls[0], self._owner) is None:
-                return True
-        return False
 
     def _encode_tools(self, tools: tuple[ToolSpec, ...]) -> list[JsonObject]:
         offered: list[JsonObject] = [

@@ -12,7 +12,7 @@ from astromesh.errors import ProviderRejected, ProviderUnavailable
 from astromesh.net import provider_errors
 from astromesh.net.stream_parsers import SseParser
 from astromesh.providers.options import ModelOptions
-from astromesh.providers.service import Wire
+from astromesh.providers.service import OptionsT, Wire
 from astromesh.providers.wire import (
     CALL_SIZE,
     FragmentCache,
@@ -140,22 +140,20 @@ class GeminiOptions(ModelOptions):
     usual_variable, usual_endpoints = "GEMINI_API_KEY", (ENDPOINT,)
 
 
-class Gemini(Wire[GeminiOptions]):
-    """The plugin `gemini`: requests and answers of one model."""
+class GenerateContent(Wire[OptionsT]):
+    """Requests and answers of one model, wherever Google offers it."""
 
-    Options = GeminiOptions
-    kind, usual_endpoint = "gemini", ENDPOINT
-    ping_path = "/models"
-
-    def __init__(self, options: GeminiOptions) -> None:
+    def __init__(self, options: OptionsT) -> None:
         super().__init__(options)
         model = options.model_name.removeprefix("models/")
-        self.path = f"/models/{quote(model, safe='')}:generateContent"
-        self.stream_path = f"/models/{quote(model, safe='')}:streamGenerateContent?alt=sse"
+        self._place(f"/models/{quote(model, safe='')}")
         self._parameters = renamed(options.parameters, _NAMES, "stopSequences")
-        self._owner = f"gemini/{model}"
+        self._owner = f"{self.kind}/{model}"
         self._unsigned = _UNSIGNED if model.startswith("gemini-3") else ""
         self._tools = FragmentCache(lambda tools: [{"functionDeclarations": [_declared(t) for t in tools]}])
+
+    def _place(self, model: str) -> None:
+        self.path, self.stream_path = f"{model}:generateContent", f"{model}:streamGenerateContent?alt=sse"
 
     def key_headers(self, key: str) -> dict[str, str]:
         return {"x-goog-api-key": key} if key else {}
@@ -213,6 +211,14 @@ class Gemini(Wire[GeminiOptions]):
         if signature := unpack_model_state(call, self._owner) or (self._unsigned if first else ""):
             part["thoughtSignature"] = signature
         return part
+
+
+class Gemini(GenerateContent[GeminiOptions]):
+    """The plugin `gemini`: requests and answers of one model."""
+
+    Options = GeminiOptions
+    kind, usual_endpoint = "gemini", ENDPOINT
+    ping_path = "/models"
 
 
 def _declared(tool: ToolSpec) -> JsonObject:

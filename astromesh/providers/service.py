@@ -27,6 +27,7 @@ from astromesh.net import provider_errors
 from astromesh.net.http import MAX_BODY, MAX_STREAM, Http
 from astromesh.net.service_options import read_key
 from astromesh.plugins import Deps
+from astromesh.providers.authorization import Authorizer
 from astromesh.providers.catalog import cost
 from astromesh.providers.options import ModelOptions, capabilities_of, price_of
 from astromesh.providers.wire import (
@@ -86,9 +87,16 @@ class Wire(ABC, Generic[OptionsT]):
             MissingKey: the key that the block names is not set.
             ConfigError: no model is named.
         """
+        return cls.provider(options, read_key(options, deps.config_dir), deps.http)
+
+    @classmethod
+    def provider(
+        cls, options: OptionsT, key: str, http: Http, authorizer: Authorizer | None = None
+    ) -> ServiceProvider:
+        """Returns the provider of a block. Raises: ConfigError: no model is named."""
         if not options.model_name:
             raise ConfigError(f"The provider {options.name or cls.kind!r} needs a model.")
-        return ServiceProvider(cls(options), options, read_key(options, deps.config_dir), deps.http)
+        return ServiceProvider(cls(options), options, key, http, authorizer)
 
     def key_headers(self, key: str) -> dict[str, str]:
         """The headers of every call with this key, which may be empty."""
@@ -116,14 +124,22 @@ class ServiceProvider:
         options: the options of its block.
         key: of the service, or empty.
         http: the shared session.
+        authorizer: proves with each call who calls; None if the key in the headers does.
     """
 
-    def __init__(self, wire: Wire[Any], options: ModelOptions, key: str, http: Http) -> None:
+    def __init__(
+        self,
+        wire: Wire[Any],
+        options: ModelOptions,
+        key: str,
+        http: Http,
+        authorizer: Authorizer | None = None,
+    ) -> None:
         self.provider, self.model = options.name or wire.kind, options.model_name
         self.name = f"{self.provider}/{self.model}"
         self.endpoint = wire.endpoint
         self.capabilities = wire.capabilities
-        self._wire, self._http = wire, http
+        self._wire, self._http, self._authorizer = wire, http, authorizer
         self._timeout, self._price = options.timeout, wire.price
         base = wire.endpoint.rstrip("/")
         self._url, self._stream_url = _url(base + wire.path), _url(base + wire.stream_path)
@@ -135,12 +151,13 @@ class ServiceProvider:
     async def complete(self, request: CompletionRequest) -> CompletionResult:
         started = perf_counter()
         body = self._encode(request, stream=False)
+        headers = with_traceparent(await self._authorized("POST", self._url, body))
         try:
             answer = await self._http.request(
                 "POST",
                 self._url,
                 body=body,
-                headers=with_traceparent(self._headers),
+                headers=headers,
                 timeout=self._timeout,
                 resend=True,
             )
@@ -153,13 +170,14 @@ class ServiceProvider:
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
         started = perf_counter()
         body = self._encode(request, stream=True)
+        headers = with_traceparent(await self._authorized("POST", self._stream_url, body))
         reader = self._wire.reader()
         try:
             async with self._http.stream(
                 "POST",
                 self._stream_url,
                 body=body,
-                headers=with_traceparent(self._headers),
+                headers=headers,
                 read_timeout=self._timeout,
                 limit=MAX_STREAM,
             ) as incoming:
@@ -195,9 +213,10 @@ class ServiceProvider:
         return cost(self._price, estimate_request(request), outputs)
 
     async def ping(self) -> str | None:
+        headers = await self._authorized("GET", self._ping_url, b"")
         try:
             answer = await self._http.request(
-                "GET", self._ping_url, headers=self._headers, timeout=min(_PING_SECONDS, self._timeout)
+                "GET", self._ping_url, headers=headers, timeout=min(_PING_SECONDS, self._timeout)
             )
         except NetError as error:
             raise self._with_name(provider_errors.from_net_error(error)) from error
@@ -210,6 +229,18 @@ class ServiceProvider:
 
     async def close(self) -> None:
         """Does nothing: the session is shared."""
+
+    async def _authorized(self, method: str, url: URL, body: bytes) -> dict[str, str]:
+        """Returns the headers of a call. Raises: ProviderError: nothing proves who calls."""
+        if self._authorizer is None:
+            return self._headers
+        try:
+            async with asyncio.timeout(self._timeout):
+                return {**self._headers, **await self._authorizer.headers(method, url, body)}
+        except ProviderError as error:
+            raise self._with_name(error) from error.__cause__
+        except TimeoutError as error:
+            raise self._with_name(ProviderTimeout("did not get its credentials in time")) from error
 
     # -- reading and writing ---------------------------------------------------------------------------
 
@@ -313,6 +344,8 @@ class ServiceProvider:
         return self._price_usage(_fill_counts(so_far, request, output), estimated=True)
 
     def _status_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
+        if status == 401 and self._authorizer is not None:
+            self._authorizer.reject()
         return self._with_name(provider_errors.from_status(status, headers, body, self._secrets))
 
     def _with_name(self, error: ProviderError) -> ProviderError:

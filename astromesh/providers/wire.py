@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import orjson
@@ -64,6 +64,16 @@ def unpack_model_state(call: ToolCall, model: str) -> Any:
         return None
     owner, value = orjson.loads(call.kept)
     return value if owner == model else None
+
+
+def has_foreign_calls(messages: Sequence[Message], owner: str) -> bool:
+    """Whether the tool loop has calls of another model: inside one, Anthropic's models start no thinking."""
+    for message in reversed(messages):
+        if message.role == "user":
+            break
+        if message.tool_calls and unpack_model_state(message.tool_calls[0], owner) is None:
+            return True
+    return False
 
 
 # -- surrogate pairs -----------------------------------------------------------------------------------------

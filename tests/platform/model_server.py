@@ -1,8 +1,8 @@
 """A model service inside the test's process that speaks the wire formats, as a script says.
 
-One scenario, told in the words of OpenAI (also at Azure's address, and as responses), Anthropic, Ollama and
-Gemini. The official SDKs are held against it too (`tests/contract/providers/test_provider.py`), so that it
-cannot drift into formats of its own.
+One scenario, told in the words of OpenAI (also at Azure's address, and as responses), Anthropic, Ollama,
+Gemini (also at Vertex's address) and Bedrock. The official SDKs are held against it too
+(`tests/contract/providers/test_provider.py`), so that it cannot drift into formats of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from types import TracebackType
 from typing import Any, Self
 
 from aiohttp import web
+
+from tests.platform import aws
 
 Json = dict[str, Any]
 
@@ -499,23 +501,123 @@ class GeminiSpeaker:
         return {"candidates": [candidate], **({"usageMetadata": counts} if s.usage and last else {})}
 
 
-Speaker = OpenAISpeaker | ResponsesSpeaker | AnthropicSpeaker | OllamaSpeaker | GeminiSpeaker
+class VertexSpeaker(GeminiSpeaker):
+    """Gemini's words at Vertex's address, for whoever has an access token."""
+
+    path = "/v1/{parent:.*}publishers/google/models/{call:m-1:(generateContent|streamGenerateContent)}"
+
+    def seen(self, body: Json, headers: Mapping[str, str]) -> Seen:
+        token = headers.get("authorization", "").removeprefix("Bearer ")
+        return replace(super().seen(body, headers), key=token or headers.get("x-goog-api-key", ""))
+
+
+class BedrockSpeaker:
+    path = "/model/{model}/{call:converse|converse-stream}"
+    kind = "application/vnd.amazon.eventstream"
+
+    def whole(self, s: Scenario) -> Json:
+        signed = {"reasoningText": {"text": "Hm.", "signature": s.thought}}
+        blocks: list[Json] = [{"reasoningContent": signed}] if s.thought else []
+        blocks += [{"text": "".join(s.pieces)}] if s.pieces else []
+        blocks += [{"toolUse": {"toolUseId": c.id, "name": c.name, "input": c.arguments}} for c in s.calls]
+        answer = {"output": {"message": {"role": "assistant", "content": blocks}}}
+        counts = {"usage": self._usage(s)} if s.usage else {}
+        return {**answer, "stopReason": self._finish(s), "metrics": {"latencyMs": 1}, **counts}
+
+    def events(self, s: Scenario, body: Json) -> list[bytes]:
+        told = [aws.event("messageStart", {"role": "assistant"})]
+        told += [self._delta(0, {"text": piece}) for piece in s.pieces]
+        if s.pieces:
+            told.append(aws.event("contentBlockStop", {"contentBlockIndex": 0}))
+        if s.thought:
+            told += [
+                self._delta(9, {"reasoningContent": piece})
+                for piece in ({"text": "Hm."}, {"signature": s.thought})
+            ]
+        for index, call in enumerate(s.calls, 10):
+            start = {"toolUse": {"toolUseId": call.id, "name": call.name}}
+            text = json.dumps(call.arguments)
+            told.append(aws.event("contentBlockStart", {"contentBlockIndex": index, "start": start}))
+            told += [self._delta(index, {"toolUse": {"input": part}}) for part in (text[:3], text[3:])]
+            told.append(aws.event("contentBlockStop", {"contentBlockIndex": index}))
+        told.append(aws.event("messageStop", {"stopReason": self._finish(s)}))
+        counts = {"usage": self._usage(s)} if s.usage else {}
+        return [*told, aws.event("metadata", {**counts, "metrics": {"latencyMs": 1}})]
+
+    def failure(self, s: Scenario) -> Json:
+        return {"message": s.error}
+
+    def error_event(self, s: Scenario) -> bytes:
+        return aws.event("serviceUnavailableException", {"message": s.error}, message="exception")
+
+    def seen(self, body: Json, headers: Mapping[str, str]) -> Seen:
+        roles = [m["role"] for m in body["messages"]]
+        assert roles[0] == "user"
+        assert all(a != b for a, b in itertools.pairwise(roles)), roles
+        blocks = [(m["role"], block) for m in body["messages"] for block in m["content"]]
+        tools = body.get("toolConfig", {}).get("tools", ())
+        assert tools or not any("toolUse" in block for _, block in blocks), "calls need tools"
+        form = body.get("outputConfig", {}).get("textFormat", {}).get("structure", {}).get("jsonSchema")
+        config = body.get("inferenceConfig", {})
+        return Seen(
+            model="m-1",
+            system="\n\n".join(block["text"] for block in body.get("system", ()) if "text" in block),
+            turns=tuple((role, block["text"]) for role, block in blocks if "text" in block),
+            calls=tuple((b["toolUse"]["name"], b["toolUse"]["input"]) for _, b in blocks if "toolUse" in b),
+            results=tuple(
+                b["toolResult"]["content"][0]["text"]
+                for _, b in blocks
+                if "toolResult" in b and b["toolResult"]["toolUseId"]
+            ),
+            images=sum("image" in block and bool(block["image"]["source"]["bytes"]) for _, block in blocks),
+            files=sum("document" in b and bool(b["document"]["source"]["bytes"]) for _, b in blocks),
+            tools=tuple(tool["toolSpec"]["name"] for tool in tools if "toolSpec" in tool),
+            schema=json.loads(form["schema"]) if form else None,
+            key=headers.get("authorization", "").removeprefix("Bearer "),
+            body=body | config | {"max_tokens": config.get("maxTokens"), "tools": [*tools]},
+        )
+
+    def _usage(self, s: Scenario) -> Json:
+        inputs, outputs, cached = s.usage or (0, 0, 0)
+        return {
+            "inputTokens": inputs - cached,
+            "outputTokens": outputs,
+            "totalTokens": inputs + outputs,
+            "cacheReadInputTokens": cached,
+            "cacheWriteInputTokens": 0,
+        }
+
+    def _delta(self, index: int, delta: Json) -> bytes:
+        return aws.event("contentBlockDelta", {"contentBlockIndex": index, "delta": delta})
+
+    def _finish(self, s: Scenario) -> str:
+        return "max_tokens" if s.length else "tool_use" if s.calls else "end_turn"
+
+
+Speaker = OpenAISpeaker | ResponsesSpeaker | AnthropicSpeaker | OllamaSpeaker | GeminiSpeaker | BedrockSpeaker
 SPEAKERS: tuple[Speaker, ...] = (
     OpenAISpeaker(), AzureSpeaker(), ResponsesSpeaker(), AnthropicSpeaker(), OllamaSpeaker(), GeminiSpeaker(),
+    VertexSpeaker(), BedrockSpeaker(),
 )  # fmt: skip
 
 
 class ModelServer:
     """An async context manager.
 
+    Args:
+        secret: of whoever signs requests to Bedrock; it counts as the key of a request with a good signature.
+
     Attributes:
         url: `http://127.0.0.1:PORT`.
         script: scenarios of the next requests; the last one stays.
         seen, paths: the requests so far.
         left: streams whose client went away before their end.
+        tokens: requests for an access token, which is the secret.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, secret: str = "") -> None:
+        self.secret = secret
+        self.tokens: list[dict[str, str]] = []
         self.url = ""
         self.script: list[Scenario] = [Scenario()]
         self.seen: list[Seen] = []
@@ -528,7 +630,12 @@ class ModelServer:
         app = web.Application(client_max_size=2**24)
         for speaker in SPEAKERS:
             app.router.add_post(speaker.path, self._answering(speaker))
-        for path in ("/v1/models", "/api/version", "/openai/models", "/v1beta/models"):
+        app.router.add_post("/token", self._give_token)
+        app.router.add_get("/role", self._give_role)
+        for path in (
+            "/", "/v1/models", "/api/version", "/openai/models", "/v1beta/models",
+            "/v1/publishers/google/models/m-1",
+        ):  # fmt: skip
             app.router.add_get(path, self._ping)
         # cancels a handler whose client has left, as a real service stops generating
         self._runner = web.AppRunner(app, handler_cancellation=True, shutdown_timeout=0.1, access_log=None)
@@ -552,12 +659,16 @@ class ModelServer:
         async def handle(request: web.Request) -> web.StreamResponse:
             body = await request.json()
             self.paths.append(request.path_qs)
-            self.seen.append(speaker.seen(body, request.headers))
+            seen = speaker.seen(body, request.headers)
+            raw = await request.read()
+            if aws.is_signed(self.secret, request.method, request.raw_path, request.headers, raw):
+                seen = replace(seen, key=self.secret)
+            self.seen.append(seen)
             scenario = self.script.pop(0) if len(self.script) > 1 else self.script[0]
             if scenario.status != 200:
                 answer = speaker.failure(scenario)
                 return web.json_response(answer, status=scenario.status, headers=scenario.headers)
-            if body.get("stream") or request.path.endswith(":streamGenerateContent"):
+            if body.get("stream") or request.path.endswith((":streamGenerateContent", "/converse-stream")):
                 return await self._stream(request, speaker, scenario, body)
             return await self._whole(request, speaker, scenario)
 
@@ -606,6 +717,16 @@ class ModelServer:
             self._gone.set()
             raise
         return response
+
+    async def _give_token(self, request: web.Request) -> web.Response:
+        """Google's and Microsoft's services of tokens; both take a form."""
+        self.tokens.append({name: str(value) for name, value in (await request.post()).items()})
+        return web.json_response({"access_token": self.secret, "expires_in": 3600, "token_type": "Bearer"})
+
+    async def _give_role(self, request: web.Request) -> web.Response:
+        """The credentials of a container's role, as AWS's agent gives them."""
+        role = {"AccessKeyId": "A", "SecretAccessKey": self.secret, "Token": "t"}
+        return web.json_response({**role, "Expiration": "2100-01-01T00:00:00Z"})
 
     async def _ping(self, request: web.Request) -> web.Response:
         scenario = self.script[0]

@@ -8,13 +8,22 @@ import re
 import socket
 from collections.abc import AsyncIterator
 from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Any
 
 import anthropic
+import boto3
 import openai
 import orjson
 import pytest
+from botocore.config import Config
+from botocore.exceptions import ClientError
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import rsa
+from google import genai
+from google.oauth2 import service_account
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
 
@@ -29,7 +38,7 @@ from astromesh.errors import (
     ProviderUnavailable,
 )
 from astromesh.net.http import Http
-from astromesh.plugins import Deps, Plugins
+from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.providers.base import Provider
 from astromesh.providers.presets import PRESETS
 from astromesh.types import (
@@ -43,6 +52,7 @@ from astromesh.types import (
     Usage,
     attached_usage,
 )
+from tests.platform import aws
 from tests.platform.astromesh import ROOT
 from tests.platform.model_server import Call, ModelServer, ResponsesSpeaker, Scenario
 
@@ -61,10 +71,16 @@ SCHEMA = {
 TWO_CALLS = (Call("call_1", "search", {"query": "a"}), Call("call_2", "search", {"query": "b"}))
 BASES = {
     "openai": "/v1", "openai_responses": "/v1", "anthropic": "", "ollama": "", "gemini": "/v1beta",
-    "azure": "",
+    "azure": "", "bedrock": "", "vertex": "/v1",
 }  # fmt: skip
 #: Azure is the provider `openai` at another address
-OPTIONS: dict[str, dict[str, Any]] = {"azure": {"api_version": "2024-10-21"}}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "azure": {"api_version": "2024-10-21"},
+    "bedrock": {"region": "eu-central-1", "structured_output": "json_schema"},
+    "vertex": {"credentials_file": "account.json"},
+}
+#: they prove who calls without a key in the block
+KEYLESS = {"bedrock", "vertex"}
 
 
 @dataclass
@@ -80,9 +96,10 @@ class World:
         given = {
             "model": "m-1",
             "endpoint": self.server.url + BASES[self.at],
-            "api_key": KEY,
             "timeout": 20,
         }
+        if self.at not in KEYLESS:
+            given["api_key"] = KEY
         given |= OPTIONS.get(self.at, {})
         return await Plugins().open("providers", self.kind, {**given, **options}, self.deps)
 
@@ -92,15 +109,49 @@ class World:
 
 @pytest.fixture
 async def server() -> AsyncIterator[ModelServer]:
-    async with ModelServer() as running:
+    async with ModelServer(KEY) as running:
         yield running
 
 
 @pytest.fixture(params=sorted(BASES))
-async def world(request, server) -> AsyncIterator[World]:
+async def world(request, server, monkeypatch, tmp_path) -> AsyncIterator[World]:
+    if request.param == "bedrock":
+        signs_with(monkeypatch, KEY)
+    if request.param == "vertex":
+        write_account(tmp_path / "account.json", server.url)
     async with Http() as http:
         kind = "openai" if request.param == "azure" else request.param
-        yield World(kind, server, Deps(http=http), request.param)
+        deps = Deps(http=http, config_dir=tmp_path)
+        yield World(kind, server, deps, request.param)
+        await deps.resources.close()
+
+
+def signs_with(monkeypatch: pytest.MonkeyPatch, secret: str) -> None:
+    """Makes credentials of AWS all that the environment has."""
+    for name in ("AWS_PROFILE", "AWS_REGION", "AWS_DEFAULT_REGION", "AWS_BEARER_TOKEN_BEDROCK"):
+        monkeypatch.delenv(name, raising=False)
+    for name in ("AWS_CONFIG_FILE", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.setenv(name, "/dev/null")
+    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "AKIDEXAMPLE")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", secret)
+    monkeypatch.setenv("AWS_SESSION_TOKEN", "session-token")
+
+
+@cache
+def private_key() -> str:
+    key = rsa.generate_private_key(65537, 2048)
+    form = serialization.PrivateFormat.PKCS8
+    return key.private_bytes(serialization.Encoding.PEM, form, serialization.NoEncryption()).decode()
+
+
+def write_account(file: Path, url: str, project: str = "p-1") -> None:
+    """Writes a service account of Google that gets its tokens from the server."""
+    account = {
+        "type": "service_account", "project_id": project, "private_key": private_key(), "private_key_id": "k",
+        "client_email": "a@p-1.iam.gserviceaccount.com", "token_uri": f"{url}/token",
+    }  # fmt: skip
+    file.write_bytes(orjson.dumps(account))
 
 
 def asking(*messages: Message, **request: Any) -> CompletionRequest:
@@ -423,9 +474,14 @@ WORDLESS: dict[str, tuple[bytes, bytes]] = {
         b'{"output": [], "status": null}',
     ),
     "anthropic": (b'data: {"type": "message_stop"}\n\n', b'{"content": [], "stop_reason": null}'),
+    "bedrock": (
+        aws.event("metadata", {"metrics": {"latencyMs": 1}}),
+        b'{"output": {"message": {"content": []}}, "stopReason": null}',
+    ),
     "ollama": (b'{"done": true}\n', b'{"message": {"content": ""}, "done": true}'),
     "gemini": (b'data: {"candidates": []}\n\n', b'{"candidates": []}'),
 }
+WORDLESS["vertex"] = WORDLESS["gemini"]
 
 
 @both
@@ -462,7 +518,19 @@ def shaped(kind: str, *, name: Any = "search", asked: Any = 5, tokens: Any = 3) 
             {"type": "message_delta", "delta": {"stop_reason": "tool_use"}, "usage": usage},
             {"type": "message_stop"},
         )
-    if kind == "gemini":
+    if kind == "bedrock":
+        used = {"toolUseId": "c", "name": name}
+        answer = {"stopReason": "tool_use", "usage": {"inputTokens": asked, "outputTokens": tokens}}
+        message = {"content": [{"toolUse": {**used, "input": {}}}]}
+        return orjson.dumps({"output": {"message": message}, **answer}), b"".join(
+            aws.event(kind, payload)
+            for kind, payload in (
+                ("contentBlockStart", {"contentBlockIndex": 0, "start": {"toolUse": used}}),
+                ("messageStop", answer),
+                ("metadata", answer),
+            )
+        )
+    if kind in ("gemini", "vertex"):
         parts = [{"functionCall": {"name": name, "args": {}}}]
         counts = {"promptTokenCount": asked, "candidatesTokenCount": tokens}
         candidate = {"content": {"parts": parts}, "finishReason": "STOP"}
@@ -806,6 +874,55 @@ async def test_the_openai_sdk_reads_the_same_responses(server):
             await client.responses.create(**ask)
 
 
+async def test_boto3_accepts_the_same_server(server, monkeypatch):
+    """It reads whole answers and streams, and its signatures pass the check that ours pass."""
+    signs_with(monkeypatch, KEY)
+    config = Config(retries={"max_attempts": 1}, connect_timeout=5, read_timeout=10)
+    client = boto3.client("bedrock-runtime", "eu-central-1", endpoint_url=server.url, config=config)
+    ask: Any = {"modelId": "eu.m-1:0", "messages": [{"role": "user", "content": [{"text": "Hi"}]}]}
+    server.script = [Scenario(calls=TWO_CALLS, thought=THOUGHT)]
+    whole = await asyncio.to_thread(client.converse, **ask)
+    assert [next(iter(block)) for block in whole["output"]["message"]["content"]] == [
+        "reasoningContent", "text", "toolUse", "toolUse",
+    ]  # fmt: skip
+    assert whole["usage"]["cacheReadInputTokens"] == 8
+    stream = await asyncio.to_thread(lambda: [*client.converse_stream(**ask)["stream"]])
+    deltas = [event["contentBlockDelta"]["delta"] for event in stream if "contentBlockDelta" in event]
+    assert "".join(delta.get("text", "") for delta in deltas) == "Hello, world."
+    assert stream[-1]["metadata"]["usage"] == whole["usage"]
+    assert [seen.key for seen in server.seen] == [KEY, KEY]
+    for scenario in (Scenario(status=429), Scenario(then="error", after=1)):
+        server.script = [scenario]
+        with pytest.raises(ClientError):
+            await asyncio.to_thread(lambda: [*client.converse_stream(**ask)["stream"]])
+    client.close()
+
+
+async def test_googles_sdk_for_vertex_accepts_the_same_server_and_calls_it_where_we_do(server, tmp_path):
+    write_account(tmp_path / "account.json", server.url)
+    account = service_account.Credentials.from_service_account_file(tmp_path / "account.json")
+    client = genai.Client(
+        enterprise=True, project="p-1", location="global", credentials=account.with_scopes(["x"]),
+        http_options=genai.types.HttpOptions(base_url=server.url, api_version="v1"),
+    )  # fmt: skip
+    server.script = [Scenario(calls=TWO_CALLS)]
+    whole: Any = await asyncio.to_thread(client.models.generate_content, model="m-1", contents="Hi")
+    assert [call.args for call in whole.function_calls] == [{"query": "a"}, {"query": "b"}]
+    assert whole.usage_metadata.cached_content_token_count == 8
+    parts = await asyncio.to_thread(
+        lambda: [*client.models.generate_content_stream(model="m-1", contents="Hi")]
+    )
+    assert "".join(part.text or "" for part in parts) == "Hello, world."
+    client.close()
+    async with Http() as http:
+        provider = await World("vertex", server, Deps(http=http, config_dir=tmp_path), "vertex").provider()
+        await provider.complete(asking())
+        await streamed(provider, asking())
+    assert server.paths[:2] == server.paths[2:]
+    assert server.paths[0] == "/v1/projects/p-1/locations/global/publishers/google/models/m-1:generateContent"
+    assert [seen.key for seen in server.seen] == [KEY] * 4
+
+
 async def test_the_anthropic_sdk_accepts_the_same_server(server):
     async with anthropic.AsyncAnthropic(base_url=server.url, api_key=KEY, max_retries=0) as client:
         server.script = [Scenario(calls=TWO_CALLS)]
@@ -824,6 +941,107 @@ async def test_the_anthropic_sdk_accepts_the_same_server(server):
         server.script = [Scenario(status=429)]
         with pytest.raises(anthropic.RateLimitError):
             await client.messages.create(**ask)
+
+
+# -- who calls -----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+async def deps(server, tmp_path) -> AsyncIterator[Deps]:
+    async with Http() as http:
+        made = Deps(http=http, config_dir=tmp_path)
+        yield made
+        await made.resources.close()
+
+
+async def test_bedrock_signs_with_a_profile_and_with_the_role_of_its_container(
+    server, deps, monkeypatch, tmp_path
+):
+    """The test's server, which runs on this loop, gives the role: botocore asks it from another thread."""
+    signs_with(monkeypatch, "wrong")
+    world = World("bedrock", server, deps, "bedrock")
+    await (await world.provider()).complete(asking())
+    (tmp_path / "credentials").write_text(f"[team]\naws_access_key_id=A\naws_secret_access_key={KEY}\n")
+    (tmp_path / "config").write_text("[profile team]\nregion=eu-west-1\n")
+    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", str(tmp_path / "credentials"))
+    monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+    await (await world.provider(profile="team", region="", model="eu.m-1:0")).complete(asking())
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_SHARED_CREDENTIALS_FILE"):
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", server.url + "/role")
+    world.deps = replace(deps, resources=Resources())
+    await streamed(await world.provider(), asking())
+    await world.deps.resources.close()
+    assert [seen.key == KEY for seen in server.seen] == [False, True, True]
+    assert server.paths[1] == "/model/eu.m-1%3A0/converse"
+
+
+async def test_bedrock_without_credentials_or_region_says_what_to_set(server, deps, monkeypatch):
+    signs_with(monkeypatch, KEY)
+    world = World("bedrock", server, deps, "bedrock")
+    with pytest.raises(ConfigError, match="set `region` or AWS_REGION"):
+        await world.provider(region="")
+    with pytest.raises(MissingKey, match="nobody"):
+        await world.provider(profile="nobody")
+    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
+    world.deps = replace(deps, resources=Resources())
+    with pytest.raises(MissingKey, match="Set AWS_ACCESS_KEY_ID"):
+        await world.provider()
+    await (await world.provider(api_key="bedrock-api-key-1")).complete(asking())
+    assert server.seen[0].key == "bedrock-api-key-1"
+    await world.deps.resources.close()
+
+
+@pytest.mark.parametrize(
+    ("status", "name", "kind"),
+    [(400, "ServiceQuotaExceededException", ProviderRateLimited), (424, "", ProviderUnavailable)],
+)
+async def test_errors_of_bedrock_have_our_kinds(server, deps, monkeypatch, status, name, kind):
+    signs_with(monkeypatch, KEY)
+    headers = {"x-amzn-errortype": f"{name}:http://x/", "retry-after": "7"} if name else {}
+    server.script = [Scenario(status=status, headers=headers)]
+    provider = await World("bedrock", server, deps, "bedrock").provider()
+    error, _ = await refused(provider, asking(), stream=False)
+    assert (type(error), error.retry_after) == (kind, 7 if name else 0)
+
+
+async def test_vertex_asks_for_one_token_and_for_a_new_one_when_it_is_refused(
+    server, deps, monkeypatch, tmp_path
+):
+    write_account(tmp_path / "account.json", server.url)
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "account.json"))
+    monkeypatch.setenv("GOOGLE_CLOUD_PROJECT", "")
+    world = World("vertex", server, deps, "vertex")
+    providers = [await world.provider(), await world.provider(credentials_file="", location="europe-west4")]
+    await asyncio.gather(*(provider.complete(asking()) for provider in (*providers, *providers)))
+    assert len(server.tokens) == 2, "one for each account"
+    assert "/v1/projects/p-1/locations/europe-west4/" in str(server.paths)
+    server.script = [Scenario(status=401), Scenario()]
+    await refused(providers[0], asking(), stream=False)
+    await providers[0].complete(asking())
+    assert len(server.tokens) == 3
+    assert {token["grant_type"] for token in server.tokens} == {"urn:ietf:params:oauth:grant-type:jwt-bearer"}
+
+
+async def test_vertex_without_credentials_or_project_says_what_to_set(server, deps, monkeypatch, tmp_path):
+    monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "absent.json"))
+    monkeypatch.delenv("GOOGLE_CLOUD_PROJECT", raising=False)
+    (tmp_path / "odd.json").write_text('{"type": "odd"}')
+    (tmp_path / "account.json").write_text("{")
+    world = World("vertex", server, deps, "vertex")
+    for file, words in (("", "Default Credentials"), ("odd.json", "its `type`"), ("account.json", "account")):
+        with pytest.raises(MissingKey, match=words):
+            await world.provider(credentials_file=file)
+    write_account(tmp_path / "account.json", server.url, project="")
+    with pytest.raises(ConfigError, match="set `project` or GOOGLE_CLOUD_PROJECT"):
+        await world.provider()
+    await (await world.provider(api_key="express-key")).complete(asking())
+    assert (server.paths, server.seen[0].key) == (
+        ["/v1/publishers/google/models/m-1:generateContent"], "express-key",
+    )  # fmt: skip
+    write_account(tmp_path / "gone.json", "http://127.0.0.1:9")
+    error, _ = await refused(await world.provider(credentials_file="gone.json"), asking(), stream=False)
+    assert type(error) is ProviderUnavailable
 
 
 # -- what is one service's own -------------------------------------------------------------------------------
