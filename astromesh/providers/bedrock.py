@@ -57,6 +57,8 @@ from astromesh.types import Attachment, CompletionRequest, JsonObject, Message, 
 # -- credentials ---------------------------------------------------------------------------------------------
 
 _SERVICE = "bedrock"
+#: a minute more than botocore takes: before, it answers without asking anybody
+_RENEWAL_SECONDS = 16 * 60
 _NO_CREDENTIALS = (
     "No key: there are no AWS credentials. Set AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, name a "
     "`profile`, run with a role, or set `api_key_env` to the variable of a Bedrock API key."
@@ -99,7 +101,7 @@ class AwsCredentials:
         """Returns access key, secret key and token, renewed in time. Raises: ProviderUnavailable."""
         found = self._found
         assert found is not None
-        if not (isinstance(found, RefreshableCredentials) and found.refresh_needed()):
+        if not (isinstance(found, RefreshableCredentials) and found.refresh_needed(_RENEWAL_SECONDS)):
             return found.get_frozen_credentials()
         try:
             return await self._worker.run(found.get_frozen_credentials)

@@ -16,8 +16,8 @@ from pydantic import Field
 
 from astromesh.net import provider_errors
 from astromesh.net.stream_parsers import SseParser
-from astromesh.providers.options import ModelOptions, capabilities_of
-from astromesh.providers.service import Wire
+from astromesh.providers.entra import EntraOptions, EntraWire
+from astromesh.providers.options import capabilities_of
 from astromesh.providers.wire import (
     CALL_SIZE,
     FragmentCache,
@@ -286,8 +286,8 @@ Structured = Literal["json_schema", "json_object", "none"]
 _PLAIN_CHOICES = ("auto", "none", "required")
 
 
-class OpenAIKeys(ModelOptions):
-    """Options of every wire format of OpenAI: its key."""
+class OpenAIKeys(EntraOptions):
+    """Options of every wire format of OpenAI: its key, or tokens for Azure."""
 
     usual_variable, usual_endpoints = "OPENAI_API_KEY", (ENDPOINT,)
 
@@ -315,7 +315,7 @@ class OpenAIOptions(OpenAIKeys):
     )
 
 
-class OpenAI(Wire[OpenAIOptions]):
+class OpenAI(EntraWire[OpenAIOptions]):
     """The plugin `openai`: requests and answers of one model."""
 
     Options = OpenAIOptions

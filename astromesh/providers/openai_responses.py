@@ -16,9 +16,9 @@ from pydantic import Field
 from astromesh.errors import ProviderRejected
 from astromesh.net import provider_errors
 from astromesh.net.stream_parsers import SseParser
+from astromesh.providers.entra import EntraWire
 from astromesh.providers.openai import ENDPOINT, OpenAIKeys, Structured, image_url, strict_schema
 from astromesh.providers.options import capabilities_of
-from astromesh.providers.service import Wire
 from astromesh.providers.wire import (
     CALL_SIZE,
     FragmentCache,
@@ -189,7 +189,7 @@ class ResponsesOptions(OpenAIKeys):
     )
 
 
-class OpenAIResponses(Wire[ResponsesOptions]):
+class OpenAIResponses(EntraWire[ResponsesOptions]):
     """The plugin `openai_responses`: requests and answers of one model."""
 
     Options = ResponsesOptions

@@ -44,6 +44,8 @@ from astromesh.types import CompletionRequest, CompletionResult, Delta, ToolCall
 
 _ERROR_BYTES = 64 * 1024
 _PING_SECONDS = 5.0
+#: for credentials that must be fetched first, which one of many calls waits for
+_AUTHORIZE_SECONDS = 30.0
 #: tokens of an answer without a limit, for estimates
 _USUAL_OUTPUT = 256
 #: a larger count is an error of the service
@@ -235,7 +237,7 @@ class ServiceProvider:
         if self._authorizer is None:
             return self._headers
         try:
-            async with asyncio.timeout(self._timeout):
+            async with asyncio.timeout(_AUTHORIZE_SECONDS):
                 return {**self._headers, **await self._authorizer.headers(method, url, body)}
         except ProviderError as error:
             raise self._with_name(error) from error.__cause__

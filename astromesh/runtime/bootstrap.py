@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -32,6 +32,7 @@ from astromesh.errors import (
     ConfigError,
     InvalidConfiguration,
     InvalidManifest,
+    MissingKey,
     PipelineNotFound,
     StoreError,
     StoreUnavailable,
@@ -468,7 +469,7 @@ class _Bootstrap:
         if not blocks:
             reasons = "; ".join(f"{b.name}: {b.skipped}" for b in models.blocks())
             raise ConfigError(f"The agent {agent!r} has no usable model: {reasons}.")
-        providers = [await self._provider(block) for block in blocks]
+        providers = await self._providers(agent, blocks)
         if wrap := self._opened.live.get(agent, NO_LIVE_PARTS).wrap_model:
             providers = [wrap(provider) for provider in providers]
         strategy = (
@@ -481,6 +482,24 @@ class _Bootstrap:
                 continue
             roles[name] = await self._router(agent, other, rules)
         return ModelRouter(providers, strategy=strategy, roles=roles, health=self._health, rules=rules)
+
+    async def _providers(self, agent: str, blocks: Sequence[ModelBlock]) -> list[Any]:
+        """Opens the providers of an agent, without those whose service finds no credentials.
+
+        Raises:
+            MissingKey: none is left.
+        """
+        opened, last = [], None
+        for block in blocks:
+            try:
+                opened.append(await self._provider(block))
+            except MissingKey as error:
+                log.warning("provider_skipped", agent=agent, provider=block.name, reason=str(error))
+                self._opened.checks.setdefault(f"provider:{block.name}", partial(_skipped, str(error)))
+                last = error
+        if last is not None and not opened:
+            raise last
+        return opened
 
     async def _provider(self, block: ModelBlock) -> Any:
         provider = await self._open("providers", block.plugin, block.options)
@@ -606,6 +625,11 @@ class _Bootstrap:
 
     async def _open(self, group: str, name: str, options: Any) -> Any:
         return await self._plugins.open(group, name, options, self._deps)
+
+
+async def _skipped(reason: str) -> str:
+    """Answers for a provider that was not opened, as `Provider.ping` does."""
+    return f"skipped: {reason}"
 
 
 def _names_of(configuration: Configuration, graphs: Mapping[str, PromptGraph]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import itertools
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from types import TracebackType
 from typing import Any, Self
 
@@ -302,8 +303,9 @@ class AzureSpeaker(OpenAISpeaker):
         return [b"data: " + json.dumps(judged).encode() + b"\n\n", *super().events(s, body)]
 
     def seen(self, body: Json, headers: Mapping[str, str]) -> Seen:
-        assert "authorization" not in headers
-        return replace(super().seen(body, headers), key=headers.get("api-key", ""))
+        token = headers.get("authorization", "").removeprefix("Bearer ")
+        assert not (token and "api-key" in headers)
+        return replace(super().seen(body, headers), key=headers.get("api-key") or token)
 
 
 class ResponsesSpeaker:
@@ -613,11 +615,15 @@ class ModelServer:
         seen, paths: the requests so far.
         left: streams whose client went away before their end.
         tokens: requests for an access token, which is the secret.
+        refuses_tokens: whether it answers them with 401.
+        roles: how often the credentials of a container's role were asked for.
     """
 
     def __init__(self, secret: str = "") -> None:
         self.secret = secret
         self.tokens: list[dict[str, str]] = []
+        self.refuses_tokens = False
+        self.roles = 0
         self.url = ""
         self.script: list[Scenario] = [Scenario()]
         self.seen: list[Seen] = []
@@ -631,6 +637,8 @@ class ModelServer:
         for speaker in SPEAKERS:
             app.router.add_post(speaker.path, self._answering(speaker))
         app.router.add_post("/token", self._give_token)
+        app.router.add_post("/{tenant}/oauth2/v2.0/token", self._give_token)
+        app.router.add_get("/identity", self._give_token)
         app.router.add_get("/role", self._give_role)
         for path in (
             "/", "/v1/models", "/api/version", "/openai/models", "/v1beta/models",
@@ -719,18 +727,29 @@ class ModelServer:
         return response
 
     async def _give_token(self, request: web.Request) -> web.Response:
-        """Google's and Microsoft's services of tokens; both take a form."""
-        self.tokens.append({name: str(value) for name, value in (await request.post()).items()})
-        return web.json_response({"access_token": self.secret, "expires_in": 3600, "token_type": "Bearer"})
+        """Google's and Microsoft's services of tokens, and that of a managed identity."""
+        form = {name: str(value) for name, value in (await request.post()).items()}
+        self.tokens.append({"path": request.path, **form, **request.query, **_identity_header(request)})
+        if self.refuses_tokens:
+            return web.json_response({"error": "invalid_client"}, status=401)
+        lasts = {"expires_on": "4102444800"} if request.query else {"expires_in": 3600}
+        return web.json_response({"access_token": self.secret, "token_type": "Bearer", **lasts})
 
     async def _give_role(self, request: web.Request) -> web.Response:
         """The credentials of a container's role, as AWS's agent gives them."""
-        role = {"AccessKeyId": "A", "SecretAccessKey": self.secret, "Token": "t"}
-        return web.json_response({**role, "Expiration": "2100-01-01T00:00:00Z"})
+        self.roles += 1
+        ends = datetime.now(UTC) + timedelta(minutes=12)  # botocore renews what has less than 15
+        role = {"AccessKeyId": "A", "SecretAccessKey": self.secret, "Token": f"t{self.roles}"}
+        return web.json_response({**role, "Expiration": ends.isoformat()})
 
     async def _ping(self, request: web.Request) -> web.Response:
         scenario = self.script[0]
         return web.json_response({"object": "list", "data": []}, status=scenario.status)
+
+
+def _identity_header(request: web.Request) -> dict[str, str]:
+    name = "x-identity-header"
+    return {name: request.headers[name]} if name in request.headers else {}
 
 
 def _abort(request: web.Request) -> None:

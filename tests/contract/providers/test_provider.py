@@ -40,6 +40,8 @@ from astromesh.errors import (
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.providers.base import Provider
+from astromesh.providers.entra import token_request
+from astromesh.providers.openai import OpenAIOptions
 from astromesh.providers.presets import PRESETS
 from astromesh.types import (
     CompletionRequest,
@@ -359,7 +361,7 @@ async def test_the_page_says_what_the_service_supports(world):
         for name, cells in ROW.findall(text)
     }
     names = {name for name in Plugins().names("providers") if name not in {one.name for one in PRESETS}}
-    assert rows.keys() == {*names, "azure"}, "a type of its own has a row"
+    assert rows.keys() == {*names, "azure"} - {"recording"}, "a type of its own has a row"
     supported = {column for column, cell in rows[world.at].items() if cell == "yes"}
     assert supported == {column async for column in supported_by(world)}
 
@@ -970,9 +972,12 @@ async def test_bedrock_signs_with_a_profile_and_with_the_role_of_its_container(
         monkeypatch.delenv(name)
     monkeypatch.setenv("AWS_CONTAINER_CREDENTIALS_FULL_URI", server.url + "/role")
     world.deps = replace(deps, resources=Resources())
-    await streamed(await world.provider(), asking())
+    provider = await world.provider()
+    asked_before = server.roles
+    await streamed(provider, asking())
     await world.deps.resources.close()
     assert [seen.key == KEY for seen in server.seen] == [False, True, True]
+    assert server.roles == asked_before + 1, "what expires soon is renewed"
     assert server.paths[1] == "/model/eu.m-1%3A0/converse"
 
 
@@ -1044,6 +1049,79 @@ async def test_vertex_without_credentials_or_project_says_what_to_set(server, de
     assert type(error) is ProviderUnavailable
 
 
+ENTRA = {"api_key": None, "entra_tenant": "t-1", "entra_client": "c-1"}
+
+
+@pytest.mark.parametrize("how", ["client_credentials", "workload_identity", "managed_identity"])
+async def test_azure_is_called_with_tokens_of_entra(server, deps, monkeypatch, tmp_path, how):
+    (tmp_path / "workload.txt").write_text("signed-by-kubernetes\n")
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", server.url)
+    monkeypatch.setenv("AZURE_FEDERATED_TOKEN_FILE", str(tmp_path / "workload.txt"))
+    monkeypatch.setenv("AZURE_CLIENT_SECRET", "secret-of-c-1")
+    monkeypatch.setenv("IDENTITY_ENDPOINT", server.url + "/identity")
+    monkeypatch.setenv("IDENTITY_HEADER", "of-this-app")
+    azure = World("openai", server, deps, "azure")
+    responses = World("openai_responses", server, deps, "openai_responses")
+    for world in (azure, responses):
+        provider = await world.provider(**ENTRA, entra=how)
+        await provider.complete(asking())
+        await streamed(provider, asking())
+    assert [seen.key for seen in server.seen] == [KEY] * 4
+    (token,) = server.tokens  # one for all of them
+    shown = {
+        "client_credentials": {"client_secret": "secret-of-c-1", "grant_type": "client_credentials"},
+        "workload_identity": {"client_assertion": "signed-by-kubernetes"},
+        "managed_identity": {
+            "resource": "https://cognitiveservices.azure.com",
+            "x-identity-header": "of-this-app",
+        },
+    }[how]
+    assert shown.items() <= token.items()
+    assert token["client_id"] == "c-1"
+    path = "/identity" if how == "managed_identity" else "/t-1/oauth2/v2.0/token"
+    assert (token["path"], "secret" in str(token)) == (path, how == "client_credentials")
+
+
+async def test_a_token_that_entra_refuses_is_no_fault_of_the_request(server, deps, monkeypatch):
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", server.url)
+    world = World("openai", server, deps, "azure")
+    provider = await world.provider(**{**ENTRA, "api_key": "wrong-secret"}, entra="client_credentials")
+    server.refuses_tokens = True
+    error, _ = await refused(provider, asking(), stream=True)
+    assert type(error) is ProviderUnauthorized
+    assert "invalid_client" in str(error) and "wrong-secret" not in str(error)
+    monkeypatch.setenv("AZURE_AUTHORITY_HOST", "http://127.0.0.1:9")
+    provider = await world.provider(**{**ENTRA, "api_key": "other-secret"}, entra="client_credentials")
+    error, _ = await refused(provider, asking(), stream=False)
+    assert (type(error), error.retryable) == (ProviderUnavailable, True)
+
+
+async def test_entra_without_what_it_needs_says_what_to_set(server, deps, monkeypatch):
+    for name in ("TENANT_ID", "CLIENT_ID", "CLIENT_SECRET", "FEDERATED_TOKEN_FILE"):
+        monkeypatch.delenv(f"AZURE_{name}", raising=False)
+    world = World("openai", server, deps, "azure")
+    for how, options, words in (
+        ("client_credentials", {**ENTRA, "entra_tenant": ""}, "`entra_tenant` or AZURE_TENANT_ID"),
+        ("workload_identity", {**ENTRA, "entra_client": ""}, "`entra_client` or AZURE_CLIENT_ID"),
+        ("client_credentials", ENTRA, "AZURE_CLIENT_SECRET"),
+        ("workload_identity", ENTRA, "AZURE_FEDERATED_TOKEN_FILE"),
+        ("managed_identity", {**ENTRA, "endpoint": ""}, "needs the `endpoint`"),
+    ):
+        with pytest.raises((ConfigError, ValueError), match=words):
+            await world.provider(**options, entra=how)
+
+
+def test_a_virtual_machine_is_asked_at_its_own_address(monkeypatch):
+    monkeypatch.delenv("IDENTITY_ENDPOINT", raising=False)
+    made = token_request(OpenAIOptions(model="m", endpoint="https://x", entra="managed_identity"), "")
+    assert made.url == "http://169.254.169.254/metadata/identity/oauth2/token"
+    assert (made.method, dict(made.headers)) == ("GET", {"metadata": "true"})
+    assert dict(made.fields) == {
+        "api-version": "2018-02-01",
+        "resource": "https://cognitiveservices.azure.com",
+    }
+
+
 # -- what is one service's own -------------------------------------------------------------------------------
 
 
@@ -1067,6 +1145,12 @@ async def test_the_openai_sdk_for_azure_accepts_the_same_server(server):
         )
     assert answer.choices[0].message.content == "Hello, world."
     assert server.seen[0].key == KEY
+    client = openai.AsyncAzureOpenAI(
+        azure_endpoint=server.url, api_version="2024-10-21", azure_ad_token_provider=lambda: "entra-token"
+    )
+    async with client:
+        await client.chat.completions.create(model="m-1", messages=[{"role": "user", "content": "Hi"}])
+    assert server.seen[1].key == "entra-token"
 
 
 @both

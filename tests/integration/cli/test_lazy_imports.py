@@ -8,7 +8,7 @@ import sys
 import pytest
 
 _NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "fastapi", "numpy", "redis", "rich"}
-_NAMES |= {"onnxruntime", "tokenizers"}
+_NAMES |= {"boto3", "botocore", "google.auth", "onnxruntime", "tokenizers"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
 _LEAN = "from astromesh.cli import startup; startup.prepare_imports(); "
 _SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.commands.serve"
@@ -35,6 +35,9 @@ _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}
         (_LOAD.format(group="episodic_stores", name="sqlite"), []),
         (_LOAD.format(group="embedders", name="hashing"), []),
         (_LOAD.format(group="embedders", name="onnx"), []),
+        (_LOAD.format(group="providers", name="openai"), []),
+        (_LOAD.format(group="providers", name="bedrock"), ["botocore"]),
+        (_LOAD.format(group="providers", name="vertex"), ["google.auth"]),
         (_LOAD.format(group="patterns", name="react"), []),
         (_LOAD.format(group="patterns", name="reasoning"), ["astromesh.graph.reasoning"]),
         (_LOAD.format(group="conversation_stores", name="postgres"), ["asyncpg"]),

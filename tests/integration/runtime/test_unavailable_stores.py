@@ -41,6 +41,25 @@ async def test_a_file_that_is_no_database_is_named_and_the_server_is_not_ready(t
     assert listed["errors"] == [why]
 
 
+async def test_a_cloud_without_credentials_is_skipped_and_another_model_answers(tmp_path: Path) -> None:
+    cloud = {"provider": "vertex", "model": "gemini-2.5-flash", "credentials_file": "absent.json"}
+    other = {"provider": "scripted", "model": "test-model"}
+    agents = (
+        manifest(model={"primary": cloud, "fallback": [other]}),
+        manifest("lonely", model={"primary": cloud}),
+    )
+    with capture_logs() as logs:
+        async with client_of(runtime_of(write(tmp_path, *agents), ScriptedProvider("hello"))) as client:
+            ready = (await client.get("/health/ready")).json()
+            answer = (await client.post("/v1/agents/helper/run", json=ASK)).json()
+            listed = {one["name"]: one for one in (await client.get("/v1/agents")).json()["agents"]}
+    assert answer["response"] == "hello"
+    assert ready["agents_unavailable"] == ["lonely"]
+    assert "absent.json" in str(listed["lonely"]["errors"])
+    skipped = [one for one in logs if one["event"] == "provider_skipped"]
+    assert {(one["agent"], one["provider"]) for one in skipped} >= {("helper", "vertex/gemini-2.5-flash")}
+
+
 class Away(InMemoryConversations):
     """A store that opens once it has failed for each of these reasons."""
 
