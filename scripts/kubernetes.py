@@ -3,13 +3,15 @@
     python scripts/kubernetes.py            writes deploy/kubernetes/rendered
     python scripts/kubernetes.py --check    reports what is not up to date
 
-That is: `resources`, `namespace`, `patches` by path (strategic merges) and `configMapGenerator` from files.
+That is: `resources`, `namespace`, `images`, `patches` by path (strategic merges) and
+`configMapGenerator` from files.
 """
 
 from __future__ import annotations
 
 import shutil
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +21,7 @@ ROOT = Path(__file__).parents[1]
 FOLDER = ROOT / "deploy" / "kubernetes"
 OVERLAYS = ("small", "ha")
 DASHBOARD = ROOT / "docker" / "grafana" / "astromesh.json"
-KNOWN = {"apiVersion", "kind", "namespace", "resources", "patches", "configMapGenerator"}
+KNOWN = {"apiVersion", "kind", "namespace", "resources", "patches", "images", "configMapGenerator"}
 Object = dict[str, Any]
 
 
@@ -41,6 +43,8 @@ def objects(folder: Path) -> list[Object]:
         for change in documents(folder / patch["path"]):
             (target,) = (one for one in found if _name(one) == _name(change))
             found[found.index(target)] = merged(target, change)
+    if images := {one["name"]: f"{one['newName']}:{one['newTag']}" for one in rules.get("images", ())}:
+        found = [_with_images(one, images) for one in found]
     if namespace := rules.get("namespace"):
         found = [merged(one, {"metadata": {"namespace": namespace}}) for one in found]
     return found
@@ -57,6 +61,17 @@ def merged(base: Any, change: Any) -> Any:
             by_name[one["name"]] = merged(by_name.get(one["name"], {}), one)
         return list(by_name.values())
     return change
+
+
+def _with_images(value: Any, images: Mapping[str, str]) -> Any:
+    if isinstance(value, list):
+        return [_with_images(one, images) for one in value]
+    if not isinstance(value, dict):
+        return value
+    changed = {key: _with_images(one, images) for key, one in value.items()}
+    if isinstance(image := value.get("image"), str):
+        changed["image"] = images.get(image.partition(":")[0], image)
+    return changed
 
 
 def _is_named(value: Any) -> bool:

@@ -3,7 +3,9 @@
 ```python                                      runs, in an empty folder
 <!-- block: continues -->                      runs after the python blocks before it in the same page
 <!-- block: no-run reason="…" -->              does not run or is not validated; the reason is not optional
+<!-- block: served -->                         runs against the server of its page: test_tutorial.py
 <!-- block: file=agents/x.agent.yaml -->       a file for the blocks after it; a manifest is validated
+<!-- block: kustomize=x.yaml -->               a file of an overlay: test_kubernetes_page.py
 ```bash, ```console                            every `make …` and `astromesh …` in it names what exists
 
 The info string of a fence is the language alone, as other parsers of Markdown expect it.

@@ -10,9 +10,10 @@ import typer
 
 
 def manifest_faults(folder: Path) -> list[str]:
-    """What the configuration loader finds wrong in a folder."""
+    """What the configuration loader finds wrong in a folder, or in the folder `config` in it."""
     config = importlib.import_module("astromesh.config.folder")
-    return [str(fault) for fault in config.load(folder).every_fault()]
+    below = folder / "config"
+    return [str(fault) for fault in config.load(below if below.exists() else folder).every_fault()]
 
 
 def astromesh_command() -> Any:

@@ -1,4 +1,4 @@
-"""The tutorial, followed word by word: its files are written, its commands print what it shows."""
+"""The tutorial and the how-tos, followed word by word: files are written, commands print what pages show."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
+import yaml
 
 from tests.conftest import ServerFactory
 from tests.docs.blocks import Block, blocks_of
@@ -15,7 +16,11 @@ from tests.platform.astromesh import CHILD, ROOT
 from tests.platform.forked import shared
 from tests.platform.processes import Command, plain_environment
 
-PAGE = "docs/tutorial.md"
+PAGES = [
+    "docs/tutorial.md",
+    *(str(page.relative_to(ROOT)) for page in (ROOT / "docs" / "how-to").glob("*.md")),
+]
+ADDRESS = "http://127.0.0.1:8000"
 #: what the reader does by hand, or has done
 _BY_HAND = (". .venv/bin/activate", "cd shop")
 
@@ -31,36 +36,76 @@ def steps(block: Block) -> list[tuple[str, str]]:
     return found
 
 
+class Walk:
+    """A reader who follows a page, in a folder of their own."""
+
+    def __init__(self, folder: Path, server_process: ServerFactory) -> None:
+        self.folder, self.project, self.url = folder, folder / "shop", ""
+        self._server_process = server_process
+        path = f"{self.project}:{CHILD}:{ROOT}"
+        self.environment = plain_environment(folder, {"PYTHONPATH": path})
+
+    def write(self, name: str, content: str) -> None:
+        (self.project / name).parent.mkdir(parents=True, exist_ok=True)
+        (self.project / name).write_text(content)
+
+    def serve(self) -> None:
+        data = {"ASTROMESH_DATA_DIR": str(self.project / ".astromesh")}
+        self.url = self._server_process(self.project / "config", env=data).url
+
+    def run(self, block: Block) -> None:
+        """Executes a program against the server."""
+        program, log = block.content.replace(ADDRESS, self.url), self.folder / "program.log"
+        code = shared().spawn(Command(["-c", program], self.environment, self.project), log).wait(60)
+        assert code == 0, log.read_text()
+
+    def prints(self, command: str, expected: str) -> None:
+        words = shlex.split(command.replace(ADDRESS, self.url))
+        folder = self.project if self.project.exists() else self.folder
+        if words[0] == "astromesh":
+            done = shared().run(Command(words, self.environment, folder))
+        else:
+            done = subprocess.run(
+                words,
+                cwd=folder,
+                env=self.environment,
+                text=True,
+                timeout=60,
+                check=False,
+                capture_output=True,
+            )
+        printed = done.stderr if done.returncode else done.stdout
+        assert matches(expected, printed), done.stderr + done.stdout
+
+
 @pytest.mark.timeout(300)  # ten processes, one after another
-def test_the_tutorial_does_what_it_shows(
-    tmp_path: Path, server_process: ServerFactory, subtests: pytest.Subtests
+@pytest.mark.parametrize("page", sorted(PAGES))
+def test_a_page_does_what_it_shows(
+    page: str, tmp_path: Path, server_process: ServerFactory, subtests: pytest.Subtests
 ) -> None:
-    project, url = tmp_path / "shop", ""
-    environment = plain_environment(tmp_path, {"PYTHONPATH": f"{CHILD}:{ROOT}"})
-    for block in blocks_of(PAGE, (ROOT / PAGE).read_text()):
-        if name := block.options.get("file"):
-            (project / name).parent.mkdir(parents=True, exist_ok=True)
-            (project / name).write_text(block.content)
-        if block.language == "sh" and "astromesh serve" in block.content and not url:
-            url = server_process(
-                project / "config", env={"ASTROMESH_DATA_DIR": str(project / ".astromesh")}
-            ).url
-        for command, expected in steps(block) if block.language == "console" else ():
-            if command in _BY_HAND:
-                continue
-            with subtests.test(command):
-                line = command.replace("http://127.0.0.1:8000", url)
-                words = shlex.split(line)
-                folder = project if project.exists() else tmp_path
-                if words[0] == "astromesh":
-                    done = shared().run(Command(words, environment, folder))
-                else:
-                    done = subprocess.run(
-                        words, cwd=folder, env=environment, text=True, timeout=60, check=False,
-                        capture_output=True,
-                    )  # fmt: skip
-                printed = done.stderr if done.returncode else done.stdout
-                assert matches(expected, printed), done.stderr + done.stdout
+    walk = Walk(tmp_path, server_process)
+    for block in blocks_of(page, (ROOT / page).read_text()):
+        with subtests.test(block.place):
+            if name := block.options.get("file"):
+                walk.write(name, block.content)
+            if block.language == "sh" and "astromesh serve" in block.content and not walk.url:
+                walk.serve()
+            if "served" in block.options:
+                walk.run(block)
+            for command, expected in steps(block) if block.language == "console" else ():
+                if command not in _BY_HAND:
+                    walk.prints(command, expected)
+
+
+def test_the_tutorial_ends_with_tools_memory_knowledge_approval_and_a_test() -> None:
+    files = {
+        block.options.get("file"): block.content for block in blocks_of("", (ROOT / PAGES[0]).read_text())
+    }
+    spec = yaml.safe_load(files["config/agents/assistant.agent.yaml"])["spec"]
+    assert {tool["type"] for tool in spec["tools"]} == {"rag", "internal"}
+    assert [tool["name"] for tool in spec["tools"] if tool.get("approval")] == ["refund_order"]
+    assert spec["memory"]["conversational"]["backend"] == "sqlite"
+    assert {"config/knowledge/returns.md", "config/evals/assistant.yaml"} <= files.keys()
 
 
 def matches(expected: str, printed: str) -> bool:
