@@ -16,6 +16,9 @@ from typing import Any
 import yaml
 
 ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT / "scripts" / "book"))
+import reference  # noqa: E402
+
 DOCS = ROOT / "docs"
 FILE = DOCS / "llms.txt"
 
@@ -41,6 +44,12 @@ def prose(text: str) -> Iterator[str]:
             yield line
 
 
+def generated(page: str) -> str:
+    """The entry of a page that only the built book has."""
+    title, about = reference.PAGES[Path(page).stem]
+    return f"- [{title}]({page}): {about}"
+
+
 def entry(page: Path) -> str:
     title, _, rest = page.read_text().partition("\n")
     sentence = SENTENCE.match(next(prose(rest), ""))
@@ -58,7 +67,11 @@ def pages(contents: Any) -> Iterator[str]:
 
 
 def section(title: str, contents: Any) -> str:
-    entries = [entry(DOCS / page) for page in pages(contents) if (DOCS / page).exists()]
+    names = list(pages(contents))
+    entries = [entry(DOCS / name) for name in names if (DOCS / name).exists()]
+    entries += [
+        generated(name) for name in names if Path(name).stem in reference.PAGES and "reference/" in name
+    ]
     return "\n".join([f"## {title}", "", *entries])
 
 

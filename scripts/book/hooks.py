@@ -5,6 +5,7 @@
 - The comment before a fence, which tells the tests what to do, becomes the title of the block or nothing.
 - Diagrams and the search without a server need two scripts. npm installs them into `.venv/book` from
   `package-lock.json`; the page loads them from the site.
+- The pages of reference/ are made of the code.
 - Beside each page stands its Markdown, where llms.txt leads.
 """
 
@@ -15,8 +16,10 @@ import re
 import shutil
 import sys
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 
+import reference  # beside this file
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -53,6 +56,8 @@ def on_config(config: MkDocsConfig) -> MkDocsConfig:
 def on_files(files: Files, *, config: MkDocsConfig) -> Files:
     for source, page in OUTSIDE.items():
         files.append(File.generated(config, page, abs_src_path=str(ROOT / source)))
+    for page, text in _generated().items():
+        files.append(File.generated(config, page, content=text))
     for name, source in SCRIPTS.items():
         files.append(File.generated(config, name, abs_src_path=str(PACKAGES / source)))
     return files
@@ -86,7 +91,16 @@ def fence(found: re.Match[str]) -> str:
 
 
 def on_post_build(*, config: MkDocsConfig) -> None:
+    """Puts the Markdown beside the pages."""
+    site = Path(config.site_dir)
     for source in Path(config.docs_dir).rglob("*.md"):
-        copy = Path(config.site_dir) / source.relative_to(config.docs_dir)
+        copy = site / source.relative_to(config.docs_dir)
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(source, copy)
+    for name, text in _generated().items():
+        (site / name).write_text(text)
+
+
+@cache
+def _generated() -> Mapping[str, str]:
+    return {f"reference/{name}.md": reference.page(name) for name in ("index", *reference.PAGES)}

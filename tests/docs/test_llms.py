@@ -17,5 +17,7 @@ def test_every_page_has_a_sentence_that_says_what_it_is_about() -> None:
     index = (ROOT / "docs" / "llms.txt").read_text()
     entries = [line for line in index.splitlines() if line.startswith("- [")]
     pages = list((ROOT / "docs").rglob("*.md"))
-    assert len(entries) == len(pages)
+    made = [line for line in entries if "](reference/" in line]
+    assert len(entries) == len(pages) + len(made)
+    assert len(made) == 6  # pages that only the built book has
     assert [line for line in entries if not line.endswith(".") or len(line) > 320] == []
