@@ -3,6 +3,7 @@
 - README, changelog and the clients' pages are pages of the book. A link to another file of the repository
   becomes its text.
 - The comment before a fence, which tells the tests what to do, becomes the title of the block or nothing.
+- Two programs of a migration guide stand side by side, on a page without menus beside it.
 - Diagrams and the search without a server need two scripts. npm installs them into `.venv/book` from
   `package-lock.json`; the page loads them from the site.
 - The pages of reference/ are made of the code.
@@ -43,6 +44,19 @@ _SOURCES = {page: file for file, page in OUTSIDE.items()}
 _LINK = re.compile(r"(!?)\[([^\]]*)\]\((?![a-z]+:|#)([^)#\s]+)(#[^)\s]*)?\)")
 _BLOCK = re.compile(r"^( *)<!-- block: (.*) -->\n *```(\w*)$", re.MULTILINE)
 _FILE = re.compile(r"\bfile=(\S+)")
+_PROGRAM = r"\*\*([^*\n]+)\*\*\n\n(?:<!-- block: [^\n]* -->\n)?```python\n(.*?)^```\n"
+#: theirs and ours
+_PAIR = re.compile(f"^{_PROGRAM}\n{_PROGRAM}", re.MULTILINE | re.DOTALL)
+_BESIDE = """<div class="grid" markdown>
+
+```python title="\\1"
+\\2```
+
+```python title="\\3"
+\\4```
+
+</div>
+"""
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -64,6 +78,9 @@ def on_files(files: Files, *, config: MkDocsConfig) -> Files:
 
 
 def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: Files) -> str:
+    if page.file.src_uri.startswith("coming-from-"):
+        page.meta["hide"] = ["navigation", "toc"]
+        markdown = _PAIR.sub(_BESIDE, markdown)
     parts = _FENCE.split(markdown)
     prose = (_LINK.sub(lambda found: link(found, page.file.src_uri, files), part) for part in parts[::2])
     parts[::2] = prose

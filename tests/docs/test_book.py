@@ -18,6 +18,7 @@ from astromesh.api.fastapi_app import create_fastapi_app
 from astromesh.events import _KINDS as TYPED
 from tests.browser.conftest import launched
 from tests.docs.blocks import blocks_of
+from tests.docs.test_comparisons import sections
 from tests.platform.astromesh import ROOT
 
 #: what a browser loads with the page; a plain link is not
@@ -82,6 +83,8 @@ def marks_for_tests_are_gone(site: Path) -> None:
     assert "<!-- block" not in tutorial
     assert '<span class="filename">shop_tools.py</span>' in tutorial
     assert "Replace the agent's file." in (site / "tutorial.md").read_text()
+    guide = (site / "coming-from-agno.html").read_text()
+    assert guide.count('class="grid"') == len(sections("agno"))  # programs side by side
 
 
 def generated_pages_are_complete(site: Path) -> None:
