@@ -22,8 +22,8 @@ def test_the_overlay_replaces_image_and_agents(tmp_path: Path) -> None:
     overlay = tmp_path / "mine"
     overlay.mkdir()
     for block in blocks_of(PAGE.name, PAGE.read_text()):
-        if name := block.options.get("kustomize"):
-            (overlay / name).write_text(block.content)
+        if file := block.options.get("kustomize"):
+            (overlay / file).write_text(block.content)
 
     objects = {(one["kind"], one["metadata"]["name"]): one for one in kustomize.objects(overlay)}
     deployments = [one for (kind, _), one in objects.items() if kind == "Deployment"]
