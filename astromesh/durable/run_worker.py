@@ -103,6 +103,8 @@ QUEUED_SECONDS = 2.0
 #: of a backend with timers: seconds between two sweeps, and until a queued run is sent to it again
 _PLACED_SWEEP_SECONDS, _PLACED_QUEUED_SECONDS = 5.0, 10.0
 _EVERY_QUEUED = 1e-6
+#: runs that are sent again before the next look
+_PAGE = 100
 #: runs that this process starts at the same time, and those that wait here for room; the backend dispatches
 #: more, to any process with room
 _MAX_STARTING, _MAX_LOCAL_QUEUE = 128, 1000
@@ -229,6 +231,8 @@ class RunWorker:
         self._draining = False
         #: the first sweep dispatches every queued run: a dead process may have had it
         self._queued = _EVERY_QUEUED
+        #: the time until which all queued runs are to be sent again to a backend that places them, or 0
+        self._resend_before = 0.0
         self._segments: dict[str, Segment] = {}
         #: runs that are claimed now, or are active
         self._run_ids: set[str] = set()
@@ -793,16 +797,34 @@ class RunWorker:
 
     async def sweep(self, worker: str) -> float:
         """Dispatches runs that are due. Without room, it leaves queued runs to other processes."""
-        queued = self._queued if self._has_room or self._is_placed else _NEVER_SECONDS
+        if self._is_placed:
+            await self._redact_ended()
+            return await self._sweep_placed()
+        queued = self._queued if self._has_room else _NEVER_SECONDS
         due = await self.store.overdue(LEASE_SECONDS, queued=queued, limits=self._host.max_running)
-        self._queued = _PLACED_QUEUED_SECONDS if self._is_placed else QUEUED_SECONDS
+        self._queued = QUEUED_SECONDS
         for run_id, _ in due:
-            if run_id in self._run_ids or run_id in self._local_queue:
-                continue
-            if not await self._dispatch(run_id):  # the server of the backend is away
-                break
+            if run_id not in self._run_ids and run_id not in self._local_queue:
+                await self._dispatch(run_id)
         await self._redact_ended()
-        return _PLACED_SWEEP_SECONDS if self._queued == _PLACED_QUEUED_SECONDS else SWEEP_SECONDS
+        return SWEEP_SECONDS
+
+    async def _sweep_placed(self) -> float:
+        """Sends to the backend what it may not know.
+
+        That is what is queued for long; and page by page, everything that was queued before it was away.
+        """
+        queued = _PLACED_QUEUED_SECONDS
+        if self._resend_before:
+            queued = max(self._host.clock.now() - self._resend_before, _EVERY_QUEUED)
+        due = await self.store.overdue(LEASE_SECONDS, _PAGE, queued=queued, limits=self._host.max_running)
+        for run_id, _ in due:
+            if run_id not in self._run_ids and not await self._dispatch(run_id):
+                return SWEEP_SECONDS  # and then this page again
+        if len(due) >= _PAGE:
+            return 0.0
+        self._resend_before = 0.0
+        return _PLACED_SWEEP_SECONDS
 
     async def take_over(self, worker: str, dead: str) -> None:
         for run_id, _ in await self.store.release_worker(dead, died=True):
@@ -816,7 +838,7 @@ class RunWorker:
 
     def _sweep_queued(self) -> None:
         """Dispatches every queued run again: the server of the backend has lost them, or is new."""
-        self._queued = _EVERY_QUEUED
+        self._resend_before = self._host.clock.now()
         self._worker.wake()
 
     def _wake(self, name: str) -> None:
@@ -861,6 +883,6 @@ class RunWorker:
             await self._backend.dispatch(row)
         except AstromeshError as error:
             log.debug("run_not_dispatched", run_id=row.run_id, error=str(error))
-            self._queued = min(self._queued, QUEUED_SECONDS)
+            self._resend_before = self._host.clock.now()
             return False
         return True

@@ -97,6 +97,20 @@ async def test_accepted_runs_go_on_under_restate_and_back(tmp_path, restate_serv
     assert heard.index("0") < heard.index("1")
 
 
+async def test_all_runs_that_restate_does_not_know_are_sent_to_it(tmp_path, restate_server):
+    """More than one look at the store finds, by a clock that stands still: nothing becomes due by waiting."""
+    write(tmp_path, manifest())
+    clock, sessions = ManualClock(), [f"s-{n}" for n in range(120)]
+    async with runtime_of(tmp_path, ScriptedProvider("Hi", repeat=True), clock=clock) as runtime:
+        runtime.durable.executes = False
+        left = await accept(runtime, *sessions)
+    clock.advance(1.0)
+    place(tmp_path, restate(restate_server, free_port()))
+    async with runtime_of(tmp_path, ScriptedProvider("Hi", repeat=True), clock=clock) as runtime:
+        await runtime.durable.start()
+        await status_becomes(runtime, "completed", *left)
+
+
 async def test_an_approval_expires_after_seven_days_by_a_timer_of_restate(tmp_path, restate_server):
     write(tmp_path, manifest(tools=[TOOL]))
     place(tmp_path, restate(restate_server, free_port()))
