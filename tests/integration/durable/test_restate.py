@@ -111,20 +111,26 @@ async def test_all_runs_that_restate_does_not_know_are_sent_to_it(tmp_path, rest
         await status_becomes(runtime, "completed", *left)
 
 
-async def test_an_approval_expires_after_seven_days_by_a_timer_of_restate(tmp_path, restate_server):
-    write(tmp_path, manifest(tools=[TOOL]))
+async def test_a_week_for_an_approval_and_the_next_schedule_are_timers_of_restate(tmp_path, restate_server):
+    yearly = {"cron": "0 0 1 1 *", "query": "A new year"}
+    write(tmp_path, manifest(tools=[TOOL]), manifest("yearly", schedules=[yearly]))
     place(tmp_path, restate(restate_server, free_port()))
     clock = ManualClock()
     async with runtime_of(tmp_path, ScriptedProvider(asks_once, repeat=True), clock=clock) as runtime:
         (run_id,) = await accept(runtime, "s-1")
         await status_becomes(runtime, "waiting", run_id)
 
-        async def is_scheduled() -> bool:
-            rows = restate_server.query("select * from sys_invocation where status = 'scheduled'")
-            begins = [datetime.fromisoformat(row["scheduled_start_at"]) for row in rows]
-            return any(at > datetime.now(UTC) + timedelta(days=6) for at in begins)
+        runtime.schedules.start()
+        later: dict[str, datetime] = {}
 
-        await until(is_scheduled)
+        async def are_scheduled() -> bool:
+            for row in restate_server.query("select * from sys_invocation where status = 'scheduled'"):
+                name = row["idempotency_key"].partition("/")[0]
+                later[name] = datetime.fromisoformat(row["scheduled_start_at"])
+            return {"runs", "schedules"} <= set(later)
+
+        await until(are_scheduled)
+        assert timedelta(days=6) < later["runs"] - datetime.now(UTC) < timedelta(days=8)
         clock.advance(WEEK + 1.0)
         await runtime.durable.wake_at("runs", clock.now())  # the server's own clock cannot be moved
         await status_becomes(runtime, "completed", run_id)
