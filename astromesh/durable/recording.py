@@ -237,27 +237,54 @@ _NAMES = frozenset(
 )
 
 
+#: what a node has made: values of any form, of which no key and no text is the record's own
+_DATA = frozenset({"output", "raw_output", "context"})
+
+
+def is_sealed(key: str, holder: Mapping[str, Any]) -> bool:
+    """Whether a key of an object holds what only the provider of a model may read: that of a tool call."""
+    return key == "kept" and "name" in holder and "arguments" in holder
+
+
+def _redacted_data(value: Any, redact: Redactor) -> Any:
+    if isinstance(value, list):
+        return [_redacted_data(one, redact) for one in value]
+    if isinstance(value, dict):
+        return {
+            redact(key, "output"): "" if is_sealed(key, value) else _redacted_data(inner, redact)
+            for key, inner in value.items()
+        }
+    return redact(value, "output")
+
+
+def _redacted_texts(value: Any, redact: Redactor, key: str = "") -> Any:
+    """Returns a part of the record of a node under the rules. Args: key: under which it stands."""
+    if isinstance(value, str):
+        if key in _NAMES:
+            return value
+        return redacted_arguments(value, redact) if key == "arguments" else redact(value, "output")
+    if isinstance(value, list):
+        return [_redacted_texts(one, redact) for one in value]
+    if isinstance(value, dict):
+        return {key: _redacted_field(key, value, redact) for key in value}
+    return value
+
+
+def _redacted_field(key: str, holder: JsonObject, redact: Redactor) -> Any:
+    if key in _DATA:
+        return _redacted_data(holder[key], redact)
+    return "" if is_sealed(key, holder) else _redacted_texts(holder[key], redact, key)
+
+
 def _redacted_node(record: JsonObject, redact: Redactor) -> JsonObject:
     """Returns the record of a node with the texts of its result, its writes and its calls redacted.
 
-    Names, paths and numbers stay: the run follows them.
+    Names, paths and numbers of the record itself stay: the run follows them.
     """
-
-    def texts(value: Any, key: str = "") -> Any:
-        if isinstance(value, str):
-            if key in _NAMES:
-                return value
-            return redacted_arguments(value, redact) if key == "arguments" else redact(value, "output")
-        if isinstance(value, list):
-            return [*map(texts, value)]
-        if isinstance(value, dict):
-            return {key: "" if key == "kept" else texts(inner, key) for key, inner in value.items()}
-        return value
-
     record = orjson.loads(orjson.dumps(record, option=orjson.OPT_NON_STR_KEYS))  # parts may be encoded
     for key in ("result", "writes", "text"):
         if key in record:
-            record[key] = texts(record[key])
+            record[key] = _redacted_texts(record[key], redact)
     for call in record.get("calls", ()):
         call.pop("request", None)
         if "arguments" in call:

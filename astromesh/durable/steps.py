@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, get_args
 
 from astromesh.durable.base import JournalStep
-from astromesh.durable.recording import Redactor, has_said, redacted, requests_of
+from astromesh.durable.recording import Redactor, has_said, is_sealed, redacted, requests_of
 from astromesh.telemetry.ids import derived_run_id
 from astromesh.types import JsonObject
 
@@ -233,5 +233,5 @@ def without_kept(value: Any) -> Any:
     if isinstance(value, list):
         return [*map(without_kept, value)]
     if isinstance(value, dict):
-        return {key: without_kept(inner) for key, inner in value.items() if key != "kept"}
+        return {key: without_kept(inner) for key, inner in value.items() if not is_sealed(key, value)}
     return value

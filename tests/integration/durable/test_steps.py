@@ -204,6 +204,30 @@ async def test_what_the_output_rules_hide_is_in_no_step(tmp_path: Path) -> None:
     assert "ann@" not in shown + kept
 
 
+async def test_what_a_node_has_made_is_data_under_the_output_rules(tmp_path: Path) -> None:
+    """Whatever its keys are called: only the names and thoughts of the record itself are no data."""
+    nodes = [{"name": "first", "kind": "prompt", "instructions": "Begin."},
+             {"name": "second", "kind": "prompt", "instructions": "End.", "is_terminal": True}]  # fmt: skip
+    graph = {"name": "plan", "entry": "first", "nodes": nodes, "edges": [{"from": "first", "to": "second"}]}
+    head = {"apiVersion": "astromesh/v1", "kind": "Graph", "metadata": {"name": "plan"}, "spec": graph}
+    rules = {"output": [{"type": "pii_detection", "action": "redact"}]}
+    spec = manifest(orchestration={"pattern": "graph", "graph": "plan"}, guardrails=rules)
+    folder = write(tmp_path, spec)
+    (folder / "graphs").mkdir()
+    (folder / "graphs" / "plan.graph.yaml").write_text(json.dumps(head))
+    made = {"name": "ann@example.com", "kept": "all", "cards": ["4111111111111111"], "ann@example.com": 1}
+    async with serving(folder, ScriptedProvider(json.dumps(made), "two")) as (client, runtime):
+        run_id = await ended(client)
+        steps = await contents(client, run_id)
+        stored = str(await runtime.durable.store.steps(run_id))
+        replay = (await client.post(f"/v1/runs/{run_id}/replay")).json()
+    output = {"name": "[EMAIL]", "kept": "all", "cards": ["[CREDIT_CARD]"], "[EMAIL]": 1}
+    assert steps[3]["output"]["result"]["output"] == output
+    assert steps[5]["input"]["outputs"] == {"first": output}
+    assert "ann@" not in stored and "4111111111111111" not in stored
+    assert replay["reproduced"], replay
+
+
 async def at_rest(runtime: AgentRuntime, run_id: str) -> str:
     """Returns what is stored of an ended run, when its address has left it."""
     store, kept = runtime.durable.store, "ann@"
