@@ -169,6 +169,7 @@ GROUPS = (
     "task_stores",
     "graph_stores",
     "budget_stores",
+    "call_limits",
     "exporters",
     "durable_backends",
     "publishers",

@@ -10,8 +10,10 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
+from astromesh.access.call_limits import CallLimit, LocalCallLimit
 from astromesh.access.keys import ApiKeyAuthenticator, ApiKeyStore, open_authenticator
 from astromesh.access.scopes import permits, permits_any
+from astromesh.api.middleware.limits import TENANT_LOAD
 from astromesh.api.middleware.response import RATE_LIMIT
 from astromesh.api.requests import caller_of, headers_of
 from astromesh.errors import Forbidden, RateLimited, Unauthorized
@@ -19,9 +21,7 @@ from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.sqlite import FILE, shared_database
-from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import RateLimit
-from astromesh.tools.rate_limit import SlidingWindow
 from astromesh.types import DEFAULT_TENANT, CallerContext
 
 #: the principal of a server without authentication, which listens on loopback: it may do everything
@@ -45,21 +45,18 @@ class Auth:
     Args:
         methods: tried in order; without any, everybody is the anonymous local principal.
         origins: web pages that may call without a credential, besides those of this machine; `*` for all.
-        rate: how many calls each principal may make; None for any number.
-        clock: measures `rate`.
+        calls: how many calls each principal may make; None for any number.
     """
 
     def __init__(
         self,
         methods: tuple[Authenticator, ...] = (),
         origins: Collection[str] = (),
-        rate: RateLimit | None = None,
-        clock: Clock | None = None,
+        calls: CallLimit | None = None,
     ) -> None:
         self._methods = methods
         self._origins = origins
-        self._calls = SlidingWindow(rate) if rate else None
-        self._clock = clock or SystemClock()
+        self._calls = calls
 
     @property
     def needs_credentials(self) -> bool:
@@ -92,16 +89,19 @@ class Auth:
             Unauthorized: there is no credential, or it is not valid.
             Forbidden: the credential is valid and lacks this scope.
             RateLimited: the principal has called too often.
+            Overloaded: its tenant has more than its share of the active requests.
         """
         caller = await self._authenticate(headers) if self._methods else self._anonymous(headers)
-        self.count(caller, state)
+        await self.count(caller, state)
+        if state is not None and TENANT_LOAD in state:
+            state[TENANT_LOAD].enter(state, caller.tenant_id)
         if scope != ANY_SCOPE and not (
             permits_any(caller.scopes, scope) if any_resource else permits(caller.scopes, scope, resource)
         ):
             raise Forbidden(f"This request needs the scope {scope!r}, which your key or token does not have.")
         return caller
 
-    def count(self, caller: CallerContext, state: MutableMapping[str, Any] | None = None) -> None:
+    async def count(self, caller: CallerContext, state: MutableMapping[str, Any] | None = None) -> None:
         """Counts a call of a principal, over all its keys, tokens and sockets. Args: state: see `authorise`.
 
         Raises:
@@ -109,10 +109,9 @@ class Auth:
         """
         if self._calls is None:
             return
-        key, now = (caller.tenant_id, caller.user_id), self._clock.monotonic()
-        wait = self._calls.take(key, now)
+        wait, left, reset = await self._calls.take((caller.tenant_id, caller.user_id))
         if state is not None:
-            state[RATE_LIMIT] = self._calls.limit.max_calls, *self._calls.state(key, now)
+            state[RATE_LIMIT] = self._calls.limit.max_calls, left, reset
         if wait > 0:
             raise RateLimited("You have sent too many requests (spec.api.rate_limit). Try again later.", wait)
 
@@ -202,9 +201,20 @@ async def auth_from_config(runtime: AgentRuntime) -> Auth:
     """Returns the authentication that `spec.auth.mode` names for an open runtime; it closes with it."""
     spec = runtime.state.configuration.runtime.spec
     methods = [await method(runtime) for method in _METHODS[spec.auth.mode]]
-    limit = spec.api.rate_limit
-    rate = RateLimit(limit.max_calls, limit.window_seconds) if limit else None
-    return Auth(tuple(methods), spec.api.cors_origins, rate, runtime.clock)
+    return Auth(tuple(methods), spec.api.cors_origins, await _call_limit(runtime))
+
+
+async def _call_limit(runtime: AgentRuntime) -> CallLimit | None:
+    """Returns `spec.api.rate_limit`: over PostgreSQL of all processes, else of this one."""
+    limit = runtime.state.configuration.runtime.spec.api.rate_limit
+    if limit is None:
+        return None
+    rate = RateLimit(limit.max_calls, limit.window_seconds)
+    if not runtime.state.deps.storage_url.startswith("postgres"):
+        return LocalCallLimit(rate, runtime.clock)
+    options = rate._asdict()
+    found: CallLimit = await runtime.plugins.open("call_limits", "postgres", options, runtime.state.deps)
+    return found
 
 
 async def _api_keys(runtime: AgentRuntime) -> ApiKeyAuthenticator:

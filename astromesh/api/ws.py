@@ -170,7 +170,7 @@ class Connection:
     async def _handle(self, text: str | None) -> None:
         match _parse(text):
             case RunFrame() as frame:
-                self._start(frame)
+                await self._start(frame)
             case CancelFrame(run_id=run_id):
                 await self._cancel(run_id)
             case ResumeFrame(run_id=run_id, after=after):
@@ -178,10 +178,10 @@ class Connection:
             case _:
                 self._send({"type": "pong"})
 
-    def _start(self, frame: RunFrame) -> None:
+    async def _start(self, frame: RunFrame) -> None:
         if len(self._runs) >= MAX_RUNS:
             raise Overloaded(f"{MAX_RUNS} runs are active on this socket. Wait for one to end.")
-        self.socket.app.state.auth.count(self._caller)
+        await self.socket.app.state.auth.count(self._caller)
         request = run_request(frame, frame.traceparent or self.socket.headers.get("traceparent"))
         task = asyncio.create_task(self._guard(self._run, request))
         self._runs.add(task)

@@ -949,6 +949,20 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
     async def heard(self, run_id: str, after: int, limit: int) -> tuple[Event, ...]:
         """Returns such events after a number."""
 
+    async def request_state(self, id: str, request: EventRequest, now: float) -> None:
+        """Asks the process that has a plain run for its state. Args: id: of the question."""
+
+    async def state_requests(self, since: float) -> tuple[tuple[str, EventRequest], ...]:
+        """Returns the questions after a time that nobody has answered, by id."""
+
+    async def answer_state(self, id: str, state: JsonObject) -> None: ...
+
+    async def state_answer(self, id: str) -> JsonObject | None:
+        """Returns the answer to a question, or None."""
+
+    async def delete_lookup(self, id: str, before: float) -> None:
+        """Deletes a question, and those that are older than a time."""
+
     async def expire_listeners(self, before: float) -> None:
         """Deletes requests that were not made again since, and the events that nobody requests."""
 

@@ -1,8 +1,9 @@
-"""The events of plain runs of another process of the same database, while somebody listens.
+"""The events of plain runs of another process of the same database, while somebody listens, and their state.
 
 The events of a plain run are in the memory of its process. A process whose reader wants them stores a
 request, and renews it. The process that has the run checks the viewer, and writes the run's events into a
-table as long as there are such requests. They are deleted soon afterwards.
+table as long as there are such requests. They are deleted soon afterwards. A question for the state of a
+run is answered once.
 """
 
 from __future__ import annotations
@@ -11,24 +12,27 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from functools import partial
+from uuid import uuid4
 
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import EventRequest, RunStore
 from astromesh.durable.leases import cancel_and_wait
 from astromesh.durable.remote_cancel import SEEN_SECONDS, may_be_new
-from astromesh.durable.run_registry import event_not_reached
+from astromesh.durable.run_registry import event_not_reached, row_of, run_json
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import EventsGone, RunCrashed, StoreError
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import PRIVATE_EVENTS, TERMINAL_EVENTS, EventSink, send_stored
 from astromesh.telemetry.run_log import RunLog, RunLogs
-from astromesh.types import Event
+from astromesh.types import Event, JsonObject
 
 #: seconds between two renewals of a request, and of its acceptance; seconds after which either is over
 _RENEWAL_SECONDS, _SILENCE_SECONDS = 5.0, 20.0
 #: seconds between two looks for an acceptance, and for new events where no notification comes
 _ACCEPTANCE_POLL_SECONDS, _POLL_SECONDS, _HEARING_POLL_SECONDS = 0.05, 0.1, 2.0
+#: seconds after which nobody waits for the state of a run
+_LOOKUP_SECONDS = 30.0
 #: seconds between two writes of events of one run; events of one read
 _WRITE_SECONDS, _PAGE = 0.025, 1000
 
@@ -53,6 +57,7 @@ class RemoteEvents:
 
     async def poll(self, store: RunStore) -> None:
         """Writes the events of runs of this process that others ask for, and of no others."""
+        await self._answer_states(store)
         asked = await store.event_requests(self._clock.now() - _SILENCE_SECONDS)
         found = {one: log for one in asked if (log := self._visible(one)) is not None}
         for request, log in found.items():
@@ -61,6 +66,12 @@ class RemoteEvents:
         run_ids = {one.run_id for one in found}
         for run_id in self._publications.keys() - run_ids:
             await self._publications.pop(run_id).close()
+
+    async def _answer_states(self, store: RunStore) -> None:
+        for lookup, request in await store.state_requests(self._clock.now() - _LOOKUP_SECONDS):
+            log = self._logs.find(request.run_id)
+            if log is not None and not log.durable and log.visible(request.tenant, request.owner or None):
+                await store.answer_state(lookup, run_json(row_of(log)))
 
     def _visible(self, request: EventRequest) -> RunLog | None:
         log = self._logs.find(request.run_id)
@@ -80,6 +91,25 @@ class RemoteEvents:
             await store.accept_events(request, now, publication.since)
 
     # -- requests to other processes -----------------------------------------------------------------------
+
+    async def state(
+        self, run_id: str, viewer: Viewer, may_be_elsewhere: Callable[[], Awaitable[bool]]
+    ) -> JsonObject | None:
+        """Returns a run as the process that has it shows it; None if none has it for this viewer.
+
+        Args:
+            may_be_elsewhere: whether some process may still answer.
+        """
+        store = await self._durable.open_if_used()
+        if store is None or not may_be_new(self._clock, run_id):
+            return None
+        lookup, now = uuid4().hex, self._clock.now()
+        await store.request_state(lookup, EventRequest(run_id, viewer.tenant, viewer.owner or ""), now)
+        try:
+            self._durable.publish(run_id, 0)
+            return await _answer_of(store, lookup, may_be_elsewhere)
+        finally:
+            await asyncio.shield(store.delete_lookup(lookup, now - _LOOKUP_SECONDS))
 
     async def follow(
         self,
@@ -103,6 +133,18 @@ class RemoteEvents:
             return None
         reader = _Reader(self._durable, store, EventRequest(run_id, viewer.tenant, viewer.owner or ""), sink)
         return await reader.start(after, self._clock, may_be_elsewhere)
+
+
+async def _answer_of(
+    store: RunStore, id: str, may_be_elsewhere: Callable[[], Awaitable[bool]]
+) -> JsonObject | None:
+    for number in range(1, int(SEEN_SECONDS / _ACCEPTANCE_POLL_SECONDS)):
+        await asyncio.sleep(_ACCEPTANCE_POLL_SECONDS)
+        if (answer := await store.state_answer(id)) is not None:
+            return answer
+        if number % 5 == 0 and not await may_be_elsewhere():
+            return None
+    return None
 
 
 class _Publication:

@@ -273,6 +273,23 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
         rows = await self._queries.read("heard", run_id, after, limit)
         return tuple(map(partial(event_of, run_id), rows))
 
+    async def request_state(self, id: str, request: EventRequest, now: float) -> None:
+        await self._queries.write("request_state", id, *request, now)
+
+    async def state_requests(self, since: float) -> tuple[tuple[str, EventRequest], ...]:
+        rows = await self._queries.read("state_requests", since)
+        return tuple((row[0], EventRequest(*tuple(row)[1:])) for row in rows)
+
+    async def answer_state(self, id: str, state: JsonObject) -> None:
+        await self._queries.write("answer_state", id, text_of(state))
+
+    async def state_answer(self, id: str) -> JsonObject | None:
+        rows = await self._queries.read("state_answer", id)
+        return value_of(rows[0][0]) if rows else None
+
+    async def delete_lookup(self, id: str, before: float) -> None:
+        await self._queries.write("delete_lookup", id, before)
+
     async def expire_listeners(self, before: float) -> None:
         async def expire(tx: Transaction) -> None:
             if await tx.execute("expire_listeners", before):

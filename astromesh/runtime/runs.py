@@ -156,8 +156,15 @@ class Runs:
     # -- queries -------------------------------------------------------------------------------------------
 
     async def get(self, run_id: str, viewer: Viewer) -> JsonObject:
-        """Returns one run as the API shows it."""
-        return await self._stored.detailed(await self.row(run_id, viewer))
+        """Returns one run as the API shows it, also an active one of another process."""
+        found = await self._find(run_id, viewer)
+        if found is None and not self.logs.was_dropped(run_id, *viewer):
+            elsewhere = partial(self._may_be_elsewhere, run_id, viewer)
+            state = await self._remote_events.state(run_id, viewer, elsewhere)
+            if state is not None:
+                return state
+        _, run = found or await self._find_now(run_id, viewer)
+        return await self._stored.detailed(run)
 
     async def row(self, run_id: str, viewer: Viewer) -> RunRow:
         """Returns the row of a run."""

@@ -15,6 +15,7 @@ import yaml
 
 from astromesh.api.app import create_app
 from astromesh.api.auth import Auth
+from astromesh.api.middleware.limits import DEFAULT_LIMITS, ConcurrencyLimits
 from astromesh.cli.commands.serve import uvicorn_config
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.plugins import Plugins
@@ -80,9 +81,11 @@ class _Quiet(uvicorn.Server):
 
 
 @asynccontextmanager
-async def served(runtime: AgentRuntime, auth: Auth | None = None) -> AsyncIterator[str]:
+async def served(
+    runtime: AgentRuntime, auth: Auth | None = None, limits: ConcurrencyLimits = DEFAULT_LIMITS
+) -> AsyncIterator[str]:
     """The runtime's app on a real port, with the settings of `astromesh serve`; answers `host:port`."""
-    config = uvicorn_config(create_app(runtime, auth), RuntimeSpec())
+    config = uvicorn_config(create_app(runtime, auth, limits=limits), RuntimeSpec())
     config.loop = "none"
     server = _Quiet(config)
     with socket.socket() as listener:

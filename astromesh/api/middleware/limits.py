@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections import deque
+from collections import Counter, deque
+from collections.abc import MutableMapping
 from itertools import chain
-from typing import NamedTuple
+from time import monotonic
+from typing import Any, NamedTuple
 
 import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
@@ -15,6 +17,7 @@ from astromesh.api.error_formats import NOT_UTF_8
 from astromesh.api.errors import error_response
 from astromesh.api.middleware.response import BODY_STATE
 from astromesh.api.requests import headers_of
+from astromesh.durable.queue import Load, LoadLimit, shed_for
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, PayloadTooLarge, UriTooLong
 from astromesh.text import has_long_integer
 
@@ -26,6 +29,12 @@ BODY_INCOMPLETE = "body_incomplete"
 HEALTH_PATHS = ("/health", "/health/live", "/health/ready")
 #: requests that start in one turn of the event loop
 MAX_STARTS = 8
+#: seconds that a request may wait for its start; while one waits longer, further ones are refused
+MAX_START_WAIT_SECONDS = 1.0
+#: seconds since its last request for which a tenant counts when the room is shared
+TENANT_SECONDS = 60.0
+#: where the state of a request has the `TenantLoad` of its process, and the tenant that it counts for
+TENANT_LOAD, _COUNTED_TENANT = "tenant_load", "counted_tenant"
 #: nested lists and objects in a request; the server puts it into others before it writes it to a store
 MAX_DEPTH, _ORJSON_DEPTH = 64, 254
 #: digits of a content-length; int() of a longer text takes too long
@@ -56,8 +65,12 @@ class FairStart:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[asyncio.Future[None]] = deque()
+        self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()
         self._started = 0
+
+    def waited(self) -> float:
+        """Returns the seconds that the first of the waiting requests waits."""
+        return monotonic() - self._waiting[0][1] if self._waiting else 0.0
 
     def enter(self) -> asyncio.Future[None] | None:
         """Returns None where the request may start now, else a future to await before it starts."""
@@ -68,7 +81,7 @@ class FairStart:
             self._started += 1
             return None
         turn = loop.create_future()
-        self._waiting.append(turn)
+        self._waiting.append((turn, monotonic()))
         return turn
 
     async def wait_for_earlier(self) -> None:
@@ -79,12 +92,55 @@ class FairStart:
     def _start_next(self) -> None:
         self._started = 0
         while self._waiting and self._started < MAX_STARTS:
-            turn = self._waiting.popleft()
+            turn, _ = self._waiting.popleft()
             if not turn.done():  # a cancelled request leaves its future behind
                 turn.set_result(None)
                 self._started += 1
         if self._started:
             asyncio.get_running_loop().call_soon(self._start_next)
+
+
+class TenantLoad:
+    """The active requests of each tenant in this process.
+
+    A tenant may use all of the room while it is alone. While half of the room is in use, it gets no more than
+    an equal share among the tenants of the last minute, so that it cannot shut out the others.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self._limit = limit
+        self._active: Counter[str] = Counter()
+        self._seen: dict[str, float] = {}
+        self._expires = 0.0
+
+    def enter(self, state: MutableMapping[str, Any], tenant: str) -> None:
+        """Counts a request for its tenant until `leave`. Raises: Overloaded: the tenant has its share."""
+        now = monotonic()
+        self._seen[tenant] = now
+        if now >= self._expires:
+            self._seen = {one: at for one, at in self._seen.items() if now - at < TENANT_SECONDS}
+            self._expires = now + TENANT_SECONDS / 60
+        if state.get(_COUNTED_TENANT) is not None:  # a request that is authorised twice
+            return
+        share = tenant_share(self._limit, sum(self._active.values()), len(self._seen))
+        if self._active[tenant] >= share:
+            raise Overloaded(
+                f"{self._active[tenant]} requests of your tenant are active, its share of "
+                "spec.api.max_requests. Try again later."
+            )
+        self._active[tenant] += 1
+        state[_COUNTED_TENANT] = tenant
+
+    def leave(self, state: MutableMapping[str, Any]) -> None:
+        if (tenant := state.pop(_COUNTED_TENANT, None)) is not None:
+            self._active[tenant] -= 1
+            if not self._active[tenant]:
+                del self._active[tenant]
+
+
+def tenant_share(limit: int, active: int, tenants: int) -> int:
+    """Returns how many of at most `limit` requests a tenant may have, of which `active` are active."""
+    return limit if 2 * active < limit else max(1, limit // tenants)
 
 
 class RequestLimits:
@@ -100,6 +156,7 @@ class RequestLimits:
         self._limits = limits
         self._fair_start = fair_start
         self._requests = self._sockets = self._incomplete = 0
+        self._tenants = TenantLoad(limits.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "websocket":
@@ -120,11 +177,13 @@ class RequestLimits:
             self._incomplete += 1
         else:
             self._requests += 1
+        state[TENANT_LOAD] = self._tenants
         try:
             if not is_health and (turn := self._fair_start.enter()) is not None:
                 await turn
             await self._app(scope, receive, send)
         finally:
+            self._tenants.leave(state)
             if state.get(BODY_INCOMPLETE):
                 self._incomplete -= 1
             else:
@@ -168,13 +227,17 @@ class RequestLimits:
         return _overloaded(f"{self._incomplete} requests are incomplete", "max_sockets")
 
     def _too_many(self) -> AstromeshError | None:
-        if self._requests < self._limits.requests:
+        load = Load(self._requests, self._fair_start.waited())
+        seconds = shed_for(load, LoadLimit(self._limits.requests, MAX_START_WAIT_SECONDS))
+        if seconds is None:
             return None
-        return _overloaded(f"{self._requests} requests are active", "max_requests")
+        if load.size < self._limits.requests:
+            return Overloaded(f"Requests wait {load.waited:.1f} s to start. Try again later.", seconds)
+        return _overloaded(f"{self._requests} requests are active", "max_requests", seconds)
 
 
-def _overloaded(load: str, limit: str) -> AstromeshError:
-    return Overloaded(f"{load}, as many as spec.api.{limit} allows. Try again later.")
+def _overloaded(load: str, limit: str, seconds: float = 1.0) -> AstromeshError:
+    return Overloaded(f"{load}, as many as spec.api.{limit} allows. Try again later.", seconds)
 
 
 def head_fault(scope: Scope) -> AstromeshError | None:

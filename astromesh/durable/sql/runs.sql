@@ -274,6 +274,21 @@ INSERT INTO astromesh.heard_events VALUES ($1, $2, $3, $4, $5) ON CONFLICT (run_
 -- name: heard
 SELECT seq, ts, type, data FROM astromesh.heard_events WHERE run_id = $1 AND seq > $2 ORDER BY seq LIMIT $3
 
+-- name: request_state
+INSERT INTO astromesh.run_lookups VALUES ($1, $2, $3, $4, $5, NULL)
+
+-- name: state_requests
+SELECT id, run_id, tenant, owner FROM astromesh.run_lookups WHERE answer IS NULL AND asked_at > $1
+
+-- name: answer_state
+UPDATE astromesh.run_lookups SET answer = $2 WHERE id = $1
+
+-- name: state_answer
+SELECT answer FROM astromesh.run_lookups WHERE id = $1
+
+-- name: delete_lookup
+DELETE FROM astromesh.run_lookups WHERE id = $1 OR asked_at < $2
+
 -- name: expire_listeners
 DELETE FROM astromesh.run_listeners WHERE asked_at < $1
 

@@ -13,6 +13,7 @@ import orjson
 import pytest
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
+from astromesh.access.call_limits import LocalCallLimit, Window, state_of
 from astromesh.api.app import create_app
 from astromesh.api.auth import Auth
 from astromesh.api.middleware.limits import (
@@ -23,9 +24,10 @@ from astromesh.api.middleware.limits import (
     ConcurrencyLimits,
     json_fault,
 )
+from astromesh.plugins import Deps, Plugins
 from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.tools.base import RateLimit
-from astromesh.types import CompletionRequest
+from astromesh.types import CallerContext, CompletionRequest
 from tests.integration.agents_folder import manifest, runtime_of, served, write
 
 RUN = "/v1/agents/helper/run"
@@ -235,6 +237,75 @@ async def test_more_requests_than_there_is_room_for_are_503_at_once_and_the_othe
     assert [alive.status_code, again.status_code, *(a.status_code for a in answers)] == [200] * 5
 
 
+async def test_a_noisy_tenant_leaves_room_for_the_others(tmp_path: Path) -> None:
+    """While half of the room is in use, each tenant of the last minute has an equal share."""
+
+    class ByName:
+        async def authenticate(self, token: str) -> CallerContext:
+            return CallerContext("ann", token, scopes=frozenset({"admin"}))
+
+    room, auth = ConcurrencyLimits(requests=6), Auth((ByName(),))
+    async with crowded(write(tmp_path, manifest()), room, auth) as (client, gate):
+
+        def post(tenant: str, session: str) -> asyncio.Task[httpx.Response]:
+            headers = {"authorization": f"Bearer {tenant}"}
+            body = {**BODY, "session_id": session}
+            return asyncio.create_task(client.post(RUN, json=body, headers=headers))
+
+        alone = [post("noisy", f"n{n}") for n in range(4)]
+        for _ in alone:
+            await gate.waiting.acquire()
+        quiet = [post("quiet", "q0")]
+        await gate.waiting.acquire()
+        refused = await post("noisy", "n4")
+        quiet.append(post("quiet", "q1"))
+        await gate.waiting.acquire()
+        gate.open.set()
+        answers = await asyncio.gather(*alone, *quiet)
+        again = await post("noisy", "n4")
+    assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
+    assert "share" in refused.json()["detail"]
+    assert [answer.status_code for answer in (*answers, again)] == [200] * 7
+
+
+async def test_a_rate_limit_over_postgres_counts_the_calls_of_all_processes(
+    tmp_path: Path, postgres_database: str
+) -> None:
+    """However many come at once to each of them; another principal has its own."""
+    options = {"max_calls": 5, "window_seconds": 86_400.0}
+    many = [Deps(storage_url=postgres_database) for _ in range(2)]
+    limits = [await Plugins().open("call_limits", "postgres", options, deps) for deps in many]
+    first = [await limit.take(("acme", "ann")) for limit in limits]
+    rest = await asyncio.gather(*(limit.take(("acme", "ann")) for limit in limits for _ in range(20)))
+    other = await limits[0].take(("acme", "bob"))
+    for deps in many:
+        await deps.resources.close()
+    late = await limits[0].take(("acme", "ann"))  # the database is away: each process counts its own
+    assert [state.wait for state in first] == [0.0, 0.0]
+    assert sum(state.wait == 0.0 for state in rest) == 3
+    refused = next(state for state in rest if state.wait > 0.0)
+    assert refused.left == 0
+    assert 0.0 < refused.wait <= 2 * 86_400
+    assert (other.wait, late.wait) == (0.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    ("window", "allowed", "state"),
+    [
+        (Window(7.25, 1, 0), True, (0.0, 9, 175.0)),
+        (Window(7.25, 2, 8), True, (0.0, 2, 175.0)),
+        (Window(7.25, 10, 0), False, (85.0, 0, 175.0)),
+        (Window(7.75, 8, 8), False, (12.5, 0, 125.0)),
+        (Window(7.75, 0, 0), True, (0.0, 10, 0.0)),
+    ],
+)
+def test_when_a_principal_may_call_again(
+    window: Window, allowed: bool, state: tuple[float, int, float]
+) -> None:
+    """Ten calls in a hundred seconds."""
+    assert state_of(window, RateLimit(10, 100.0), allowed=allowed) == pytest.approx(state)
+
+
 def test_more_sockets_than_there_is_room_for_are_503(tmp_path: Path) -> None:
     app = create_app(
         runtime_of(write(tmp_path, manifest()), ScriptedProvider("ok")), limits=ConcurrencyLimits(sockets=1)
@@ -251,7 +322,7 @@ def test_more_sockets_than_there_is_room_for_are_503(tmp_path: Path) -> None:
 
 async def test_a_principal_that_calls_too_often_is_429_and_comes_in_again_later(tmp_path: Path) -> None:
     clock = ManualClock()
-    auth = Auth(rate=RateLimit(2, 60.0), clock=clock)
+    auth = Auth(calls=LocalCallLimit(RateLimit(2, 60.0), clock))
     async with crowded(write(tmp_path, manifest()), DEFAULT_LIMITS, auth) as (client, _):
         answers = [await client.get("/v1/agents") for _ in range(3)]
         live = await client.get("/health/live")
@@ -266,7 +337,7 @@ async def test_a_principal_that_calls_too_often_is_429_and_comes_in_again_later(
 
 
 def test_runs_on_a_socket_count_as_calls(tmp_path: Path) -> None:
-    auth = Auth(rate=RateLimit(2, 60.0), clock=ManualClock())
+    auth = Auth(calls=LocalCallLimit(RateLimit(2, 60.0), ManualClock()))
     provider = ScriptedProvider("ok", repeat=True)
     with (
         TestClient(create_app(runtime_of(write(tmp_path, manifest()), provider), auth)) as client,

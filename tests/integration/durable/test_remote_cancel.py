@@ -60,6 +60,9 @@ async def test_the_events_of_an_active_plain_run_reach_a_reader_at_another_proce
             while not (listed := (await here.get("/v1/runs?status=running")).json()["runs"]):
                 await asyncio.sleep(0.01)
             run_id, heard = listed[0]["run_id"], Heard()
+            seen = await two.runs.get(run_id, Viewer("default", "anonymous"))
+            with pytest.raises(RunNotFound):  # of others
+                await two.runs.get(run_id, Viewer("default", "ann"))
             leave = await two.runs.follow(run_id, Viewer("default", "anonymous"), 0, heard)
             with pytest.raises(RunNotFound):  # of others
                 await two.runs.follow(run_id, Viewer("default", "ann"), 0, Heard())
@@ -69,6 +72,7 @@ async def test_the_events_of_an_active_plain_run_reach_a_reader_at_another_proce
             await heard.ended.wait()
         assert leave is not None
         leave()
+        assert (seen["run_id"], seen["status"], seen["session_id"]) == (run_id, "running", "s-1")
         assert [event.type for event in heard.events][:1] == ["run.started"]
         assert heard.events[-1].data["response"] == (await asked).json()["response"]
         log = one.runs.logs.find(run_id)

@@ -1,0 +1,9 @@
+-- Who asks for the state of a plain run of another process. `answer`: NULL until the process that has it answers.
+CREATE UNLOGGED TABLE astromesh.run_lookups (
+    id TEXT PRIMARY KEY,
+    run_id TEXT NOT NULL,
+    tenant TEXT NOT NULL,
+    owner TEXT NOT NULL,
+    asked_at DOUBLE PRECISION NOT NULL,
+    answer TEXT
+);
