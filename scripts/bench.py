@@ -37,6 +37,7 @@ PARTS: dict[str, tuple[list[str], list[str]]] = {
     "rag": (["--postgres", "start", "--chunks", "20000"], ["--chunks", "2000", "--queries", "20"]),
     "durable": ([], ["--runs", "60", "--waiting", "500"]),
     "fleet": ([], ["--runs", "400", "--queued", "10000"]),
+    "overload": ([], ["--seconds", "4"]),
     "webhook": ([], ["--webhooks", "100", "--at-once", "2", "--per-second", "40"]),
 }
 BESIDE_PEERS = ("server", "graph")
