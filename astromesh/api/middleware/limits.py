@@ -155,7 +155,7 @@ class RequestLimits:
         self._app = app
         self._limits = limits
         self._fair_start = fair_start
-        self._requests = self._sockets = self._incomplete = 0
+        self._requests = self._starting = self._sockets = self._incomplete = 0
         self._tenants = TenantLoad(limits.requests)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,14 +180,27 @@ class RequestLimits:
         state[TENANT_LOAD] = self._tenants
         try:
             if not is_health and (turn := self._fair_start.enter()) is not None:
-                await turn
-            await self._app(scope, receive, send)
+                refused = await self._wait_for_start(turn, incomplete)
+            await (self._app if refused is None else error_response(refused, scope))(scope, receive, send)
         finally:
             self._tenants.leave(state)
             if state.get(BODY_INCOMPLETE):
                 self._incomplete -= 1
             else:
                 self._requests -= 1
+
+    async def _wait_for_start(self, turn: asyncio.Future[None], incomplete: bool) -> AstromeshError | None:
+        """Waits for the start of a request. Returns the error if there is no room by then.
+
+        What waits is not active: else a tenant that sends many requests at once would have all of the room
+        before anybody knows whose they are.
+        """
+        self._starting += 1
+        try:
+            await turn
+        finally:
+            self._starting -= 1
+        return None if incomplete else self._too_many(this=1)
 
     def _counted_receive(self, scope: Scope, receive: Receive) -> Receive:
         """Counts a request as active once its body has arrived in full.
@@ -226,14 +239,15 @@ class RequestLimits:
             return None
         return _overloaded(f"{self._incomplete} requests are incomplete", "max_sockets")
 
-    def _too_many(self) -> AstromeshError | None:
-        load = Load(self._requests, self._fair_start.waited())
+    def _too_many(self, this: int = 0) -> AstromeshError | None:
+        """Args: this: 1 for a request that is counted already, and has waited for its start."""
+        load = Load(self._requests - self._starting - this, 0.0 if this else self._fair_start.waited())
         seconds = shed_for(load, LoadLimit(self._limits.requests, MAX_START_WAIT_SECONDS))
-        if seconds is None:
+        if seconds is None and self._starting < self._limits.sockets:
             return None
         if load.size < self._limits.requests:
-            return Overloaded(f"Requests wait {load.waited:.1f} s to start. Try again later.", seconds)
-        return _overloaded(f"{self._requests} requests are active", "max_requests", seconds)
+            return Overloaded(f"Requests wait {load.waited:.1f} s to start. Try again later.", seconds or 1.0)
+        return _overloaded(f"{load.size} requests are active", "max_requests", seconds or 1.0)
 
 
 def _overloaded(load: str, limit: str, seconds: float = 1.0) -> AstromeshError:

@@ -244,7 +244,7 @@ async def test_a_noisy_tenant_leaves_room_for_the_others(tmp_path: Path) -> None
         async def authenticate(self, token: str) -> CallerContext:
             return CallerContext("ann", token, scopes=frozenset({"admin"}))
 
-    room, auth = ConcurrencyLimits(requests=6), Auth((ByName(),))
+    room, auth = ConcurrencyLimits(requests=8), Auth((ByName(),))
     async with crowded(write(tmp_path, manifest()), room, auth) as (client, gate):
 
         def post(tenant: str, session: str) -> asyncio.Task[httpx.Response]:
@@ -260,12 +260,16 @@ async def test_a_noisy_tenant_leaves_room_for_the_others(tmp_path: Path) -> None
         refused = await post("noisy", "n4")
         quiet.append(post("quiet", "q1"))
         await gate.waiting.acquire()
+        flood = [post("noisy", f"f{n}") for n in range(40)]
+        flood.append(post("quiet", "q2"))  # there is room for two more
+        await gate.waiting.acquire()
         gate.open.set()
-        answers = await asyncio.gather(*alone, *quiet)
+        answers = await asyncio.gather(*alone, *quiet, flood.pop())
         again = await post("noisy", "n4")
+        assert {answer.status_code for answer in await asyncio.gather(*flood)} == {503}
     assert (refused.status_code, refused.json()["code"]) == (503, "overloaded")
     assert "share" in refused.json()["detail"]
-    assert [answer.status_code for answer in (*answers, again)] == [200] * 7
+    assert [answer.status_code for answer in (*answers, again)] == [200] * 8
 
 
 async def test_a_rate_limit_over_postgres_counts_the_calls_of_all_processes(
