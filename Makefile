@@ -83,6 +83,7 @@ reliability: venv ## what takes longer: crashes, at random too (KILLS=), and far
 	$(BIN)/python scripts/kills.py --kills 2 --flat-out
 	$(BIN)/python scripts/kills.py --kills $(KILLS) --engine restate
 	$(BIN)/python scripts/interrupts.py
+	$(BIN)/python scripts/upgrades.py
 	$(BIN)/python scripts/stalled_readers.py
 
 architecture: venv ## who may import whom

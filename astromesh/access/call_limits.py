@@ -1,8 +1,8 @@
 """How often each principal may call (`spec.api.rate_limit`): in one process, or over all of one PostgreSQL.
 
-One process remembers the time of every call. Over several, a row has the number of calls of the current
-window and of the one before. Of the earlier ones, those that are younger than a window are estimated, as if
-they were evenly spread.
+One process remembers the time of every call (`astromesh.api.auth`). Over several, a row has the number of
+calls of the current window and of the one before. Of the earlier ones, those that are younger than a window are
+estimated, as if they were evenly spread.
 """
 
 from __future__ import annotations
@@ -10,9 +10,7 @@ from __future__ import annotations
 import math
 from typing import NamedTuple, Protocol, TypeAlias
 
-from astromesh.telemetry.clock import Clock
 from astromesh.tools.base import RateLimit
-from astromesh.tools.rate_limit import SlidingWindow
 
 #: tenant and principal
 Principal: TypeAlias = tuple[str, str]
@@ -38,20 +36,7 @@ class CallLimit(Protocol):
     limit: RateLimit
 
     async def take(self, principal: Principal) -> CallState:
-        """Counts a call if it may be made now."""
-
-
-class LocalCallLimit:
-    """The calls of this process."""
-
-    def __init__(self, limit: RateLimit, clock: Clock) -> None:
-        self.limit, self._clock = limit, clock
-        self._calls = SlidingWindow(limit)
-
-    async def take(self, principal: Principal) -> CallState:
-        now = self._clock.monotonic()
-        wait = self._calls.take(principal, now)
-        return CallState(wait, *self._calls.state(principal, now))
+        """Counts a call if it may be made now. Raises: StoreError: what counts is unavailable."""
 
 
 class Window(NamedTuple):

@@ -8,9 +8,7 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.access.call_limits import CallState, LocalCallLimit, Principal, Window, state_of
-from astromesh.errors import StoreError
-from astromesh.logs import get_logger
+from astromesh.access.call_limits import CallState, Principal, Window, state_of
 from astromesh.plugins import Deps
 from astromesh.storage.group_commit import GroupCommit
 from astromesh.storage.postgres import PostgresQueries, PostgresStore
@@ -27,11 +25,9 @@ _EARLIER = f"(CASE WHEN {_NEXT} <= 0 THEN w.earlier WHEN {_NEXT} = 1 THEN w.call
 _PART = "(1 - (EXCLUDED.at - floor(EXCLUDED.at)))"
 _ROOM = f"greatest(0, floor($5 - {_CALLS} - {_EARLIER} * {_PART}))::bigint"
 
-log = get_logger("astromesh.api")
-
 
 class SharedCallLimit(PostgresStore):
-    """The calls of all processes. While the database is unavailable, each process counts its own."""
+    """The calls of all processes."""
 
     package: ClassVar[str] = "astromesh.access"
     name: ClassVar[str] = "call_limits"
@@ -44,7 +40,7 @@ class SharedCallLimit(PostgresStore):
 
     def __init__(self, queries: PostgresQueries, clock: Clock) -> None:
         super().__init__(queries, clock)
-        self.set_limit(RateLimit(1, 1.0))
+        self.limit = RateLimit(1, 1.0)
         self._taking: GroupCommit[Principal, CallState] = GroupCommit(self._take_all)
         self._batches = 0
 
@@ -55,18 +51,11 @@ class SharedCallLimit(PostgresStore):
     @classmethod
     async def open(cls, options: Options, deps: Deps) -> Self:  # type: ignore[override]
         store = await super().open(options, deps)
-        store.set_limit(RateLimit(options.max_calls, options.window_seconds))
+        store.limit = RateLimit(options.max_calls, options.window_seconds)
         return store
 
-    def set_limit(self, limit: RateLimit) -> None:
-        self.limit, self._local = limit, LocalCallLimit(limit, self._clock)
-
     async def take(self, principal: Principal) -> CallState:
-        try:
-            return await self._taking(principal)
-        except StoreError as error:
-            log.warning("calls_counted_here", error=str(error))
-            return await self._local.take(principal)
+        return await self._taking(principal)
 
     async def _take_all(self, calls: Sequence[Principal]) -> Sequence[CallState]:
         wanted = Counter(calls)

@@ -10,24 +10,28 @@ from urllib.parse import urlsplit
 
 from starlette.requests import Request
 
-from astromesh.access.call_limits import CallLimit, LocalCallLimit
+from astromesh.access.call_limits import CallLimit, CallState, Principal
 from astromesh.access.keys import ApiKeyAuthenticator, ApiKeyStore, open_authenticator
 from astromesh.access.scopes import permits, permits_any
 from astromesh.api.middleware.limits import TENANT_LOAD
 from astromesh.api.middleware.response import RATE_LIMIT
 from astromesh.api.requests import caller_of, headers_of
-from astromesh.errors import Forbidden, RateLimited, Unauthorized
+from astromesh.errors import Forbidden, RateLimited, StoreError, Unauthorized
+from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.sqlite import FILE, shared_database
+from astromesh.telemetry.clock import Clock
 from astromesh.tools.base import RateLimit
+from astromesh.tools.rate_limit import SlidingWindow
 from astromesh.types import DEFAULT_TENANT, CallerContext
 
 #: the principal of a server without authentication, which listens on loopback: it may do everything
 ANONYMOUS = CallerContext(user_id="anonymous", tenant_id=DEFAULT_TENANT, scopes=frozenset({"admin"}))
 #: in place of a scope: a route for every caller with a credential
 ANY_SCOPE = ""
+log = get_logger("astromesh.api")
 #: headers that programs send on behalf of others: proxies and browsers
 _FORWARDING_HEADERS = ("forwarded", "x-forwarded-for", "x-forwarded-host", "x-real-ip", "via", "origin")
 
@@ -37,6 +41,34 @@ class Authenticator(Protocol):
 
     async def authenticate(self, token: str) -> CallerContext | None:
         """Returns the caller that a key or token stands for, None where it is not valid here."""
+
+
+class LocalCallLimit:
+    """The calls of this process."""
+
+    def __init__(self, limit: RateLimit, clock: Clock) -> None:
+        self.limit, self._clock = limit, clock
+        self._calls = SlidingWindow(limit)
+
+    async def take(self, principal: Principal) -> CallState:
+        now = self._clock.monotonic()
+        wait = self._calls.take(principal, now)
+        return CallState(wait, *self._calls.state(principal, now))
+
+
+class FallbackCallLimit:
+    """The calls of all processes. While what counts them is unavailable, this process counts its own."""
+
+    def __init__(self, shared: CallLimit, local: LocalCallLimit) -> None:
+        self.limit = shared.limit
+        self._shared, self._local = shared, local
+
+    async def take(self, principal: Principal) -> CallState:
+        try:
+            return await self._shared.take(principal)
+        except StoreError as error:
+            log.warning("calls_counted_here", error=str(error))
+            return await self._local.take(principal)
 
 
 class Auth:
@@ -210,11 +242,12 @@ async def _call_limit(runtime: AgentRuntime) -> CallLimit | None:
     if limit is None:
         return None
     rate = RateLimit(limit.max_calls, limit.window_seconds)
+    local = LocalCallLimit(rate, runtime.clock)
     if not runtime.state.deps.storage_url.startswith("postgres"):
-        return LocalCallLimit(rate, runtime.clock)
+        return local
     options = rate._asdict()
-    found: CallLimit = await runtime.plugins.open("call_limits", "postgres", options, runtime.state.deps)
-    return found
+    shared: CallLimit = await runtime.plugins.open("call_limits", "postgres", options, runtime.state.deps)
+    return FallbackCallLimit(shared, local)
 
 
 async def _api_keys(runtime: AgentRuntime) -> ApiKeyAuthenticator:
