@@ -3,10 +3,10 @@
     python scripts/upgrades.py [--from COMMIT] [--seconds 8]
 
 The wheel of the last release is built from the history: from the last tag, or from the last commit of another
-`__version__`, and installed into a folder of its own. Its server begins alone; then one of this version starts beside
-it and migrates the database; then the old one drains (SIGTERM) and the new one goes on. Meanwhile runs of shared
-sessions come to every server that answers. Each accepted run must complete once, in the order of its session; no
-request may fail; runs of either server are shown by the other one. Ends with 1 where that does not hold.
+`__version__`, and installed into a folder of its own. Its server begins alone; then one of this version starts
+beside it and migrates the database; then the old one ends (SIGTERM) and the new one goes on. Meanwhile runs of
+shared sessions come to every server in turn. Each accepted run must complete once, in the order of its session,
+and no request may fail. Ends with 1 where that does not hold.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ _UV = Path(sys.executable).parent / "uv"
 
 
 def git(*words: str) -> str:
-    return subprocess.run(
-        ["git", *words], cwd=ROOT, check=True, capture_output=True, text=True
-    ).stdout.strip()
+    found = subprocess.run(["git", *words], cwd=ROOT, check=True, capture_output=True, text=True)
+    return found.stdout.strip()
 
 
 def last_release() -> str:
@@ -55,9 +54,7 @@ def last_release() -> str:
     try:
         return git("rev-parse", f"{changed}~1")
     except subprocess.CalledProcessError:
-        raise SystemExit(
-            "The history is too short to have an earlier version. Name one: --from COMMIT."
-        ) from None
+        raise SystemExit("The history has no earlier version. Name one: --from COMMIT.") from None
 
 
 def installed(commit: str, folder: Path) -> Path:
@@ -73,9 +70,8 @@ def installed(commit: str, folder: Path) -> Path:
     argv = [_UV, "build", "--quiet", "--wheel", "--no-build-isolation", "--out-dir", wheels, source]
     subprocess.run([*map(str, argv), "--python", sys.executable], check=True)
     (wheel,) = wheels.glob("*.whl")
-    subprocess.run(
-        [str(_UV), "pip", "install", "--quiet", "--no-deps", "--target", str(target), str(wheel)], check=True
-    )
+    argv = [_UV, "pip", "install", "--quiet", "--no-deps", "--target", target, wheel]
+    subprocess.run([*map(str, argv)], check=True)
     return target
 
 
@@ -131,9 +127,8 @@ class Load:
             self.faults.append(f"durable run: {status} {answer}")
 
     async def _plain(self, server: str, session: str) -> None:
-        status, answer = await self._post(
-            f"{server}/v1/agents/helper/run", {"query": "go", "session_id": session}
-        )
+        body = {"query": "go", "session_id": session}
+        status, answer = await self._post(f"{server}/v1/agents/helper/run", body)
         if status == 200:
             self.answers["plain, answered"] += 1
         else:

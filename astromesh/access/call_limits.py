@@ -1,8 +1,8 @@
 """How often each principal may call (`spec.api.rate_limit`): in one process, or over all of one PostgreSQL.
 
 One process remembers the time of every call (`astromesh.api.auth`). Over several, a row has the number of
-calls of the current window and of the one before. Of the earlier ones, those that are younger than a window are
-estimated, as if they were evenly spread.
+calls of the current window and of the one before. Of the earlier ones, those that are younger than a window
+are estimated, as if they were evenly spread.
 """
 
 from __future__ import annotations
