@@ -2,11 +2,11 @@
 
     python scripts/upgrades.py [--from COMMIT] [--seconds 8]
 
-The wheel of the last release is built from the history: from the last tag, or from the last commit of another
-`__version__`, and installed into a folder of its own. Its server begins alone; then one of this version starts
-beside it and migrates the database; then the old one ends (SIGTERM) and the new one goes on. Meanwhile runs of
-shared sessions come to every server in turn. Each accepted run must complete once, in the order of its session,
-and no request may fail. Ends with 1 where that does not hold.
+The wheel of the last release is built from the history: from the last tag, or from the last commit of
+another `__version__`, and installed into a folder of its own. Its server begins alone. Then one of this
+version starts beside it and migrates the database. Then the old one ends (SIGTERM), and the new one
+goes on. Meanwhile runs of shared sessions come to every server in turn. Each accepted run must complete
+once, in the order of its session, and no request may fail. Ends with 1 where that does not hold.
 """
 
 from __future__ import annotations

@@ -79,7 +79,7 @@ def contraction(migration: str) -> str:
 
 
 def test_the_version_before_works_beside_every_migration():
-    """In a rolling update it uses the tables of the next one. What nobody uses any more goes a release later."""
+    """In a rolling update it uses the tables of the next one. What nobody uses goes a release later."""
     root = Path(str(files("astromesh")))
     steps = {str(file.relative_to(root)): file.read_text() for file in root.glob("**/sql/**/[0-9]*_*.sql")}
     assert len(steps) > 40
