@@ -20,7 +20,9 @@ keep callbacks_secret "whsec_$(random)"
 # These are yours to fill in; an empty one is as if it were not there. `metrics_key` is a key of
 # `astromesh keys create … --scope metrics:read`.
 for name in jwt_secret openai_api_key anthropic_api_key gemini_api_key azure_openai_api_key \
+  mistral_api_key groq_api_key deepseek_api_key openrouter_api_key \
   whatsapp_verify_token whatsapp_access_token whatsapp_phone_number_id whatsapp_app_secret whatsapp_identity_key \
-  telegram_bot_token telegram_secret_token telegram_identity_key metrics_key; do
+  telegram_bot_token telegram_secret_token telegram_identity_key \
+  slack_bot_token slack_signing_secret slack_identity_key metrics_key; do
   keep "$name" ""
 done

@@ -28,6 +28,7 @@ from astromesh.cli.startup import SECRETS_VARIABLE, load_secret_files
 from astromesh.config.folder import load
 from astromesh.errors import ConfigError
 from astromesh.plugins import Plugins
+from astromesh.providers.presets import PRESETS
 from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, store_in, write
@@ -39,6 +40,8 @@ SCHEMA = ROOT / "tests" / "platform" / "schemas" / "compose-spec.json"
 DOCKERFILE = (ROOT / "Dockerfile").read_text()
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "docker-compose.yml").read_text())
 SERVICES: dict[str, dict[str, Any]] = COMPOSE["services"]
+#: what their blocks in channels.yaml are made of
+CHANNEL_PAGES = ("docs/whatsapp.md", "docs/telegram.md", "docs/slack.md")
 OURS = ("server", "worker")
 
 
@@ -158,10 +161,12 @@ def test_the_configuration_is_mounted_and_the_runtime_of_containers_over_it(name
     assert (ROOT / "config" / "runtime.yaml").is_file()  # else the second mount has no place
 
 
-def test_every_key_of_a_provider_or_channel_in_our_files_has_a_slot() -> None:
+def test_every_key_of_a_provider_or_channel_has_a_slot() -> None:
     """Also those of the commented blocks, so that a comment's end needs no change of this file."""
-    texts = (ROOT / "config" / "providers.yaml").read_text(), (ROOT / "config" / "channels.yaml").read_text()
-    named = re.findall(r"(?:api_key_env: |\$\{)([A-Z_]+?)(?:[},\n:]|$)", "".join(texts))
+    files = ("config/providers.yaml", "config/channels.yaml", *CHANNEL_PAGES)
+    text = "".join((ROOT / file).read_text() for file in files)
+    named = re.findall(r"(?:api_key_env: |\$\{)([A-Z_]+?)(?:[},\n:]|$)", text)
+    named += [preset.variable for preset in PRESETS if preset.variable]
     wanted = {name.lower() for name in named if not name.endswith("_BASE_URL")}
     assert len(wanted) > 10
     assert wanted <= set(SERVICES["server"]["secrets"])
@@ -268,7 +273,9 @@ def test_secrets_come_from_files_that_the_script_makes_and_git_ignores(tmp_path:
 def test_every_variable_that_compose_sets_is_one_that_something_reads() -> None:
     configuration = "".join(p.read_text() for p in (ROOT / "config").glob("*.yaml"))
     configuration += (ROOT / "docker" / "runtime.yaml").read_text()
+    configuration += "".join((ROOT / page).read_text() for page in CHANNEL_PAGES)
     code = "".join(p.read_text() for p in (ROOT / "astromesh" / "cli").glob("*.py"))
+    code += " ".join(preset.variable for preset in PRESETS)
     given = set(SERVICES["server"]["environment"]) | set(re.findall(r"(ASTROMESH_\w+)=", DOCKERFILE))
     given |= {name.upper() for name in SERVICES["server"]["secrets"]}
     assert [v for v in sorted(given) if not re.search(rf"\b{v}\b", configuration + code)] == []
