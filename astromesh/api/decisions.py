@@ -3,13 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
+
+from starlette.requests import Request
 
 from astromesh.access.audit import AuditEntry, AuditLog
-from astromesh.access.scopes import DECIDE, permits
+from astromesh.access.scopes import DECIDE, RUN, Viewer, permits, principal_of
+from astromesh.api.auth import ANY_SCOPE, RequiredScope
 from astromesh.api.middleware.audit import record_act
+from astromesh.api.requests import caller_of, runtime_of
 from astromesh.durable.approvals import open_questions
 from astromesh.durable.base import RunRow
-from astromesh.errors import Forbidden
+from astromesh.errors import Forbidden, RunNotFound
+from astromesh.runtime.client_tools import open_calls
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.tools.client import CLIENT_TOOL
 from astromesh.types import CallerContext, JsonObject
@@ -23,6 +29,27 @@ def require_decide(caller: CallerContext) -> None:
     """Raises: Forbidden: the caller may not decide."""
     if not may_decide(caller):
         raise Forbidden(f"A decision needs the scope {DECIDE!r}, which your key or token does not have.")
+
+
+class DecisionScope(RequiredScope):
+    """`runs:decide`. Without it, who may run the agent may send results of the tools of their own client."""
+
+    def __init__(self) -> None:
+        super().__init__(DECIDE)
+
+    async def __call__(self, request: Request) -> None:
+        await RequiredScope(ANY_SCOPE)(request)
+        caller = caller_of(request)
+        if not may_decide(caller) and not await _awaits_results(request, caller):
+            require_decide(caller)
+
+
+async def _awaits_results(request: Request, caller: CallerContext) -> bool:
+    """Whether the run in the path is the caller's own, and waits for their client."""
+    with suppress(RunNotFound):
+        row = await runtime_of(request).runs.row(request.path_params["run_id"], Viewer(*principal_of(caller)))
+        return bool(open_calls(row.waiting_for)) and permits(caller.scopes, RUN, row.agent)
+    return False
 
 
 async def decide(

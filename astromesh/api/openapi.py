@@ -8,6 +8,7 @@ schemas of events and frames, too.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from importlib.util import find_spec
 from typing import Any
 
 from fastapi import FastAPI
@@ -156,6 +157,13 @@ _IDEMPOTENCY_KEY: JsonObject = {
 _FOREIGN = ("HTTPValidationError", "ValidationError")
 
 
+#: protocols with descriptions of their own, by their packages
+_PROTOCOLS: Mapping[str, str] = {
+    "a2a": "https://a2a-protocol.org/v1.0.0/specification",
+    "mcp": "https://modelcontextprotocol.io/specification",
+}
+
+
 class DescribedFastAPI(FastAPI):
     """FastAPI whose description is true of errors and scopes."""
 
@@ -173,6 +181,7 @@ def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
         schemas.pop(name, None)
     _add(schemas, {"Problem": PROBLEM_SCHEMA, **event_schemas.components()})
     description["x-websockets"] = event_schemas.SOCKETS
+    description["x-protocols"] = _protocols(app)
     components["securitySchemes"] = _SCHEMES
     for key, route, operation in _operations(description, app):
         operation["operationId"] = OPERATION_IDS.get(key, operation["operationId"])
@@ -198,6 +207,22 @@ def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
         for status in (401, 403, 429) if required.name else (401, 429):
             responses.setdefault(str(status), _described(status))
     return description
+
+
+def _protocols(app: FastAPI) -> JsonObject:
+    """Returns the routes that other specifications describe, by protocol, of those that are installed."""
+    found: JsonObject = {}
+    for route in app.router.routes:
+        if not isinstance(route, APIRoute) or route.include_in_schema:
+            continue
+        for package, url in _PROTOCOLS.items():
+            if package in route.tags and find_spec(package) is not None:
+                protocol = found.setdefault(package, {"specification": url, "paths": {}})
+                scopes = [one.name for one in _scopes(route)]
+                protocol["paths"].setdefault(route.path_format, {}).update(
+                    {method.lower(): {"scopes": scopes} for method in route.methods or ()}
+                )
+    return found
 
 
 def _usual(route: APIRoute, operation: JsonObject) -> Iterator[int]:

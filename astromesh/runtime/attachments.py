@@ -109,7 +109,7 @@ class AttachmentReader:
         texts: list[str] = []
         for number, one in enumerate(attachments):
             data = self._bytes(one, number)
-            kind = _media_type(one)
+            kind = _media_type(one, data)
             if (kind.startswith("audio/") and kind not in AUDIO_TYPES) or (
                 kind.startswith("image/") and kind not in IMAGE_TYPES
             ):
@@ -118,6 +118,8 @@ class AttachmentReader:
                     f"{_label(one, number)}: {kind[:64]!r} is not supported. Use one of {types}.",
                     param=_PARAM,
                 )
+            if kind in IMAGE_TYPES | AUDIO_TYPES and kind != type_of(data):
+                raise InvalidInput(f"{_label(one, number)} is no file of the type {kind}.", param=_PARAM)
             if kind.startswith("audio/") and not agent.router.limits.audio:
                 raise no_audio(agent.router.limits)
             if kind in IMAGE_TYPES or kind in AUDIO_TYPES or (kind == PDF and takes_files):
@@ -191,9 +193,33 @@ class AttachmentReader:
         return str(text)
 
 
-def _media_type(one: Attachment) -> str:
+def _media_type(one: Attachment, data: bytes) -> str:
+    """Returns the type of an attachment: of images and audio that of their content, whatever they are called.
+
+    Services refuse a picture that is not of the type that its request names.
+    """
     kind = one.media_type.partition(";")[0].strip().lower() or mimetypes.guess_type(one.name)[0] or ""
-    return _ALIASES.get(kind, kind)
+    kind = _ALIASES.get(kind, kind)
+    found = type_of(data)
+    return found if found and kind in IMAGE_TYPES | AUDIO_TYPES | _UNKNOWN else kind
+
+
+#: types that say nothing
+_UNKNOWN = frozenset({"", "application/octet-stream", "binary/octet-stream"})
+#: how files begin; in `RIFF` files, four bytes have their length
+_BEGINNINGS: tuple[tuple[re.Pattern[bytes], str], ...] = (
+    (re.compile(rb"\x89PNG"), "image/png"),
+    (re.compile(rb"\xff\xd8\xff"), "image/jpeg"),
+    (re.compile(rb"GIF8[79]a"), "image/gif"),
+    (re.compile(rb"RIFF.{4}WEBP", re.DOTALL), "image/webp"),
+    (re.compile(rb"RIFF.{4}WAVE", re.DOTALL), "audio/wav"),
+    (re.compile(rb"ID3|\xff[\xe2-\xe7\xf2-\xff]"), "audio/mpeg"),
+)
+
+
+def type_of(data: bytes) -> str:
+    """Returns the type of an image or of audio by how it begins; empty for anything else."""
+    return next((kind for beginning, kind in _BEGINNINGS if beginning.match(data)), "")
 
 
 def _text(one: Attachment, number: int, data: bytes) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from fastapi import APIRouter, Request, Response
-from pydantic import TypeAdapter
+from pydantic import BaseModel, ConfigDict, TypeAdapter
 from starlette.convertors import StringConvertor, register_url_convertor
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -40,7 +40,17 @@ _OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "/tasks/{run_id:name}/pushNotificationConfigs/{config}": ("DELETE", "GET"),
     "/extendedAgentCard": ("GET",),
 }
-_OBJECT: TypeAdapter[JsonObject] = TypeAdapter(JsonObject)
+
+
+class _A2ABody(BaseModel):
+    """What every body is: an object; that of JSON-RPC has an object as `params`."""
+
+    model_config = ConfigDict(extra="allow")
+
+    params: JsonObject = {}
+
+
+_BODY: TypeAdapter[_A2ABody] = TypeAdapter(_A2ABody)
 
 
 class _Name(StringConvertor):
@@ -92,7 +102,7 @@ async def a2a(name: str, request: Request) -> Response:
     runtime = runtime_of(request)
     runtime.agent(name)
     if request.scope.get("state", {}).get(BODY_STATE):  # a body that is not read is for the SDK
-        await read_body(request, _OBJECT)
+        await read_body(request, _BODY)
     server = await _server(runtime)
     return _A2AResponse(server.router(name, _PREFIX.replace("{name}", name)), server.refused_in)
 

@@ -33,13 +33,15 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import find_waiting, screened_answer
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.idempotency import KEY_SECONDS
-from astromesh.runtime.records import RunRequest
+from astromesh.runtime.records import RunRequest, request_of
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import is_blank
 from astromesh.tools.client import CLIENT_TOOL, ClientTools
-from astromesh.types import Attachment, CallerContext, JsonObject, Message, SessionKey, ToolCall
+from astromesh.types import Attachment, CallerContext, JsonObject, Message, SessionKey, ToolCall, Turn
 
 router = APIRouter(tags=["agui"])
+#: turns of a session that a page gets which has lost its messages, the newest ones
+_MAX_TURNS = 200
 #: what stands between a run and the number of its last event in the place of an AG-UI run
 _BEHIND = "@"
 
@@ -175,6 +177,8 @@ async def agui(name: str, request: Request) -> Response:
     buffer = EventBuffer()
     row = await runtime.runs.row(place.run_id, door.viewer)
     stored_tools = (spec["name"] for spec in row.request.get("client_tools", {}).get("specs", ()))
+    if not run.messages:
+        run = run._replace(messages=await door.stored_messages(row))
     run = run._replace(after=place.after, frontend_tools=run.frontend_tools | frozenset(stored_tools))
     request.app.state.followers.add(buffer)
     encoder = AguiEncoder(run, buffer.close)
@@ -244,10 +248,25 @@ class _Door:
         run_id, _, after = stored.partition(_BEHIND)
         return Place(run_id, int(after or 0)) if run_id else None
 
+    async def stored_messages(self, row: RunRow) -> list[JsonObject]:
+        """Returns the conversation before a run and its question, for a page that has lost its messages."""
+        request, store = request_of(row.request), self._agent.memory.conversations
+        info = await store.info(self._session) if store is not None else None
+        turns: Sequence[Turn] = ()
+        if store is not None and info is not None:
+            found = await store.page(self._session, after=max(info.turns - _MAX_TURNS, 0), limit=_MAX_TURNS)
+            turns = [one for one in found if one.created_at < row.created_at]
+        before = [Message(turn.role, turn.content) for turn in turns] or request.history or ()
+        said = [*before, Message("user", request.query), *request.continuation]
+        return [_shown(f"{row.run_id}-in-{n}", message) for n, message in enumerate(said)]
+
     # -- a run that goes on --------------------------------------------------------------------------------
 
     async def _continuation(self) -> Continuation | None:
-        results = {m.tool_call_id: _text(m) for m in _after_last_call(self._body.messages)}
+        given = _after_last_call(self._body.messages)
+        results = {m.tool_call_id: _text(m) for m in given}
+        if len(results) < len(given):
+            raise InvalidInput("messages: there are two results of one tool call.", param="messages")
         now = self._runtime.clock.now()
         waiting = (
             await find_waiting(self._runtime.runs, self.viewer, self._agent.name, results, now)
@@ -346,6 +365,18 @@ class _Door:
         if body.state not in (None, {}, [], ""):
             parts.append(f"State of the application: {orjson.dumps(body.state).decode()}")
         return context_message("\n".join(parts))
+
+
+def _shown(id: str, message: Message) -> JsonObject:
+    """Returns a stored message in the form of the protocol. Frontends have attachments of their own."""
+    shown = {"id": id, "role": message.role, "content": message.content}
+    if message.role == "tool":
+        return {**shown, "toolCallId": message.tool_call_id}
+    calls = [
+        {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
+        for one in message.tool_calls
+    ]
+    return {**shown, "toolCalls": calls} if calls else shown
 
 
 def _interrupts(row: RunRow) -> list[JsonObject]:

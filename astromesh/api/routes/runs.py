@@ -6,11 +6,11 @@ import re
 from datetime import UTC, datetime
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Request, Response
+from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
-from astromesh.access.scopes import DECIDE, Viewer, principal_of
-from astromesh.api.decisions import decide
+from astromesh.access.scopes import Viewer, principal_of
+from astromesh.api.decisions import DecisionScope, decide
 from astromesh.api.dependencies import LastEventId, Limit, PageCursor, audited, page, scope
 from astromesh.api.errors import public_failure
 from astromesh.api.fast_routes import json_response, links_of
@@ -304,7 +304,7 @@ def _question_key(question: JsonObject) -> str:
     "/v1/runs/{run_id}/resume",
     summary="Decide for a run that waits",
     responses=problems(401, 403, 404, 409, 422, 503),
-    dependencies=[audited("run.decide", "run_id"), scope(DECIDE)],
+    dependencies=[audited("run.decide", "run_id"), Depends(DecisionScope())],
     **_STATE,
 )
 async def resume(run_id: str, body: DecisionBody, request: Request) -> JsonObject:

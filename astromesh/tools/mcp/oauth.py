@@ -45,7 +45,7 @@ from mcp_types import LATEST_PROTOCOL_VERSION
 from pydantic import AnyUrl, BaseModel, ConfigDict
 from yarl import URL
 
-from astromesh.errors import ConfigError, ToolFailed
+from astromesh.errors import ConfigError, NetError, ToolFailed
 from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.storage.cipher import StoredCipher
@@ -304,9 +304,41 @@ class OAuthSession:
         return await self._authorize(login, challenge, browser)
 
     async def logout(self) -> bool:
-        """Forgets the login. Returns False where there was none."""
+        """Forgets the login, and revokes its tokens where their server offers that (RFC 7009).
+
+        Returns False where there was none.
+
+        Raises:
+            LoginFailed: the tokens are not revoked. The login is forgotten all the same.
+        """
         async with self._file.locked():
-            return self._file.remove()
+            login = self._file.read()
+            was_there = self._file.remove()
+        try:
+            await self._revoke(login)
+        except (LoginFailed, NetError) as error:
+            raise LoginFailed(
+                f"The login is forgotten, but its tokens may still be valid: {error}"
+            ) from error
+        return was_there
+
+    async def _revoke(self, login: Login) -> None:
+        server, tokens = login.server, login.tokens
+        if tokens is None or server is None or server.revocation_endpoint is None:
+            return
+        context = self._provider(login, None)[0].context
+        context.client_info = login.client or context.client_info
+        # the server ends the access tokens of a refresh token with it, if it can
+        for kind in ("refresh_token", "access_token"):
+            if not (token := getattr(tokens, kind)):
+                continue
+            form, headers = context.prepare_token_auth({"token": token, "token_type_hint": kind})
+            if context.client_info is not None and not headers:  # a public client, or one with a form
+                form["client_id"] = str(context.client_info.client_id)
+            url = str(server.revocation_endpoint)
+            answer = await self._send(httpx2.Request("POST", url, data=form, headers=headers))
+            if answer.status_code >= 400:
+                raise LoginFailed(f"{url} answers {answer.status_code} for the {kind}.")
 
     def _ends_soon(self, login: Login) -> bool:
         return login.expires_at is not None and self._clock.now() >= login.expires_at

@@ -187,6 +187,9 @@ async def test_what_cannot_be_is_an_error_of_the_protocol(tmp_path: Path, bindin
         for token in ("made-up", "run_none"):
             with pytest.raises(InvalidParamsError, match=f"pageToken: '{token}' is no place"):
                 await remote.client.list_tasks(ListTasksRequest(page_token=token))
+        params = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": None}
+        refused = await remote.http.post(remote.url, json=params)
+        assert (refused.status_code, "params: it must be a JSON object" in refused.text) == (400, True)
         for path in ("", "/message:send"):
             refused = await remote.http.post(f"{remote.url}{path}", content=b"null")
             assert (refused.status_code, "it must be a JSON object" in refused.text) == (400, True)

@@ -222,11 +222,15 @@ async def test_an_approval_interrupts_and_goes_on_after_a_restart(
         refused = await page.run("r2", "And?")
         assert kinds(refused) == ["RUN_STARTED", "RUN_ERROR"]
         assert (refused[1]["code"], interrupt["id"] in refused[1]["message"]) == ("approval_not_found", True)
-        assert kinds(await page.run("r1", [])) == kinds(first)
+        again = await page.run("r1", [])
+        assert kinds(again) == kinds(first)
+        assert [m["content"] for m in again[-2]["messages"] if m["role"] == "user"] == ["Do it"]
         more = {} if payload is None else {"payload": payload}
         second = await page.run("r3", [], resume=[{**answer, **more}])
         assert (text(second), second[-1]["outcome"]) == ("Done.", {"type": "success"})
         assert of(second, "TOOL_CALL_START") == []
+        [snapshot] = of(second, "MESSAGES_SNAPSHOT")
+        assert [m["role"] for m in snapshot["messages"]] == ["user", "assistant"]
         assert [one["toolCallId"] for one in of(second, "TOOL_CALL_RESULT")] == [call["toolCallId"]]
         assert kinds(await page.run("r3", [])) == kinds(second)
         stale = await page.run("r4", [], resume=[answer])

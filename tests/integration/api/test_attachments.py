@@ -25,7 +25,8 @@ from tests.integration.agents_folder import manifest, runtime_of, served, write
 from tests.integration.knowledge.rag_files import pdf
 
 PNG = b64encode(b"\x89PNG picture").decode()
-WAV = b64encode(b"RIFF sound").decode()
+WAV = b64encode(b"RIFF    WAVE sound").decode()
+GIF = b64encode(b"GIF89a picture").decode()
 PDF = b64encode(pdf("Quarterly report")).decode()
 RULES = {"input": [{"type": "pii_detection", "action": "redact"}]}
 
@@ -214,6 +215,17 @@ async def test_a_picture_alone_is_a_message_through_every_door(
                 assert len(house.provider.requests) == before + 1
 
 
+async def test_a_picture_is_of_the_type_that_its_content_has(tmp_path: Path) -> None:
+    """Whatever it is called: model services look, and refuse what differs."""
+    async with house_of(tmp_path) as house:
+        for one in (
+            {"data": GIF, "media_type": "image/png"}, {"data": GIF, "name": "cat.jpg"}, {"data": GIF},
+            {"data": GIF, "media_type": "application/octet-stream"},
+        ):  # fmt: skip
+            assert (await house.run(one)).status_code == 200
+            assert [one.media_type for one in house.last().attachments] == ["image/gif"]
+
+
 async def test_the_name_of_a_file_is_no_part_of_the_message(tmp_path: Path) -> None:
     async with house_of(tmp_path) as house:
         data = b64encode(b"a\n```\nb").decode()
@@ -259,6 +271,12 @@ async def test_what_cannot_be_read_is_refused_before_the_run(
         "no base64": ({"data": "a=aa"}, 422, "attachments"),
         "too large": ({"data": large, "media_type": "image/png"}, 413, "max_attachment_bytes"),
         "another type": ({"data": PNG, "media_type": "image/tiff"}, 422, "'image/tiff' is not supported"),
+        "text as a picture": (
+            {"data": "SGVsbG8=", "media_type": "image/png"},
+            422,
+            "no file of the type image/png",
+        ),
+        "sound as a picture": ({"data": WAV, "media_type": "image/png"}, 422, "accepts no audio"),
         "no text": ({"data": "/w==", "name": "a.bin"}, 422, "no image, no audio, no text and no PDF"),
         "a broken PDF": ({"data": PNG, "media_type": "application/pdf"}, 422, "not a readable PDF"),
         "audio": ({"data": WAV, "media_type": "audio/wav"}, 422, "accepts no audio"),

@@ -11,6 +11,7 @@ import orjson
 import pytest
 
 from astromesh.testing import ScriptedProvider, plugin_of
+from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 from tests.integration.api.test_mcp_publish import DECIDER, MODERN, call_of, server, token
 from tests.integration.durable.test_durable_runs import asks, lookup, tool
@@ -134,3 +135,22 @@ async def test_a_decision_needs_its_scope_at_every_door(tmp_path: Path, kind: ty
     assert used.calls == [{"query": "a"}]
     done = [(act["action"], act["detail"]) for act in acts if act["outcome"] == "done"]
     assert done == [("run.decide", "approve")]
+
+
+async def test_a_client_answers_its_own_tools_without_the_right_to_decide(tmp_path: Path) -> None:
+    server(tmp_path, ScriptedProvider())  # writes runtime.yaml
+    call = [ToolCall("c1", "weather", "{}")]
+    runtime = runtime_of(write(tmp_path, manifest()), ScriptedProvider(call, "Sunny."), env={"S": SECRET})
+    async with client_of(runtime) as http:
+        body = {"query": "Hi", "session_id": "s", "client_tools": [{"name": "weather"}]}
+        asked = (await http.post(f"{AGENT}/run", json=body, headers=bearer(RUNNER))).json()
+        resume = f"/v1/runs/{asked['run_id']}/resume"
+        result = {"id": asked["waiting_for"]["id"], "answer": "22"}
+        for other in (token(RUNNER, "bob"), token("agents:run:another"), token("runs:read")):
+            refused = await http.post(resume, json=result, headers={"authorization": f"Bearer {other}"})
+            assert (refused.status_code, "runs:decide" in refused.text) == (403, True)
+        assert (await http.post(resume, json=result, headers=bearer(RUNNER))).status_code == 200
+        while await statuses(http) != ["completed"]:
+            await asyncio.sleep(0.05)
+        refused = await http.post(resume, json=result, headers=bearer(RUNNER))
+        assert refused.status_code == 403

@@ -121,6 +121,15 @@ def test_every_reference_leads_somewhere(described: dict[str, Any]) -> None:
             node = node[step]
 
 
+def test_paths_of_other_specifications_are_named_with_them(described: dict[str, Any]) -> None:
+    protocols = described["x-protocols"]
+    a2a, mcp = (protocols[name]["paths"] for name in ("a2a", "mcp"))
+    assert a2a["/v1/agents/{name}/a2a"] == {"post": {"scopes": ["agents:run"]}}
+    assert a2a["/v1/agents/{name}/a2a/tasks/{run_id}"] == {"get": {"scopes": ["agents:run"]}}
+    assert mcp["/mcp"] == {"post": {"scopes": ["agents:run"]}}
+    assert not {*a2a, *mcp} & described["paths"].keys()
+
+
 def test_operations_say_which_scope_they_need(described: dict[str, Any]) -> None:
     """As the routes check it; what needs one may be 401 and 403."""
     schemes = described["components"]["securitySchemes"].keys()

@@ -71,7 +71,7 @@ async def test_images_are_refused_if_the_operator_says_that_the_model_accepts_no
     tmp_path: Path, text_only: bool, status: int
 ) -> None:
     provider = model("A cat.", text_only=text_only)
-    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,aGk="}}
+    picture = {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}}
     content = [{"type": "text", "text": "What is this?"}, picture]
     body = {"model": "helper", "messages": [{"role": "user", "content": content}]}
     async with client(tmp_path, provider) as http:

@@ -50,6 +50,7 @@ class Issuer:
     def __init__(self) -> None:
         self.url = self.elsewhere = ""
         self.grants: list[str] = []
+        self.revoked: list[tuple[str, str]] = []
         self.lifetime = 3600
         self.asked, self.open = asyncio.Event(), asyncio.Event()
         self.open.set()
@@ -61,6 +62,7 @@ class Issuer:
                 Route("/register", self._register, methods=["POST"]),
                 Route("/authorize", self._authorize),
                 Route("/token", self._token, methods=["POST"]),
+                Route("/revoke", self._revoke, methods=["POST"]),
             ]
         )
         tools = ToolServer(NAME, auth=AuthMiddleware(secret=SECRET, audience=NAME))
@@ -83,6 +85,7 @@ class Issuer:
     async def _metadata(self, _: Request) -> Response:
         ends = {f"{one}_endpoint": f"{self.url}/{path}" for one, path in (
             ("authorization", "authorize"), ("token", "token"), ("registration", "register"),
+            ("revocation", "revoke"),
         )}  # fmt: skip
         more = {"response_types_supported": ["code"], "code_challenge_methods_supported": ["S256"]}
         return JSONResponse({"issuer": self.url, **ends, **more})
@@ -108,6 +111,12 @@ class Issuer:
         who = {"sub": f"user-{len(self.grants)}", "aud": NAME, "exp": time.time() + 3600}
         token = {"access_token": signed(who), "token_type": "bearer", "expires_in": self.lifetime}
         return JSONResponse({**token, "refresh_token": "again"})
+
+    async def _revoke(self, request: Request) -> Response:
+        form = {name: values[0] for name, values in parse_qs((await request.body()).decode()).items()}
+        assert form["token"] and form["client_id"] == "registered"
+        self.revoked.append((form["token_type_hint"], form["token"]))
+        return Response()
 
 
 @asynccontextmanager
@@ -205,8 +214,10 @@ async def test_a_token_that_ends_is_refreshed_once_for_all(tmp_path: Path) -> No
         cut.cancel()
         await asyncio.wait({cut})
         issuer.open.set()
-        assert await session.token() not in tokens
+        assert (last := await session.token()) not in tokens
         assert issuer.grants.count("refresh_token") == 3
+        assert (await session.logout(), await session.logout()) == (True, False)
+        assert issuer.revoked == [("refresh_token", "again"), ("access_token", last)]
 
 
 async def test_an_authorization_server_on_this_machine_must_be_allowed(tmp_path: Path) -> None:
