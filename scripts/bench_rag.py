@@ -4,6 +4,10 @@ Texts are made of words of a Zipf distribution, as in natural language; vectors 
 beforehand, so that no figure holds the time of an embedder. Queries come one after another.
 
 --postgres URL measures pgvector in a database of its own there; `start` starts the tests' server for it.
+--model measures the default model instead: its intake, the first question and the memory before it.
+
+Beside the time on the clock stands the processor time of this process, which a busy machine changes less. Of
+pgvector it lacks what PostgreSQL does.
 """
 
 from __future__ import annotations
@@ -30,12 +34,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")  # as `astromesh serve` does;
 import numpy as np
 from figures import Figure, show
 
-from astromesh.knowledge.base import ChunkStore, Document
+from astromesh.knowledge.base import Chunk, ChunkStore, Document
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
+from astromesh.knowledge.loaders import parse_document
+from astromesh.knowledge.onnx import OnnxEmbedder, OnnxOptions
 from astromesh.knowledge.pipeline import RAGPipeline
 from astromesh.plugins import Deps, Plugins, Resources
 from tests.platform.postgres import PostgresServer, database_url, execute
 
+ROOT = Path(__file__).parents[1]
 WORDS, CLUSTERS, PER_DOCUMENT = 30_000, 1_000, 50
 
 
@@ -70,10 +77,10 @@ class Corpus:
 class Prepared:
     """An embedder whose vectors are there already."""
 
-    semantic, fingerprint = False, "bench/1"
+    fingerprint = "bench/1"
 
-    def __init__(self, corpus: Corpus, dimensions: int) -> None:
-        self.dimensions, self._corpus = dimensions, corpus
+    def __init__(self, corpus: Corpus, dimensions: int, semantic: bool) -> None:
+        self.dimensions, self._corpus, self.semantic = dimensions, corpus, semantic
 
     async def embed(self, texts: Sequence[str]) -> list[array[float]]:
         return self._corpus.vectors(len(texts))
@@ -135,18 +142,20 @@ async def measure(
 
 
 async def _asked(what: str, pipeline: RAGPipeline, ranks, queries: int) -> None:
-    chosen, times, found = random.Random(3), [], 0
+    chosen, times, worked, found = random.Random(3), [], [], 0
     for _ in range(queries):
         text = " ".join(map(word, ranks(chosen)))
-        started = time.perf_counter()
+        started, busy = time.perf_counter(), time.process_time()
         found += len(await pipeline.query(text))
         times.append((time.perf_counter() - started) * 1000)
+        worked.append((time.process_time() - busy) * 1000)
     times.sort()
     p95 = times[int(len(times) * 0.95)]
     if not found:
         raise SystemExit(f"{what}: nothing was found")
     show(Figure("knowledge", f"{what}, p50", statistics.median(times), "ms"))
     show(Figure("knowledge", f"{what}, p95", p95, "ms"))
+    show(Figure("knowledge", f"{what}, processor, p50", statistics.median(worked), "ms"))
 
 
 async def _nothing() -> None: ...
@@ -165,7 +174,7 @@ async def run(arguments: argparse.Namespace, url: str) -> None:
     for embedded in (False, True):
         for plugin in ("sqlite", "pgvector")[: 2 if url else 1]:
             corpus = Corpus(arguments.chunks, arguments.dimensions)
-            embedder = Prepared(corpus, arguments.dimensions) if embedded else None
+            embedder = Prepared(corpus, arguments.dimensions, arguments.semantic) if embedded else None
             with tempfile.TemporaryDirectory() as folder:
                 storage = ""
                 if plugin == "pgvector":
@@ -181,6 +190,46 @@ async def run(arguments: argparse.Namespace, url: str) -> None:
                     execute(url, f"drop database {database} with (force)")
 
 
+# -- the default model ---------------------------------------------------------------------------------------
+
+
+async def measure_model() -> None:
+    """Intake by the default model, the first question that needs it, and the memory around it."""
+    embedder = await OnnxEmbedder.open(OnnxOptions(), Deps())
+    with tempfile.TemporaryDirectory() as folder:
+        deps = Deps(data_dir=Path(folder, "data"), embedder=embedder)
+        async with opened("sqlite", deps) as store:
+            chunker, sources = MarkdownChunker(ChunkOptions()), [(ROOT / "config" / "knowledge", "*.md")]
+            few = RAGPipeline("few", store, chunker, embedder=embedder, mode="hybrid", sources=sources)
+            await few.refresh(load_model=False)
+            show(Figure("model", "memory before the first question", memory(), "MB"))
+            started = time.perf_counter()
+            await few.query("How long may my secret word be?")
+            took = (time.perf_counter() - started) * 1000
+            show(Figure("model", "first question, answered by words", took, "ms", goal="<= 600"))
+            await few.refresh()
+            show(Figure("model", "memory with the model", memory(), "MB"))
+        for what, place in (("short", ROOT / "tests" / "questions" / "documents"), ("long", ROOT / "docs")):
+            texts = [one.text for file in sorted(place.glob("*.md"))[:10] for one in _chunks(chunker, file)]
+            words = sum(len(text.split()) for text in texts) / len(texts)
+            busy = time.process_time()
+            await embedder.embed(texts)
+            rate = len(texts) / (time.process_time() - busy)
+            goal = ">= 60" if what == "short" else ""
+            name = f"embedded, {what} texts ({words:.0f} words on average)"
+            show(Figure("model", name, rate, "texts/s/core", goal=goal))
+
+
+def _chunks(chunker: MarkdownChunker, file: Path) -> Sequence[Chunk]:
+    return chunker.split(parse_document(file.name, file.read_text(), "text/markdown"))
+
+
+def memory() -> float:
+    """Megabytes that the process holds."""
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return pages * os.sysconf("SC_PAGE_SIZE") / 1e6
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -189,7 +238,12 @@ def main() -> None:
     parser.add_argument("--dimensions", type=int, default=384)
     parser.add_argument("--queries", type=int, default=100, help="of each kind")
     parser.add_argument("--postgres", default="", metavar="URL", help="or: start")
+    parser.add_argument("--semantic", action="store_true", help="rank as with a semantic embedder")
+    parser.add_argument("--model", action="store_true", help="measure the default model")
     arguments = parser.parse_args()
+    if arguments.model:
+        asyncio.run(measure_model())
+        return
     if arguments.postgres != "start":
         asyncio.run(run(arguments, arguments.postgres))
         return
