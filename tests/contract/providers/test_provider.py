@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import anthropic
-import boto3
 import openai
 import orjson
 import pytest
@@ -22,7 +21,6 @@ from botocore.config import Config
 from botocore.exceptions import ClientError
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import rsa
-from google import genai
 from google.oauth2 import service_account
 from openai.types.responses import ResponseStreamEvent
 from pydantic import TypeAdapter
@@ -878,6 +876,8 @@ async def test_the_openai_sdk_reads_the_same_responses(server):
 
 async def test_boto3_accepts_the_same_server(server, monkeypatch):
     """It reads whole answers and streams, and its signatures pass the check that ours pass."""
+    import boto3  # as below: of all workers one needs it
+
     signs_with(monkeypatch, KEY)
     config = Config(retries={"max_attempts": 1}, connect_timeout=5, read_timeout=10)
     client = boto3.client("bedrock-runtime", "eu-central-1", endpoint_url=server.url, config=config)
@@ -901,6 +901,8 @@ async def test_boto3_accepts_the_same_server(server, monkeypatch):
 
 
 async def test_googles_sdk_for_vertex_accepts_the_same_server_and_calls_it_where_we_do(server, tmp_path):
+    from google import genai
+
     write_account(tmp_path / "account.json", server.url)
     account = service_account.Credentials.from_service_account_file(tmp_path / "account.json")
     client = genai.Client(
