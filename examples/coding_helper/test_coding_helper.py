@@ -8,6 +8,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pytest
 from starlette.testclient import TestClient
 
 from astromesh.api.app import create_app
@@ -23,6 +24,7 @@ def state(client: TestClient, run_id: str, *wanted: str) -> dict[str, Any]:
     return run
 
 
+@pytest.mark.timeout(300)  # three programs start, one after the other
 def test_the_fault_is_mended_after_an_approval(tmp_path: Path) -> None:
     folder = shutil.copytree(HERE, tmp_path / "helper")
     broken = (folder / "project" / "prices.py").read_text()
