@@ -109,7 +109,7 @@ _PAGE = 100
 #: more, to any process with room
 _MAX_STARTING, _MAX_LOCAL_QUEUE = 128, 1000
 #: more seconds than a run can be queued
-_NEVER_SECONDS = 1e9
+_NEVER_SECONDS = 1e12
 #: seconds until a run is resumed that found a store unavailable
 _POSTPONE_SECONDS = 0.5
 #: seconds in which another process may claim a run whose record this version cannot read

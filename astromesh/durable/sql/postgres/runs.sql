@@ -104,10 +104,11 @@ WHERE id = ANY (ARRAY(
 RETURNING run_id, segment
 
 -- name: anything_due
--- Whether `orphaned`, `woken`, `interrupted` or `redispatch` may find a run. Most often none does.
+-- Whether `orphaned`, `woken`, `interrupted` or `redispatch` may find a run. Most often none does. A process without room
+-- does not look at queued runs ($3 is before all times).
 SELECT EXISTS (
     SELECT 1 FROM astromesh.runs
-    WHERE {open}
+    WHERE {open} AND status IN ('running', 'waiting')
         AND (status = 'running' AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8)
             OR status = 'waiting' AND wake_at > 0.0 AND wake_at <= $1::float8))
     OR $3::float8 > 0.0 AND EXISTS (
