@@ -9,6 +9,8 @@ before you commit them.
 
 from __future__ import annotations
 
+import json
+import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -20,7 +22,7 @@ ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))
 
 from tests.browser.conftest import ended_task, fork, launched, recorded, with_evaluations  # noqa: E402
-from tests.platform.astromesh import ServerProcess  # noqa: E402
+from tests.platform.astromesh import PROGRAM, ServerProcess  # noqa: E402
 
 PICTURES = ROOT / "docs" / "images"
 QUESTIONS = {
@@ -59,6 +61,7 @@ VIEWS = {
     "sessions": ("sessions?agent=support-agent", "light", 1280, ""),
     "session": ("sessions/support-agent/ada", "light", 1280, ""),
     "knowledge": ("knowledge?pipeline=product-knowledge&of=sources", "light", 1280, ""),
+    "retrieval": ("knowledge?pipeline=product-knowledge&evaluation={retrieval}", "light", 1280, ""),
     "evaluations": ("evaluations", "light", 1280, ""),
     "system": ("system", "light", 1280, ""),
     "run-narrow": ("runs/{run}?step=7", "light", 390, ""),
@@ -88,6 +91,7 @@ def main() -> None:
                 "run": runs[0],
                 "fork": fork(server, runs[0], 5, {"tool_result": ARTICLE}),
                 "task": ended_task(server, "answers", "How do I reset my password?"),
+                "retrieval": [measured(Path(home), server, name) for name in ("tuning", "held-out")][-1],
             }
             for question in ("How do I export my data?", "Which plans are there?"):
                 body = {"query": question, "session_id": "grace"}
@@ -105,6 +109,19 @@ def main() -> None:
         finally:
             for server in servers:
                 server.close()
+
+
+def measured(home: Path, server: ServerProcess, name: str) -> str:
+    """Measures the knowledge of the samples with a question set of the tests; returns the report's id."""
+    lines = (ROOT / "tests" / "questions" / f"english-{name}.tsv").read_text().splitlines()
+    prefix, questions = "\tknowledge/", home / f"paraphrases-{name}.tsv"
+    asked = [line.replace(prefix, "\t") for line in lines if prefix in line]
+    questions.write_text("\n".join(asked))
+    words = ["rag", "eval", "product-knowledge", "--questions", str(questions), "--json"]
+    places = ["--config", str(ROOT / "config"), "--data", str(server.data)]
+    done = subprocess.run([PROGRAM, *words, *places], capture_output=True, text=True, check=True)
+    report: str = json.loads(done.stdout)["evaluation_id"]
+    return report
 
 
 def add_samples(config: Path) -> None:

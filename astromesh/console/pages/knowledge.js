@@ -101,9 +101,9 @@ function Asked({ path }) {
     <${Card} title="Questions of the evaluation" more=${found.value && html`<span class="muted">${count(wrong)} of ${count(asked.length)} wrong</span>`}>
       <${Refusal} problem=${found.problem} />
       ${found.value && html`<${Table} label="Questions of the evaluation" head=${["Result", "Question", "Right passage", "Its place", "Came first", "Score", "Time"]} rows=${asked.map((one, at) => html`
-        <tr key=${at}><td><${Pill} state=${one.is_right ? "passed" : "failed"} text=${one.is_right ? "right" : "wrong"} /></td><td class="text">${plain(one.question)}</td>
-          <td>${plain(one.expected || "none answers")}</td><td class="num">${one.expected ? one.rank || "not in 10" : ""}</td>
-          <td>${one.is_right && one.expected ? "" : plain(one.first || "nothing")}</td><td class="num">${one.score.toFixed(3)}</td><td class="num">${duration(one.ms)}</td></tr>`)} />`}
+        <tr key=${at}><td><${Pill} state=${one.is_right ? "ok" : "failed"} text=${one.is_right ? "right" : "wrong"} /></td><td class="wrap">${plain(one.question)}</td>
+          <td class="wrap">${plain(one.expected || "none answers")}</td><td class="num">${one.expected ? one.rank || "not in 10" : ""}</td>
+          <td class="wrap">${one.is_right && one.expected ? "" : plain(one.first || "nothing")}</td><td class="num">${one.score.toFixed(3)}</td><td class="num">${duration(one.ms)}</td></tr>`)} />`}
     <//>`;
 }
 
