@@ -59,11 +59,13 @@ from pydantic import BaseModel, ConfigDict
 from starlette.requests import Request
 from starlette.routing import BaseRoute, Mount, Router
 
+from astromesh.access.audit import MAX_OBJECT_LENGTH, AuditEntry
 from astromesh.access.scopes import Viewer, principal_of
 from astromesh.api.conversations import attachment_of, file_of
 from astromesh.api.decisions import decide
 from astromesh.api.dependencies import Cursor
 from astromesh.api.errors import public_failure
+from astromesh.api.middleware.audit import record_act
 from astromesh.api.requests import caller_of
 from astromesh.api.responses import EventBuffer
 from astromesh.durable.approvals import open_questions
@@ -76,7 +78,7 @@ from astromesh.durable.base import (
     StoredCallback,
 )
 from astromesh.durable.callbacks import CallbackSender
-from astromesh.errors import AstromeshError, NotFound, RequestError, RunNotFound
+from astromesh.errors import AstromeshError, IdempotencyConflict, NotFound, RequestError, RunNotFound
 from astromesh.graph.calls import ASSISTANT
 from astromesh.net.service_options import is_http
 from astromesh.plugins import Deps
@@ -277,17 +279,22 @@ class TaskHandler(RequestHandler):
         query = RunQuery(tenant, owner, self._name, params.context_id, status, size, after=cursor.after)
         page = await self._runtime.runs.list(query)
         tasks = [await self._task(run["run_id"], context, _history(params)) for run in page.runs]
-        return ListTasksResponse(
-            tasks=tasks, next_page_token=cursor.next(page.next) or "", page_size=size, total_size=len(tasks)
-        )
+        total, more = await self._runtime.runs.count(query), cursor.next(page.next) or ""
+        return ListTasksResponse(tasks=tasks, next_page_token=more, page_size=size, total_size=total)
 
     @translated
     async def on_cancel_task(self, params: Any, context: ServerCallContext) -> Task:
-        row = await self._row(params.id, context)
-        if row.status in ENDED_STATUSES:
-            raise TaskNotCancelableError(f"The task {params.id!r} has ended.")
-        await self._runtime.runs.cancel(row.run_id, self._viewer(context))
-        return await self._task(row.run_id, context)
+        outcome = "refused"
+        try:
+            row = await self._row(params.id, context)
+            if row.status in ENDED_STATUSES:
+                raise TaskNotCancelableError(f"The task {params.id!r} has ended.")
+            await self._runtime.runs.cancel(row.run_id, self._viewer(context))
+            outcome = "done"
+            return await self._task(row.run_id, context)
+        finally:
+            act = AuditEntry("run.cancel", params.id[:MAX_OBJECT_LENGTH], outcome)
+            await record_act(context.state["audit"], _caller(context), act)
 
     async def on_get_extended_agent_card(self, params: Any, context: ServerCallContext) -> AgentCard:
         raise ExtendedAgentCardNotConfiguredError
@@ -317,6 +324,8 @@ class TaskHandler(RequestHandler):
         self, params: Any, context: ServerCallContext
     ) -> ListTaskPushNotificationConfigsResponse:
         callbacks, row = self._callbacks(), await self._row(params.task_id, context)
+        if params.page_token:
+            raise InvalidParamsError("pageToken: the list has one page. Begin without `pageToken`.")
         found = await callbacks.of_run(row.run_id, PUBLISHER)
         configs = [_config_of(row.run_id, one) for one in found]
         return ListTaskPushNotificationConfigsResponse(configs=configs)
@@ -382,7 +391,12 @@ class TaskHandler(RequestHandler):
         tenant, owner = principal_of(caller)
         expires = runtime.clock.now() + KEY_SECONDS
         key = IdempotencyKey(tenant, owner, f"a2a {self._name}", message.message_id, digest, expires)
-        return await runtime.runner.accept(agent, request, caller=caller, key=key), 0
+        try:
+            return await runtime.runner.accept(agent, request, caller=caller, key=key), 0
+        except IdempotencyConflict as error:
+            raise InvalidParamsError(
+                "message.messageId: another message had it. Send a new id, or the same message again."
+            ) from error
 
     async def _answer(self, message: Message, context: ServerCallContext) -> tuple[RunRow, int]:
         """Continues a run that waits with the answer to its oldest question."""

@@ -835,6 +835,9 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
     async def list(self, filter: RunQuery) -> tuple[tuple[RunRow, ...], Usage]:
         """Returns the newest runs first, and the usage of all that match; each tree of runs counts once."""
 
+    async def count(self, filter: RunQuery) -> int:
+        """Returns how many runs match, whatever the page."""
+
     async def samples(self, tenant: str, owner: str | None, since: str, limit: int) -> tuple[RunSample, ...]:
         """Returns the newest runs since a run id (`ids.first_id`), without nested ones, the newest first."""
 

@@ -143,13 +143,13 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
         return run_of(rows[0]) if rows else None
 
     async def list(self, filter: RunQuery) -> tuple[tuple[RunRow, ...], Usage]:
-        # a text, and a number or boolean, as JSON writes them
-        values = [(key, json.dumps(value, ensure_ascii=False), value) for key, value in filter.metadata]
-        said = json.dumps(filter.tags), json.dumps(values)
-        where = *filter[:5], *said, filter.since, filter.until, filter.min_cost_usd, filter.min_seconds
+        where = _where(filter)
         rows = await self._queries.read("list", *where, filter.limit, filter.after)
         numbers = await self._queries.read("usage", *where)
         return tuple(map(run_of, rows)), usage_of(numbers[0])
+
+    async def count(self, filter: RunQuery) -> int:
+        return int((await self._queries.read("count", *_where(filter)))[0][0])
 
     async def samples(self, tenant: str, owner: str | None, since: str, limit: int) -> tuple[RunSample, ...]:
         return tuple(
@@ -536,6 +536,14 @@ async def _store_attachments(
         await tx.execute_many("store_attachment", known)
     if hashes:
         await tx.execute_many("refer_to_attachment", [(run.run_id, run.tenant, name) for name in hashes])
+
+
+def _where(filter: RunQuery) -> tuple[object, ...]:
+    """Returns the parameters of the queries `list`, `count` and `usage`, without the page."""
+    # a text, and a number or boolean, as JSON writes them
+    values = [(key, json.dumps(value, ensure_ascii=False), value) for key, value in filter.metadata]
+    said = json.dumps(filter.tags), json.dumps(values)
+    return *filter[:5], *said, filter.since, filter.until, filter.min_cost_usd, filter.min_seconds
 
 
 def _first_segment(rows: Sequence[Row]) -> tuple[str, int] | None:

@@ -357,6 +357,18 @@ class Runs:
         rows, used, more = await self._rows(query)
         return RunPage([run_json(row) for row in rows], more, used)
 
+    async def count(self, query: RunQuery) -> int:
+        """Returns how many runs match, those of the other pages too."""
+        await self.archive.flush()
+        store = await self._durable.open_if_used()
+        every = query._replace(after="", limit=_MAX_OPEN_RUNS)
+        plain, _ = await self._local.list(every, active=store is not None)
+        if store is None:
+            return len(plain)
+        # an active run has no row, unless it has an idempotency key
+        active = [row for row in plain if await store.get(row.run_id) is None]
+        return len(active) + await store.count(query)
+
     async def open_of_session(self, viewer: Viewer, agent: str, session_id: str) -> Sequence[RunRow]:
         """Returns the runs of a session that have not ended, as far as this process and the store know."""
         found: list[RunRow] = []

@@ -228,7 +228,7 @@ class _Door:
 
         Raises:
             ApprovalNotFound, NotWaiting: the answers fit no open question, or one is not answered.
-            InvalidInput: there is nothing to answer.
+            InvalidInput: there is nothing to answer, or a call or an interrupt has two answers.
         """
         known = await self._known()
         row = await self._runtime.runs.row(known.run_id, self.viewer) if known else None
@@ -288,7 +288,10 @@ class _Door:
     def _resumed(self, row: RunRow | None, decisions: JsonObject) -> tuple[RunRow, JsonObject]:
         """Adds the decisions about the interrupts of a run, all of them."""
         questions = {interrupt_id(one): one for one in (_interrupts(row) if row is not None else ())}
-        answers = {entry.interrupt_id: entry for entry in self._body.resume or ()}
+        given = self._body.resume or ()
+        answers = {entry.interrupt_id: entry for entry in given}
+        if len(answers) < len(given):
+            raise InvalidInput("resume: there are two answers to one interrupt.", param="resume")
         if unknown := answers.keys() - questions.keys():
             raise ApprovalNotFound(f"resume: the thread has no open interrupt {min(unknown)!r}.")
         if missing := questions.keys() - answers.keys():

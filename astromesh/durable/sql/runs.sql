@@ -73,6 +73,13 @@ WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $
     AND ($11 = 0.0 OR finished_at - created_at >= $11) AND ($13 = '' OR run_id < $13)
 ORDER BY run_id DESC LIMIT $12
 
+-- name: count
+SELECT count(*) FROM astromesh.runs
+WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
+    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
+    AND run_id >= $8 AND ($9 = '' OR run_id < $9) AND cost_usd >= $10
+    AND ($11 = 0.0 OR finished_at - created_at >= $11)
+
 -- name: queued
 -- A run that is accepted for later is not ordered and does not count before its time.
 SELECT count(*), coalesce(min(greatest(created_at, wake_at)), 0.0) FROM astromesh.runs

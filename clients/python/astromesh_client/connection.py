@@ -91,14 +91,14 @@ class RetryTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
             wait: float | None = None
             try:
                 response = self._sync.handle_request(request)
+                if not _is_stream(response):  # a connection may break within the body, too
+                    response.read()
             except httpx.TransportError:
                 if not repeatable or attempt == self._retries:
                     raise
             else:
                 if response.status_code < 400:
                     return response
-                response.read()
-                response.close()
                 error = _error(response)
                 if not _is_retried(error, repeatable) or attempt == self._retries:
                     raise error
@@ -113,14 +113,14 @@ class RetryTransport(httpx.BaseTransport, httpx.AsyncBaseTransport):
             wait: float | None = None
             try:
                 response = await self._async.handle_async_request(request)
+                if not _is_stream(response):
+                    await response.aread()
             except httpx.TransportError:
                 if not repeatable or attempt == self._retries:
                     raise
             else:
                 if response.status_code < 400:
                     return response
-                await response.aread()
-                await response.aclose()
                 error = _error(response)
                 if not _is_retried(error, repeatable) or attempt == self._retries:
                     raise error
@@ -142,6 +142,12 @@ def _make_repeatable(request: httpx.Request) -> bool:
     if request.method == "POST" and IDEMPOTENT.search(request.url.path):
         request.headers.setdefault(_KEY, uuid4().hex)
     return request.method in ("GET", "DELETE") or _KEY in request.headers
+
+
+def _is_stream(response: httpx.Response) -> bool:
+    """Whether a body is to be read as it comes: events, or lines of JSON."""
+    kind = response.headers.get("content-type", "")
+    return response.status_code < 400 and kind.startswith(("text/event-stream", "application/x-ndjson"))
 
 
 def _is_retried(error: ApiError, repeatable: bool) -> bool:

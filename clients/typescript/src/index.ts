@@ -67,7 +67,7 @@ async function repeated(request: Request, retries: number, send: typeof fetch): 
     let wait: number | undefined;
     try {
       const response = await send(request.clone());
-      if (response.status < 400) return response;
+      if (response.status < 400) return isStream(response) ? response : await whole(response);
       const error = await apiError(response);
       const isLate = error.retryAfter !== undefined && [429, 503].includes(error.status);
       if (!isLate || attempt === retries) throw error;
@@ -79,6 +79,17 @@ async function repeated(request: Request, retries: number, send: typeof fetch): 
     }
     await pause(wait ?? Math.min(0.2 * 2 ** attempt, 5) * (0.5 + Math.random() / 2), request.signal);
   }
+}
+
+/** Whether a body is to be read as it comes: events, or lines of JSON. */
+function isStream(response: Response): boolean {
+  return /^(text\/event-stream|application\/x-ndjson)/.test(response.headers.get("content-type") ?? "");
+}
+
+/** Reads the body: a connection may break within it, too. */
+async function whole(response: Response): Promise<Response> {
+  await response.clone().arrayBuffer();
+  return response;
 }
 
 async function apiError(response: Response): Promise<ApiError> {

@@ -617,6 +617,7 @@ async def test_lists_are_by_tenant_owner_and_filter_newest_first(store):
 
     async def listed(wanted: RunQuery):
         rows, used = await store.list(wanted)
+        assert await store.count(wanted) == (4 if wanted.limit == 2 else len(rows))
         return [row.run_id[-1] for row in rows], used.input_tokens
 
     assert await listed(RunQuery("acme")) == (["3", "2", "1", "0"], 1111)
@@ -635,6 +636,7 @@ async def test_a_list_is_filtered_by_time_cost_and_duration(store) -> None:
 
     async def listed(**query: Any) -> tuple[int, int]:
         rows, usage = await store.list(RunQuery("acme", **query))
+        assert await store.count(RunQuery("acme", **query)) == len(rows)
         return len(rows), usage.input_tokens
 
     second = ids.first_id("run_", NOW + 1)
@@ -658,6 +660,7 @@ async def test_a_list_is_filtered_by_tags_and_metadata(store) -> None:
 
     async def listed(**query: Any) -> tuple[list[str], int]:
         rows, usage = await store.list(RunQuery("acme", **query))
+        assert await store.count(RunQuery("acme", **query)) == len(rows)
         return [row.run_id for row in rows], usage.input_tokens
 
     def has(*pairs: str) -> dict[str, Any]:

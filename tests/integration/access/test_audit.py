@@ -37,7 +37,7 @@ ITSELF = {
     "POST /v1/agents/{name}/a2a": "a run is its own record",
     "POST /v1/agents/{name}/a2a/message:send": "a run is its own record",
     "POST /v1/agents/{name}/a2a/message:stream": "a run is its own record",
-    "POST /v1/agents/{name}/a2a/tasks/{run_id:name}:cancel": "the record of the own run has it",
+    "POST /v1/agents/{name}/a2a/tasks/{run_id:name}:cancel": "noted for both bindings of A2A",
     "POST /v1/agents/{name}/a2a/tasks/{run_id:name}:subscribe": "reads only",
     "POST /v1/agents/{name}/a2a/tasks/{run_id:name}/pushNotificationConfigs": "belongs to the own run",
     "DELETE /v1/agents/{name}/a2a/tasks/{run_id:name}/pushNotificationConfigs/{config}": (
@@ -167,6 +167,23 @@ def test_a_cancel_over_a_socket_is_noted(client: TestClient) -> None:
         socket.send_json({"type": "cancel", "run_id": run_id})
         assert socket.receive_json()["code"] == "run_not_found"
     assert [said(a) for a in acts(client)] == [("alice", "acme", "run.cancel", run_id, "refused")]
+
+
+def test_a_cancel_over_a2a_is_noted(client: TestClient) -> None:
+    run_id = run(client, "alice")
+    url, version = "/v1/agents/helper/a2a", {"a2a-version": "1.0"}
+    client.post(f"{url}/tasks/{run_id}:cancel", json={}, headers={**by("bob"), **version})
+    body = {"jsonrpc": "2.0", "id": 1, "method": "CancelTask", "params": {"id": run_id}}
+    client.post(url, json=body, headers={**by("alice"), **version})
+    body = {"query": "hi", "session_id": "s", "not_before": "1970-01-01T01:00:00Z"}
+    later = client.post("/v1/agents/helper/runs", json=body, headers=by("alice")).json()["run_id"]
+    ended = client.post(f"{url}/tasks/{later}:cancel", json={}, headers={**by("alice"), **version})
+    assert ended.json()["status"]["state"] == "TASK_STATE_CANCELED"
+    assert [said(act) for act in reversed(acts(client))] == [
+        ("bob", "acme", "run.cancel", run_id, "refused"),
+        ("alice", "acme", "run.cancel", run_id, "refused"),
+        ("alice", "acme", "run.cancel", later, "done"),
+    ]
 
 
 # -- who was erased ----------------------------------------------------------------------------------------

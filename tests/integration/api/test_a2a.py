@@ -89,7 +89,7 @@ async def peer(
 @pytest.mark.parametrize("binding", BINDINGS)
 async def test_a_message_is_a_task_with_the_answer_as_its_artifact(tmp_path: Path, binding: str) -> None:
     folder = write(tmp_path, manifest(memory=MEMORY))
-    async with peer(folder, "Hello.", "Again.", binding=binding) as remote:
+    async with peer(folder, "Hello.", "Again.", "Once.", binding=binding) as remote:
         [answer] = await remote.ask("Hi")
         task = answer.task
         assert task.status.state == TaskState.TASK_STATE_COMPLETED
@@ -106,6 +106,19 @@ async def test_a_message_is_a_task_with_the_answer_as_its_artifact(tmp_path: Pat
         second = await remote.client.list_tasks(ListTasksRequest(page_size=1, page_token=token))
         assert [one.id for one in (*first.tasks, *second.tasks)] == [more.task.id, task.id]
         assert (token != more.task.id, second.next_page_token) == (True, "")
+        assert [listed.total_size, first.total_size, second.total_size] == [2, 2, 2]
+        none = await remote.client.list_tasks(ListTasksRequest(context_id="another"))
+        assert none.total_size == 0
+        again = new_text_message("Hi again", role=Role.ROLE_USER)
+        again.message_id = "m-1"
+        [once], [twice] = [
+            [one async for one in remote.client.send_message(SendMessageRequest(message=again))]
+            for _ in range(2)
+        ]
+        assert once.task.id == twice.task.id
+        again.parts[0].text = "Other"
+        with pytest.raises(InvalidParamsError, match="messageId: another message had it"):
+            [_ async for _ in remote.client.send_message(SendMessageRequest(message=again))]
     roles = [m.role for m in remote.provider.requests[1].messages]
     assert roles == ["system", "user", "assistant", "user"]
 
@@ -236,6 +249,10 @@ async def test_push_notifications_tell_of_a_task_that_needs_input_and_ends(
         listed = await client.list_task_push_notification_configs(
             ListTaskPushNotificationConfigsRequest(task_id=task)
         )
+        with pytest.raises(InvalidParamsError, match="pageToken: the list has one page"):
+            await client.list_task_push_notification_configs(
+                ListTaskPushNotificationConfigsRequest(task_id=task, page_token="made-up")
+            )
         assert [(one.id, one.url, one.token) for one in listed.configs] == [
             (task, receiver.url, ""),
             ("mine", receiver.url + "?two", ""),

@@ -226,6 +226,9 @@ async def test_an_approval_interrupts_and_goes_on_after_a_restart(
         assert kinds(again) == kinds(first)
         assert [m["content"] for m in again[-2]["messages"] if m["role"] == "user"] == ["Do it"]
         more = {} if payload is None else {"payload": payload}
+        both = body_of("r3", [], resume=[{**answer, **more}, {**answer, "status": "cancelled"}])
+        twice = await page.http.post("/v1/agents/helper/agui", json=both)
+        assert (twice.status_code, twice.json()["param"]) == (422, "resume")
         second = await page.run("r3", [], resume=[{**answer, **more}])
         assert (text(second), second[-1]["outcome"]) == ("Done.", {"type": "success"})
         assert of(second, "TOOL_CALL_START") == []
