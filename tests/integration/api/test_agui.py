@@ -18,9 +18,10 @@ from pydantic import TypeAdapter
 from astromesh.graph import FunctionNode, PromptGraph, PromptNode
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import RecordingTool, Reply, ScriptedProvider, plugin_of
+from astromesh.tools.base import ToolContext
 from astromesh.types import CompletionRequest, ToolCall, Usage
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
-from tests.integration.durable.test_durable_runs import asks, lookup, tool
+from tests.integration.durable.test_durable_runs import QUERY, asks, lookup, tool
 
 EVENT: TypeAdapter[Any] = TypeAdapter(Event)
 MEMORY = {"conversational": {"backend": "sqlite"}}
@@ -318,6 +319,28 @@ async def test_the_state_of_a_graph_is_a_snapshot_and_then_patches(tmp_path: Pat
     patch = of(events, "STATE_DELTA")[0]["delta"]
     assert {"op": "add", "path": "/two~1x", "value": {"seen": 1}} in patch
     assert [one["stepName"] for one in of(events, "STEP_FINISHED")] == ["one", "two", "answer"]
+
+
+async def test_the_progress_of_a_tool_is_an_activity(tmp_path: Path) -> None:
+    class Counting(RecordingTool):
+        async def call(self, arguments: dict[str, Any], context: ToolContext) -> Any:
+            assert context.events is not None
+            for n in (1, 2):
+                about = {"id": context.call_id, "name": context.tool, "progress": n, "total": 2}
+                context.events.emit("tool.progress", **about, message=f"step {n}")
+            return await super().call(arguments, context)
+
+    used = Counting("lookup", "found", parameters=QUERY)
+    async with frontend(write(tmp_path, manifest(tools=[tool()])), asks("a"), "Done.", used=used) as page:
+        events = await page.run()
+    [snapshot], [delta] = of(events, "ACTIVITY_SNAPSHOT"), of(events, "ACTIVITY_DELTA")
+    first = {"name": "lookup", "progress": 1, "total": 2, "message": "step 1"}
+    assert snapshot["content"] == first
+    assert (snapshot["messageId"], snapshot["activityType"]) == (delta["messageId"], "TOOL_PROGRESS")
+    patched = {one["path"]: one["value"] for one in delta["patch"]}
+    assert patched == {"/name": "lookup", "/progress": 2, "/total": 2, "/message": "step 2"}
+    order = [kind for kind in kinds(events) if kind.startswith(("TOOL_CALL_", "ACTIVITY_"))]
+    assert order[2:] == ["TOOL_CALL_END", "ACTIVITY_SNAPSHOT", "ACTIVITY_DELTA", "TOOL_CALL_RESULT"]
 
 
 async def test_a_run_that_fails_or_is_cancelled_says_so(tmp_path: Path) -> None:
