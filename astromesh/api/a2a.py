@@ -405,9 +405,8 @@ class TaskHandler(RequestHandler):
             raise InvalidParamsError("message.contextId: the task belongs to another context.")
         questions = [one for one in open_questions(row) if one["kind"] != CLIENT_TOOL]
         if row.status != "waiting" or not questions:
-            raise UnsupportedOperationError(
-                f"The task {row.run_id!r} waits for no message: it is {row.status}."
-            )
+            why = _asked_above(row) if row.status == "waiting" and row.parent else f"It is {row.status}."
+            raise UnsupportedOperationError(f"The task {row.run_id!r} waits for no message. {why}")
         last = await runtime.runs.last_event(row.run_id)
         decision = decision_of(questions[0], message.parts)
         decisions = {questions[0].get("id", ""): decision}
@@ -562,12 +561,19 @@ def task_of(row: RunRow, history: int | None = None, *, with_artifacts: bool = T
 
 def status_of(row: RunRow) -> TaskStatus:
     at = row.finished_at or row.created_at
-    if row.status == "waiting":
-        return _waiting(row.run_id, row.session_id, open_questions(row), at)
     text = ""
+    if row.status == "waiting":
+        if questions := open_questions(row):
+            return _waiting(row.run_id, row.session_id, questions, at)
+        text = _asked_above(row)
     if row.status == "failed" and row.error is not None:
         text = public_failure(row.error)["detail"]
     return _status(row.run_id, row.session_id, _STATES[row.status], at, [Part(text=text)] if text else [])
+
+
+def _asked_above(row: RunRow) -> str:
+    """Returns where the question of a nested run is: at the run that has called it, or further up."""
+    return f"The question is at the run {row.parent.partition('.')[0]!r}, which has called this one."
 
 
 def _waiting(run_id: str, session: str, questions: Iterable[Mapping[str, Any]], at: float) -> TaskStatus:

@@ -155,6 +155,21 @@ async def test_a_task_that_needs_an_approval_goes_on_with_its_next_message(tmp_p
     assert used.calls == [{"query": "a"}]
 
 
+async def test_a_task_that_another_one_asks_for_names_it(tmp_path: Path) -> None:
+    """A nested run waits with the run above it, which has the question."""
+    nested = [{"name": "ask", "type": "agent", "agent": "helper"}]
+    folder = write(tmp_path, manifest(tools=[CAREFUL]), manifest("outer", tools=nested))
+    async with peer(folder, [ToolCall("c", "ask", '{"query": "Do"}')], asks("a")) as remote:
+        url = remote.url.replace("/helper/a2a", "/outer/run")
+        outer = (await remote.http.post(url, json={"query": "Do it", "session_id": "s"})).json()
+        assert outer["status"] == "waiting"
+        [inner] = (await remote.client.list_tasks(ListTasksRequest())).tasks
+        assert inner.status.state == TaskState.TASK_STATE_INPUT_REQUIRED
+        assert outer["run_id"] in get_message_text(inner.status.message)
+        with pytest.raises(UnsupportedOperationError, match=outer["run_id"]):
+            await remote.ask("approve", task=inner.id)
+
+
 async def test_a_task_can_be_subscribed_to_again_and_cancelled(tmp_path: Path) -> None:
     began, go = asyncio.Event(), asyncio.Event()
 
