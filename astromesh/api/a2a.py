@@ -78,7 +78,14 @@ from astromesh.durable.base import (
     StoredCallback,
 )
 from astromesh.durable.callbacks import CallbackSender
-from astromesh.errors import AstromeshError, IdempotencyConflict, NotFound, RequestError, RunNotFound
+from astromesh.errors import (
+    AstromeshError,
+    Conflict,
+    IdempotencyConflict,
+    NotFound,
+    RequestError,
+    RunNotFound,
+)
 from astromesh.graph.calls import ASSISTANT
 from astromesh.net.service_options import is_http
 from astromesh.plugins import Deps
@@ -289,7 +296,10 @@ class TaskHandler(RequestHandler):
             row = await self._row(params.id, context)
             if row.status in ENDED_STATUSES:
                 raise TaskNotCancelableError(f"The task {params.id!r} has ended.")
-            await self._runtime.runs.cancel(row.run_id, self._viewer(context))
+            try:
+                await self._runtime.runs.cancel(row.run_id, self._viewer(context))
+            except Conflict as error:
+                raise TaskNotCancelableError(str(error)) from error
             outcome = "done"
             return await self._task(row.run_id, context)
         finally:

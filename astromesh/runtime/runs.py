@@ -34,6 +34,7 @@ from astromesh.durable.run_registry import (
 from astromesh.durable.run_worker import RunWorker
 from astromesh.errors import (
     ApprovalRequired,
+    Conflict,
     EventsGone,
     Interrupted,
     NotDurable,
@@ -287,7 +288,11 @@ class Runs:
         """Cancels a run and all that it started; what it has released is stored.
 
         When this returns, no new side effect starts.
+
+        Raises:
+            Conflict: it waits as a part of another run, which alone can be cancelled then.
         """
+        _refuse_waiting_part(await self._find(run_id, viewer))
         found = await self._active(run_id, viewer)
         if found is not None:
             store, run = found
@@ -436,6 +441,12 @@ class Runs:
                 stored = events or await self._durable.store.events(row.run_id, 0, _MAX_EVENTS)
                 spans += build_spans(_StoredTrace(row, stored))
         return {"trace_id": trace_id, "spans": spans} if spans else None
+
+
+def _refuse_waiting_part(found: tuple[RunRecords, RunRow] | None) -> None:
+    if found is not None and found[1].parent and found[1].status == "waiting":
+        above = found[1].parent.partition(".")[0]
+        raise Conflict(f"The run {found[1].run_id!r} waits as a part of the run {above!r}. Cancel that one.")
 
 
 def _no_longer_stored(run_id: str) -> EventsGone:

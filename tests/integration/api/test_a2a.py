@@ -168,6 +168,14 @@ async def test_a_task_that_another_one_asks_for_names_it(tmp_path: Path) -> None
         assert outer["run_id"] in get_message_text(inner.status.message)
         with pytest.raises(UnsupportedOperationError, match=outer["run_id"]):
             await remote.ask("approve", task=inner.id)
+        with pytest.raises(TaskNotCancelableError, match=outer["run_id"]):
+            await remote.client.cancel_task(CancelTaskRequest(id=inner.id))
+        run = f"{remote.url.partition('/v1/')[0]}/v1/runs/{inner.id}"
+        refused = await remote.http.post(f"{run}/cancel")
+        assert (refused.status_code, refused.json()["code"]) == (409, "conflict")
+        assert (await remote.http.get(run)).json()["status"] == "waiting"
+        await remote.http.post(run.replace(inner.id, outer["run_id"]) + "/cancel")
+        assert (await remote.http.get(run)).json()["status"] == "cancelled"
 
 
 async def test_a_task_can_be_subscribed_to_again_and_cancelled(tmp_path: Path) -> None:
