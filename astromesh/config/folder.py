@@ -139,6 +139,7 @@ class PythonManifests(NamedTuple):
 
 
 _NONE_IN_PYTHON = PythonManifests()
+_NO_FOLDER = "'astromesh new DIR' writes a project, and 'astromesh init' adds a configuration to one."
 
 
 def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
@@ -169,8 +170,10 @@ def load(  # noqa: PLR0913 (a keyword for each thing that the checks depend on)
     """
     folder = Path(folder)
     if not python.only and not folder.is_dir():
-        what = "is not a folder" if folder.exists() else "the folder does not exist"
-        return Configuration(folder, faults=(manifest_fault(folder, what, Place()),))
+        if folder.exists():
+            return Configuration(folder, faults=(manifest_fault(folder, "is not a folder", Place()),))
+        absent = manifest_fault(folder, "the folder does not exist", Place(), hint=_NO_FOLDER)
+        return Configuration(folder, faults=(absent,))
     variables = os.environ if env is None else env
     context = BindingContext(folder, variables, resolver)
     checkers = Checkers(check_template, check_graph, check_prompt)

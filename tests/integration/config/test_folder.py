@@ -110,6 +110,7 @@ def test_the_data_folder_moves_the_default_database_only(tmp_path: Path) -> None
 def test_a_missing_folder_is_a_fault(tmp_path: Path) -> None:
     found = load(tmp_path / "nowhere")
     assert "the folder does not exist" in str(found.faults[0])
+    assert "astromesh init" in str(found.faults[0])
     with pytest.raises(InvalidConfiguration):
         found.require_sound()
 
@@ -304,7 +305,7 @@ def test_a_pipeline_without_a_model_has_the_faults_of_its_other_keys_told(good: 
     found = [fault.key for fault in loaded(good).every_fault() if "rag.yaml" in fault.file]
     assert sorted(found) == [
         "spec.chunking.strategy", "spec.sources[0].path", "spec.sources[1].glob", "spec.sources[1].path",
-        "spec.sources[2].path",
+        "spec.sources[2]",
     ]  # fmt: skip
 
 

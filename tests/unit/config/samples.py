@@ -167,6 +167,7 @@ PLUGINS: Mapping[str, Mapping[str, type[BaseModel]]] = {
     "chunkers": {"markdown": Markdown},
     "vector_stores": {"sqlite": Sqlite},
     "channels": {"whatsapp": WhatsAppOptions},
+    "durable_backends": {"in_process": Strict},
 }
 
 
