@@ -1,4 +1,4 @@
-"""Text: a buffer for streams, suggestions for misspelled names, invisible characters, JSON numbers."""
+"""Text: a buffer for streams, suggestions for misspelled names, plurals, invisible characters, numbers."""
 
 from __future__ import annotations
 
@@ -150,3 +150,8 @@ def with_integers(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: with_integers(one) for key, one in value.items()}
     return [with_integers(one) for one in value] if isinstance(value, list) else value
+
+
+def counted(number: int, noun: str) -> str:
+    """Returns `1 fault` or `2 faults`."""
+    return f"{number} {noun}{'s' if number != 1 else ''}"

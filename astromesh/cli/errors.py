@@ -24,6 +24,7 @@ from astromesh.errors import (
     StoreUnavailable,
 )
 from astromesh.storage.private_files import write_problem
+from astromesh.text import counted
 
 RUN_FAILED, USAGE_ERROR, CANCELLED = 1, 2, 130
 _USAGE_ERRORS = (ConfigError, RequestError, AgentUnavailable)
@@ -43,8 +44,7 @@ def report(error: AstromeshError, *, as_json: bool = False) -> int:
         body = {"error": {"code": error.code, "detail": str(error)}}
         print(orjson.dumps(body).decode(), file=sys.stderr)
     elif isinstance(error, InvalidConfiguration):
-        count = len(error.faults)
-        print(f"{error}\n\n{count} fault{'s' if count != 1 else ''}. Nothing was started.", file=sys.stderr)
+        print(f"{error}\n\n{counted(len(error.faults), 'fault')}. Nothing was started.", file=sys.stderr)
     else:
         print(f"error: {error}", file=sys.stderr)
         if isinstance(error, ApprovalRequired) and error.waiting_for is not None:

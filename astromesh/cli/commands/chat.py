@@ -29,6 +29,7 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.runs import Decision
 from astromesh.telemetry.events import EventSink
+from astromesh.text import counted
 from astromesh.types import Attachment, JsonObject, SessionKey, Turn
 
 #: past turns that are shown, and that `/history` and `/save` read at once
@@ -313,7 +314,7 @@ class Chat:
     async def cost(self, _: str) -> None:
         tokens = sum(usage["input_tokens"] + usage["output_tokens"] for usage in self._costs)
         dollars = sum(usage["cost_usd"] for usage in self._costs)
-        write(f"{len(self._costs)} answers, {tokens} tokens, ${dollars:.6f}\n")
+        write(f"{counted(len(self._costs), 'answer')}, {tokens} tokens, ${dollars:.6f}\n")
 
 
 def _write(path: str, text: str) -> None:

@@ -26,6 +26,7 @@ from astromesh.runtime.config_loader import load_configuration
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.monitoring import CheckResult, check_readiness
 from astromesh.storage.private_files import private_folder
+from astromesh.text import counted
 
 #: `wrong`: somebody must repair it although every agent can run; `failed`: an agent cannot run
 State = Literal["ok", "note", "wrong", "failed"]
@@ -140,7 +141,7 @@ def _configuration_findings(configuration: Configuration) -> Iterator[Finding]:
     folder = str(configuration.folder)
     faults = configuration.every_fault()
     yield Finding(
-        "configuration", folder, "failed" if faults else "ok", f"{len(faults)} faults" if faults else ""
+        "configuration", folder, "failed" if faults else "ok", counted(len(faults), "fault") if faults else ""
     )
     yield from (Finding("configuration", str(fault), "failed") for fault in faults)
     yield from (Finding("configuration", str(warning), "note") for warning in configuration.warnings)

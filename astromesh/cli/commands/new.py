@@ -180,7 +180,8 @@ def _report(
         report = {"folder": str(folder), template.kind: name, "written": [*map(str, written)]}
         print_json({**report, "kept": [*map(str, kept)], "try": commands})
         return
-    print(f"A project with the {template.kind} {name!r} is in {folder}. Try:\n")
+    place = "this folder" if here else folder
+    print(f"A project with the {template.kind} {name!r} is in {place}. Try:\n")
     for command in commands:
         print(f"  {command}")
     if kept:

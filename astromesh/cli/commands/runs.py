@@ -20,7 +20,7 @@ import typer
 from astromesh.access.audit import MAX_OBJECT_LENGTH, AuditEntry
 from astromesh.access.scopes import Viewer
 from astromesh.cli.commands.audit import record_shell_act, shell_user
-from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, Session, folders_of
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.durable.approvals import decide, decisions_of
 from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore
@@ -83,7 +83,9 @@ def list_runs(
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     agent: Annotated[str, typer.Option(metavar="AGENT", help="Only runs of this agent.")] = "",
-    session: Session = "",
+    session: Annotated[
+        str, typer.Option("--session", "-s", metavar="ID", help="Only runs of this session.")
+    ] = "",
     status: Annotated[
         str, typer.Option(metavar="STATUS", help="queued, running, waiting, completed, …")
     ] = "",

@@ -38,6 +38,7 @@ from astromesh.config.folder import Configuration
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.errors import ConfigError, InvalidInput
 from astromesh.logs import configure_logging, get_logger
+from astromesh.runtime.config_loader import workflow_names
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.private_files import write_problem
 from astromesh.telemetry.metrics import WorkerMetrics
@@ -435,6 +436,7 @@ def announce(
     if fault := write_problem(folders[1]):
         note(f"The data folder {folders[1]} {fault}. 'astromesh doctor' says more.", "yellow")
     agents, command = sorted(agents, key=lambda name: name != FIRST_AGENT), command_line()
+    workflows = () if agents or configuration.broken else workflow_names(folders[0])
     if agents and keyed:
         data = _folder_option("--data", folders[1], DATA_FOLDER)
         print(f"  export ASTROMESH_KEY=$({command} keys create me{data})")
@@ -445,10 +447,12 @@ def announce(
         )
         if folders[0].is_dir():  # other commands know only the agents of a folder
             print(f"  {command} chat {agents[0]}{where}")
-        if configuration.runtime.spec.console.enabled:
-            print(f"  {url}/console/")
+    elif workflows:
+        print(f"  workflows: {', '.join(workflows)}")
     else:
         note("No agent can run yet. 'astromesh doctor' says why.", "yellow")
+    if (agents or workflows) and configuration.runtime.spec.console.enabled:
+        print(f"  {url}/console/")
     sys.stdout.flush()
 
 

@@ -20,7 +20,7 @@ from astromesh.evaluation.dataset import FOLDER as DATASETS_FOLDER
 from astromesh.evaluation.dataset import dataset_faults
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import WORKFLOWS_FOLDER, load_configuration, workflow_names
-from astromesh.text import did_you_mean
+from astromesh.text import counted, did_you_mean
 from astromesh.types import JsonObject
 
 _WORKFLOW_FILE = "workflow.yaml"
@@ -142,8 +142,8 @@ def findings(path: Path, config: Path) -> Findings:
     folders = [path] if _is_configuration(path) else [*_configurations_below(path)]
     found = [*map(_of_configuration, folders or [path])]
     workflows = sum(one.workflows for one in found)
-    summary = f"{path} is fine: {_counted(sum(one.agents for one in found), 'agent')}"
-    summary += f", {_counted(workflows, 'workflow')}." if workflows else "."
+    summary = f"{path} is fine: {counted(sum(one.agents for one in found), 'agent')}"
+    summary += f", {counted(workflows, 'workflow')}." if workflows else "."
     faults = tuple(fault for one in found for fault in one.faults)
     return Findings(faults, tuple(warning for one in found for warning in one.warnings), summary)
 
@@ -226,10 +226,6 @@ def _strays(folder: Path) -> Iterator[InvalidManifest]:
             yield manifest_fault(files[0], "is not read", Place(), (), hint)
 
 
-def _counted(number: int, noun: str) -> str:
-    return f"{number} {noun}{'s' if number != 1 else ''}"
-
-
 # -- formats -----------------------------------------------------------------------------------------------
 
 
@@ -239,7 +235,7 @@ def _print_text(path: Path, found: Findings) -> None:
     for warning in found.warnings:
         note(f"warning: {warning}", "yellow")
     if found.faults:
-        note(f"\n{_counted(len(found.faults), 'fault')} in {path}", "red")
+        note(f"\n{counted(len(found.faults), 'fault')} in {path}", "red")
     else:
         print(found.summary)
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import socket
+from pathlib import Path
+
 import pytest
 
 from astromesh.api.auth import is_local_page, is_loopback
+from astromesh.cli.commands.serve import announce
+from astromesh.config.folder import load
 
 
 @pytest.mark.parametrize(
@@ -42,3 +47,17 @@ def test_loopback_is_told_from_what_others_can_reach(address: str, own: bool) ->
 )
 def test_pages_of_this_machine_are_told_from_others(origin: str, own: bool) -> None:
     assert is_local_page(origin) is own
+
+
+def test_a_project_of_workflows_alone_is_told_its_workflows(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "workflows" / "invoices").mkdir(parents=True)
+    configuration = load(tmp_path)
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        announce(listener, (tmp_path, tmp_path), configuration, [])
+        assert "No agent can run yet" in capsys.readouterr().err
+        (tmp_path / "workflows" / "invoices" / "workflow.yaml").write_text("")
+        announce(listener, (tmp_path, tmp_path), configuration, [])
+    printed = capsys.readouterr()
+    assert ("workflows: invoices" in printed.out, "/console/" in printed.out, printed.err) == (True, True, "")
