@@ -57,6 +57,11 @@ _BESIDE = """<div class="grid" markdown>
 
 </div>
 """
+_FIRST = ("tutorial", "how-to/", "concepts/")
+_LAST = (
+    "reference/", "coming-from-", "their-issues", "changelog", "documents", "mutants", "benchmarks",
+    "graph/contract",
+)  # fmt: skip
 _FENCE = re.compile(r"(^ *```.*?^ *```$)", re.MULTILINE | re.DOTALL)
 
 
@@ -89,11 +94,8 @@ def on_page_markdown(markdown: str, *, page: Page, config: MkDocsConfig, files: 
 
 
 def _boost(page: str) -> float:
-    """Guides come first among the pages that a search finds, lists of every name last."""
-    folder = page.partition("/")[0]
-    return {"tutorial.md": 4, "how-to": 4, "concepts": 2, "reference": 0.2, "changelog.md": 0.2}.get(
-        folder, 1
-    )
+    """Guides come first among the pages that a search finds, lists of names and evidence last."""
+    return 4 if page.startswith(_FIRST) else 0.2 if page.startswith(_LAST) else 1
 
 
 def link(found: re.Match[str], page: str, files: Files) -> str:
