@@ -117,6 +117,7 @@ _STATES: Mapping[str, TaskState] = {
     "failed": TaskState.TASK_STATE_FAILED,
     "cancelled": TaskState.TASK_STATE_CANCELED,
 }
+_NO_STATUS = "TASK_STATE_UNSPECIFIED"
 #: words of a person who approves a call or denies it, where a message has no data
 _YES, _NO = frozenset({"approve", "approved", "yes"}), frozenset({"deny", "denied", "no"})
 
@@ -209,6 +210,7 @@ class _ContextBuilder(ServerCallContextBuilder):
     def build(self, request: Request) -> ServerCallContext:
         caller, audit = caller_of(request), request.app.state.audit
         more = {"caller": caller, "audit": audit, "refuse": partial(setattr, request.state, REFUSED)}
+        more["params"] = request.state.a2a_params
         return ServerCallContext(state={"headers": dict(request.headers), **more})
 
 
@@ -277,6 +279,10 @@ class TaskHandler(RequestHandler):
         size = params.page_size or _DEFAULT_PAGE
         if not 1 <= size <= _MAX_PAGE:
             raise InvalidParamsError(f"pageSize: it must be from 1 to {_MAX_PAGE}.")
+        asked = context.state["params"].get("status") or _NO_STATUS
+        if not params.status and asked != _NO_STATUS:  # the SDK drops what it does not know
+            known = ", ".join([*TaskState.keys()][1:])
+            raise InvalidParamsError(f"status: use one of {known}.")
         statuses: dict[Any, Any] = {None: "", **{state: status for status, state in _STATES.items()}}
         status = statuses.get(params.status or None)
         cursor = Cursor.of(f"a2a {self._name}", params.page_token, "pageToken")

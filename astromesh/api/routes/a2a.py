@@ -27,6 +27,8 @@ from astromesh.types import JsonObject
 router = APIRouter(tags=["a2a"])
 _PREFIX = "/v1/agents/{name}/a2a"
 _CARD = "/.well-known/agent-card.json"
+#: where the state of a request has its parameters, as JSON
+_PARAMS = "a2a_params"
 #: methods of JSON-RPC, and of HTTP+JSON below it; the SDK answers them
 _OPERATIONS: Mapping[str, tuple[str, ...]] = {
     "": ("POST",),
@@ -102,7 +104,9 @@ async def a2a(name: str, request: Request) -> Response:
     runtime = runtime_of(request)
     runtime.agent(name)
     if request.scope.get("state", {}).get(BODY_STATE):  # a body that is not read is for the SDK
-        await read_body(request, _BODY)
+        setattr(request.state, _PARAMS, (await read_body(request, _BODY)).params)
+    else:
+        setattr(request.state, _PARAMS, dict(request.query_params))
     server = await _server(runtime)
     return _A2AResponse(server.router(name, _PREFIX.replace("{name}", name)), server.refused_in)
 

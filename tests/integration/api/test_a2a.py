@@ -223,6 +223,13 @@ async def test_what_cannot_be_is_an_error_of_the_protocol(tmp_path: Path, bindin
         for token in ("made-up", "run_none"):
             with pytest.raises(InvalidParamsError, match=f"pageToken: '{token}' is no place"):
                 await remote.client.list_tasks(ListTasksRequest(page_token=token))
+        version = {"a2a-version": "1.0"}
+        params = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {"status": "working"}}
+        for refused in (
+            await remote.http.post(remote.url, json=params, headers=version),
+            await remote.http.get(f"{remote.url}/tasks?status=working", headers=version),
+        ):
+            assert "status: use one of TASK_STATE_SUBMITTED, TASK_STATE_WORKING" in refused.text
         params = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": None}
         refused = await remote.http.post(remote.url, json=params)
         assert (refused.status_code, "params: it must be a JSON object" in refused.text) == (400, True)
