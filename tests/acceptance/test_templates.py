@@ -61,12 +61,14 @@ def test_a_new_channel_is_closed_until_its_secrets_are_there(tmp_path: Path) -> 
 
 def test_init_adds_a_configuration_and_changes_no_file(tmp_path: Path) -> None:
     (tmp_path / "README.md").write_text("mine")
+    (tmp_path / ".gitignore").write_text("build\n")
     made = astromesh(tmp_path, "init", "--name", "clerk")
     assert (made.returncode, "README.md" in made.stderr, "is in this folder." in made.stdout) == (
         0,
         True,
         True,
     )
+    assert "Let .gitignore name .env" in made.stderr
     assert (tmp_path / "README.md").read_text() == "mine"
     assert (tmp_path / "config" / "agents" / "clerk.agent.yaml").exists()
     again = astromesh(tmp_path, "init")

@@ -79,6 +79,7 @@ TEMPLATES: Mapping[str, _Template] = {
         ("""astromesh workflow run AGENT '{"items": ["one", "two"]}'""", "astromesh serve"),
     ),
 }  # fmt: skip
+_GIT_IGNORE = PurePosixPath(".gitignore")
 #: kind -> the names that it may have, and what to do about another one
 _NAMES: Mapping[str, tuple[Any, str]] = {
     "agent": (
@@ -186,6 +187,8 @@ def _report(
         print(f"  {command}")
     if kept:
         note(f"Files that were there stay as they are: {', '.join(map(str, kept))}")
+    if _GIT_IGNORE in kept:
+        note(f"Let {_GIT_IGNORE} name .env and .astromesh/, which hold your keys and your data.")
 
 
 def _filled(text: str, name: str) -> str:
