@@ -128,6 +128,10 @@ def _walk(value: Any, source: str, direct: bool, depth: int, found: list[Evidenc
 def _record(record: dict[str, Any], source: str, direct: bool, depth: int, found: list[Evidence]) -> None:
     if any(record.get(key) for key in _ERROR_KEYS):
         return
+    if (score := _search_score(record)) is not None:
+        heading = record.get("heading") or record.get("title") or ""
+        found.append(Evidence(record["text"].strip(), record["document"], heading, score=score))
+        return
     named = _source_of(record)
     children = [value for value in record.values() if isinstance(value, (dict, list)) and value]
     texts = {key: value for key, value in record.items() if isinstance(value, str)}
@@ -137,9 +141,7 @@ def _record(record: dict[str, Any], source: str, direct: bool, depth: int, found
         text = texts[main].strip()
         if direct and not named and len(text) < 300:
             text = "\n".join((text, *_facts(record, main)))  # values beside a message belong to it
-        found.append(
-            Evidence(text, named or source or heading, heading, direct=direct, score=_search_score(record))
-        )
+        found.append(Evidence(text, named or source or heading, heading, direct=direct))
     elif not children and (facts := _facts(record, "")):
         found.append(Evidence("\n".join(facts), source, direct=True))
     for child in children:
@@ -149,9 +151,11 @@ def _record(record: dict[str, Any], source: str, direct: bool, depth: int, found
 
 
 def _search_score(record: dict[str, Any]) -> float | None:
-    """Returns the score of a passage of knowledge; None for every other record."""
+    """Returns the score of a passage of knowledge, however short its text is; None for every other record."""
     score = record.get("score")
-    is_passage = {"document", "start", "end", "text"} <= record.keys()
+    is_passage = {"start", "end"} <= record.keys() and all(
+        isinstance(record.get(key), str) for key in ("document", "text")
+    )
     return float(score) if is_passage and isinstance(score, int | float) else None
 
 

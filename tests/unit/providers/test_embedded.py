@@ -250,6 +250,20 @@ def test_a_word_in_two_that_a_passage_happens_to_have_is_no_answer():
     assert not said.startswith(NEAREST_FOUND)
 
 
+@pytest.mark.parametrize(
+    ("score", "said"), [(0.03, NOTHING_FOUND), (0.4, f"{NEAREST_FOUND}Dinner"), (0.9, "Dinner")]
+)
+@pytest.mark.parametrize(
+    ("name", "text"), [("a.docx", "# Meals\n\nDinner"), ("all the meals of a year/part one.docx", "Dinner")]
+)
+def test_a_passage_of_knowledge_may_be_short(score, said, name, text):
+    """It is no record of values, and a name that is longer than the text is not the text."""
+    record = {"document": name, "title": "Meals", "heading": "Meals", "start": 0, "end": 15, "score": score,
+              "text": text}  # fmt: skip
+    expected = said if score < 0.1 else f"{said}\n\nSource: {name}"
+    assert _answer(after_call("Who won the cup?", {"passages": [record]})) == expected
+
+
 async def test_the_system_prompt_is_context_but_its_instructions_are_none():
     items = "- The office opens at nine.\n- The canteen opens at twelve."
     system = f"You are a bot that opens offices. Be nice.\n\n{items}"
