@@ -33,6 +33,16 @@ _MAX_NEW, _MAX_CHARACTERS, _MAX_MESSAGE, _MAX_QUOTE = 10, 200, 4000, 300
 _SAME = 0.8
 #: what a rule has put in the place of something, e.g. `[EMAIL]`
 _PLACEHOLDER = re.compile(r"\[[A-Z][A-Z_ ]+\]")
+#: names a secret, or has a word of the form of a key: 20 characters or more, letters and digits
+_SECRET = re.compile(
+    r"\b(?:pass(?:word|wd|phrase|code)s?|credentials?|cvv|cvc|seed phrase|mot de passe|contrase[ñn]as?"
+    r"|(?:passw[oö]rt|kennwort)\w*|pin(?= (?:is|code|number|\d)|:)|(?-i:PIN)"
+    r"|(?:api|access|private|secret|licen[cs]e|recovery|ssh)[ _-]?keys?"
+    r"|(?:api|access|auth|bearer|refresh|session)[ _-]?tokens?"
+    r"|(?:security|access|secret|alarm|door|gate|entry|recovery|backup|verification)[ -]codes?)\b"
+    r"|(?<![\w-])(?=[\w-]*\d)(?=[\w-]*[a-z])[\w-]{20,}",
+    re.IGNORECASE,
+)
 
 
 class Fact(NamedTuple):
@@ -234,7 +244,9 @@ class FactLearner:
 
 
 def _is_harmless(rules: GuardrailsEngine, fact: Fact) -> bool:
-    """Whether the rules of the agent leave a fact as it is, and its sentence too."""
+    """Whether the rules of the agent leave a fact and its sentence as they are, and neither has a secret."""
+    if _SECRET.search(fact.text) or _SECRET.search(fact.said):
+        return False
     for text in filter(None, (fact.text, fact.said)):
         try:
             if rules.check_input(text).actions or rules.check_output(text).actions:

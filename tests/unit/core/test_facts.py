@@ -134,6 +134,25 @@ async def test_what_a_rule_hides_or_blocks_is_no_fact() -> None:
     assert [one for one, *_ in await person.facts()] == ["The user owns a boat."]
 
 
+@pytest.mark.parametrize(
+    "secret",
+    [
+        "my password is hunter2", "I have the bank PIN 4711", "mein Passwort ist hunter2",
+        "our door code is 88", "I have the API key of the shop", "I use sk-abcdefghijklmnopqrstuvwxyz12345",
+    ],
+)  # fmt: skip
+async def test_a_secret_is_no_fact_even_without_rules(secret: str) -> None:
+    """Neither by rules nor by a model; and no sentence with one is kept beside another fact."""
+    clock = ManualClock(20_000 * DAY)
+    model = ScriptedProvider(orjson.dumps([{"fact": f"The user says: {secret}."}]).decode())
+    by_rules = Person(await opened(clock), clock, "rules")
+    by_model = Person(await opened(clock), clock, "model", model=model)
+    await by_model.says("Hello.")
+    await by_rules.says(f"Remember that I know {secret}. I own a pin and {secret}. I own a boat.")
+    assert await by_model.facts() == []
+    assert [one for one, *_ in await by_rules.facts()] == ["The user owns a boat."]
+
+
 async def test_the_number_of_facts_is_bounded_and_one_can_be_forgotten() -> None:
     clock = ManualClock(20_000 * DAY)
     person = Person(await opened(clock), clock, "rules")
