@@ -14,7 +14,7 @@ from msgspec.json import encode
 
 from astromesh.evaluation.reports import FOLDER
 from astromesh.storage.private_files import private_file, private_folder
-from astromesh.types import JsonObject
+from astromesh.types import DEFAULT_TENANT, JsonObject
 
 PREFIX = "rag_"
 _ID = re.compile(rf"{PREFIX}[A-Za-z0-9-]{{1,64}}")
@@ -41,7 +41,13 @@ class AskedQuestion(Struct, frozen=True):
 
 
 class RetrievalReport(Struct, frozen=True, kw_only=True):
-    """A report. Args: questions: name of the file. measures: by their names, e.g. `hit@1`."""
+    """A report.
+
+    Args:
+        questions: name of the file.
+        measures: by their names, e.g. `hit@1`.
+        tenant: that has asked, and may read the report: its documents are among what came first.
+    """
 
     evaluation_id: str
     pipeline: str
@@ -49,10 +55,12 @@ class RetrievalReport(Struct, frozen=True, kw_only=True):
     started_at: float
     measures: dict[str, float]
     asked: tuple[AskedQuestion, ...] = ()
+    tenant: str = DEFAULT_TENANT
 
     def head(self) -> JsonObject:
-        """The report without its questions."""
-        return {name: getattr(self, name) for name in self.__struct_fields__ if name != "asked"}
+        """The report without its questions and its tenant."""
+        left_out = ("asked", "tenant")
+        return {name: getattr(self, name) for name in self.__struct_fields__ if name not in left_out}
 
     def to_json(self) -> JsonObject:
         data: JsonObject = orjson.loads(encode(self))
@@ -68,19 +76,19 @@ def store_retrieval(data_dir: Path, report: RetrievalReport) -> Path:
     return file
 
 
-def retrieval_reports(data_dir: Path, pipeline: str) -> list[RetrievalReport]:
-    """Returns the reports of a pipeline, newest first, without files that are no reports."""
+def retrieval_reports(data_dir: Path, pipeline: str, tenant: str) -> list[RetrievalReport]:
+    """Returns a tenant's reports of a pipeline, newest first, without files that are no reports."""
     read = (_read(file) for file in (data_dir / FOLDER).glob(f"{PREFIX}*.json"))
-    found = [one for one in read if one is not None and one.pipeline == pipeline]
+    found = [one for one in read if one is not None and (one.pipeline, one.tenant) == (pipeline, tenant)]
     return sorted(found, key=lambda one: (one.started_at, one.evaluation_id), reverse=True)
 
 
-def find_retrieval(data_dir: Path, pipeline: str, evaluation_id: str) -> RetrievalReport | None:
-    """Returns a report of a pipeline by its id, or None."""
+def find_retrieval(data_dir: Path, pipeline: str, tenant: str, evaluation_id: str) -> RetrievalReport | None:
+    """Returns a tenant's report of a pipeline by its id, or None."""
     if not _ID.fullmatch(evaluation_id):
         return None
     found = _read(data_dir / FOLDER / f"{evaluation_id}.json")
-    return found if found is not None and found.pipeline == pipeline else None
+    return found if found is not None and (found.pipeline, found.tenant) == (pipeline, tenant) else None
 
 
 def _read(file: Path) -> RetrievalReport | None:

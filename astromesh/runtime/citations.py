@@ -57,9 +57,11 @@ def cited_passages(
     named = {passages[number].citation["document"] for number in spans}
     for number, passage in enumerate(passages):
         document = passage.citation["document"]
-        if document not in named and (place := answer.find(document)) >= 0:
+        if document in named:
+            continue
+        if place := re.search(rf"(?<!\w){re.escape(document)}(?!\w)", answer):
             named.add(document)
-            spans[number] = [[place, place + len(document)]]
+            spans[number] = [list(place.span())]
     return [{**passages[number].citation, "spans": spans[number]} for number in sorted(spans)]
 
 

@@ -65,3 +65,14 @@ def test_reports_of_a_pipeline_and_facts_about_a_person_are_shown(
     page.get_by_role("button", name="Erase", exact=True).click()
     page.get_by_role("group", name="Erase this fact").get_by_role("button", name="Erase").click()
     page.get_by_text("None. Agents with").wait_for()
+
+    # the pipelines of a server that is not ready, e.g. because a provider does not answer
+    checks = {"provider:openai": "provider_unavailable", "store:rag:tea": "ok"}
+    body = {"status": "not_ready", "checks": checks}
+    page.route("**/health/ready", lambda route: route.fulfill(status=503, json=body))
+    with page.expect_console_message(lambda message: "503" in message.text):
+        shown.open("knowledge")
+    expect(page.get_by_label("Pipeline")).to_have_value("tea")
+    shown.settle()
+    page.close()
+    shown.faults[:] = [one for one in shown.faults if "503" not in one]  # which the browser has logged

@@ -289,10 +289,10 @@ async def read_document(pipeline: str, document: str, request: Request) -> JsonO
     response_model=RetrievalReportsOut,
 )
 async def evaluations(pipeline: str, request: Request, cursor: PageCursor, limit: Limit = 50) -> JsonObject:
-    """Lists the stored reports of `astromesh rag eval` of a pipeline, newest first."""
-    runtime = runtime_of(request)
+    """Lists the reports of `astromesh rag eval` that the caller's tenant has of a pipeline, newest first."""
+    runtime, tenant = runtime_of(request), caller_of(request).tenant_id
     pipeline_of(runtime.state, pipeline)
-    found = await asyncio.to_thread(retrieval_reports, runtime.data_dir, pipeline)
+    found = await asyncio.to_thread(retrieval_reports, runtime.data_dir, pipeline, tenant)
     if cursor.after:
         places = [number for number, one in enumerate(found) if one.evaluation_id == cursor.after]
         if not places:
@@ -313,7 +313,8 @@ async def evaluation(pipeline: str, evaluation_id: str, request: Request) -> Jso
     """Returns a report with each question and what came instead of the right passage."""
     runtime = runtime_of(request)
     pipeline_of(runtime.state, pipeline)
-    found = await asyncio.to_thread(find_retrieval, runtime.data_dir, pipeline, evaluation_id)
+    tenant = caller_of(request).tenant_id
+    found = await asyncio.to_thread(find_retrieval, runtime.data_dir, pipeline, tenant, evaluation_id)
     if found is None:
         raise EvaluationNotFound(f"The pipeline {pipeline!r} has no evaluation {evaluation_id!r}.")
     return found.to_json()

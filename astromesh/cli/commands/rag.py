@@ -121,9 +121,15 @@ def list_documents(
         listed = [{"id": one.id, "metadata": one.metadata} for one in found]
         print_json({"pipeline": pipeline, "documents": listed})
     elif not found:
-        note("There is no document.")
+        note("There is no document." if of != "tenant" else _nothing_added(tenant))
     else:
         print_table(("id", "title"), [[one.id, str(one.metadata.get("title", ""))] for one in found])
+
+
+def _nothing_added(tenant: str) -> str:
+    return (
+        f"The tenant {tenant!r} has added no document. `--of sources` lists those of the pipeline's sources."
+    )
 
 
 @app.command()
@@ -172,6 +178,7 @@ def evaluate(
     report = RetrievalReport(
         evaluation_id=new_id(PREFIX),
         pipeline=pipeline,
+        tenant=tenant,
         questions=questions.name,
         started_at=started,
         measures=found,

@@ -18,7 +18,8 @@ const CHOICES = Object.entries(OWNERS).map(([of, [text]]) => [of, text]);
 
 export default function Knowledge() {
   const ready = useResource("/health/ready", { live: false });
-  const names = Object.keys(ready.value?.checks || {}).filter((name) => name.startsWith("store:rag:")).map((name) => name.slice(10));
+  const checks = (ready.value || ready.problem?.body)?.checks; // a server that is not ready has pipelines, too
+  const names = Object.keys(checks || {}).filter((name) => name.startsWith("store:rag:")).map((name) => name.slice(10));
   const pipeline = place.value.query.pipeline || names[0] || "";
   const [query, setQuery] = useState(place.value.query.query || "");
   const [found, setFound] = useState(/** @type {any} */ (null));
@@ -33,7 +34,7 @@ export default function Knowledge() {
   const passages = found?.passages || found?.results || found?.chunks || [];
   return html`
     <${Head} title="Knowledge"><span class="grow"></span>${pipeline && html`<${CopyRequest} method="POST" path=${path} body=${{ query: query || "reset password", top_k: 10 }} />`}<//>
-    ${ready.value && !names.length
+    ${checks && !names.length
       ? html`<${Empty} command="astromesh rag ingest PIPELINE">No pipeline is configured. A file <code>rag/NAME.rag.yaml</code> makes one.<//>`
       : html`<form class="filters" onSubmit=${ask}>
           <${Select} label="Pipeline" value=${pipeline} options=${names} onChange=${(/** @type {string} */ value) => refine({ pipeline: value, after: "" })} />
@@ -61,11 +62,12 @@ function Document({ pipeline }) {
   // offsets count code points
   const text = useMemo(() => [...String(found.value?.text ?? "")], [found.value]);
   useEffect(() => marked.current?.scrollIntoView({ block: "center" }), [found.value]);
+  const first = Math.max(0, text.findIndex((character) => character.trim())); // behind what no passage holds
   const part = (/** @type {number} */ from, /** @type {number} */ to) => plain(text.slice(from, to).join(""));
   return html`
     <${Card} title=${plain(found.value?.title || document)} more=${html`<span class="muted mono">${plain(document)}</span>`}>
       <${Refusal} problem=${found.problem} />
-      ${found.value && html`<p class="pad passage">${end ? html`${part(0, +start)}<mark ref=${marked}>${part(+start, +end)}</mark>${part(+end, text.length)}` : part(0, text.length)}</p>`}
+      ${found.value && html`<p class="pad passage">${end ? html`${part(first, +start)}<mark ref=${marked}>${part(+start, +end)}</mark>${part(+end, text.length)}` : part(first, text.length)}</p>`}
     <//>`;
 }
 

@@ -135,7 +135,10 @@ async def test_filters_and_top_k(client):
 
 
 async def test_answers_cite_what_they_draw_on_whoever_has_found_it(tmp_path):
-    """With offsets into document and answer: in runs, durable runs, responses, and of a nested agent."""
+    """With offsets into document and answer: in runs, durable runs, responses, and of a nested agent.
+
+    A document whose name is a part of a word, such as `al` of `always`, is not named.
+    """
     seek = {"name": "seek", "type": "rag", "pipeline": "notes"}
     asks_clerk = {"name": "clerk", "type": "agent", "agent": "clerk", "effect": "read"}
     write(tmp_path, manifest("clerk", tools=[seek]), manifest("helper", tools=[asks_clerk]))
@@ -148,7 +151,7 @@ async def test_answers_cite_what_they_draw_on_whoever_has_found_it(tmp_path):
     async with client_of(runtime_of(tmp_path, provider)) as client:
         url = "https://tea.example/green"
         document = {"id": "a/tea", "text": TEA, "metadata": {"url": url}}
-        other = {"id": "coffee", "text": "# Coffee\n\nGreen coffee is roasted at 200 degrees."}
+        other = {"id": "al", "text": "# Coffee\n\nGreen coffee is roasted at 200 degrees."}
         await client.post("/v1/rag/notes/documents", json={"documents": [document, other]})
         body = {"query": "How hot is green tea?", "session_id": "s"}
         run = (await client.post("/v1/agents/clerk/run", json=body)).json()
@@ -336,12 +339,12 @@ async def test_a_reranker_of_the_manifest_orders_what_is_found(tmp_path):
 
 
 async def test_evaluations_are_listed_newest_first_with_their_questions(client, tmp_path):
-    """Those of other pipelines, and files that are no reports, are left out."""
+    """Those of other pipelines and tenants, and files that are no reports, are left out."""
     asked = (AskedQuestion("How hot?", "tea.md", 2, "milk.md", 0.4, 1.5, False),)
-    for number in range(3):
+    for number, tenant in enumerate(("default", "default", "default", "acme")):
         report = RetrievalReport(
             evaluation_id=f"rag_{number}", pipeline="notes" if number else "faq", questions="q.tsv",
-            started_at=float(number), measures={"questions": 1.0, "hit@1": 0.0}, asked=asked,
+            tenant=tenant, started_at=float(number), measures={"questions": 1.0, "hit@1": 0.0}, asked=asked,
         )  # fmt: skip
         file = store_retrieval(tmp_path / "data", report)
     file.with_name("rag_9.json").write_text("{}")
@@ -352,7 +355,7 @@ async def test_evaluations_are_listed_newest_first_with_their_questions(client, 
     assert [one["evaluation_id"] for one in listed] == ["rag_2", "rag_1"]
     assert (listed[0]["measures"], "asked" in listed[0], second["next"]) == (report.measures, False, None)
     whole = (await client.get(f"{path}/rag_2")).json()
-    assert whole == report.to_json()
-    for missing in ("rag_0", "rag_9", "eval_1"):
+    assert whole["asked"] == report.to_json()["asked"] and "tenant" not in whole
+    for missing in ("rag_0", "rag_3", "rag_9", "eval_1"):
         assert (await client.get(f"{path}/{missing}")).status_code == 404
     assert (await client.get("/v1/rag/none/evaluations")).status_code == 404
