@@ -56,13 +56,14 @@ class PptxReader:
 class XlsxReader:
     """The reader `xlsx`: a section for each sheet. Cells have the values that were stored with formulas."""
 
-    fingerprint = "xlsx/1"
+    fingerprint = "xlsx/2"
 
     def read(self, data: bytes) -> tuple[str, JsonObject]:
         book = _opened(lambda file: openpyxl.load_workbook(file, read_only=True, data_only=True), data)
         about = _about(book.properties)
         parts = []
         for sheet in book.worksheets:
+            sheet.reset_dimensions()  # some programs write the size of a sheet wrong
             if table := table_sections(bounded(sheet.iter_rows(values_only=True)), "###"):
                 parts.append(f"## {_line(sheet.title)}\n\n{table}")
         return _joined(parts, about), about

@@ -23,7 +23,7 @@ _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (code
 class CsvReader:
     """The reader `csv`: the first row has the names of the columns."""
 
-    fingerprint = "csv/1"
+    fingerprint = "csv/2"
 
     def read(self, data: bytes) -> tuple[str, JsonObject]:
         text = decode(data)
@@ -101,7 +101,8 @@ def _parts(rows: Iterable[list[str]]) -> Iterator[list[list[str]]]:
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
+    width = max(len(head), *map(len, rows)) if rows else len(head)  # rows below a title have more cells
+    lines = [head + [""] * (width - len(head)), ["---"] * width, *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 

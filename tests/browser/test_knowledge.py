@@ -68,8 +68,8 @@ def test_reports_of_a_pipeline_and_facts_about_a_person_are_shown(
 
     # the pipelines of a server that is not ready, e.g. because a provider does not answer
     checks = {"provider:openai": "provider_unavailable", "store:rag:tea": "ok"}
-    body = {"status": "not_ready", "checks": checks}
-    page.route("**/health/ready", lambda route: route.fulfill(status=503, json=body))
+    not_ready = {"status": "not_ready", "checks": checks}
+    page.route("**/health/ready", lambda route: route.fulfill(status=503, json=not_ready))
     with page.expect_console_message(lambda message: "503" in message.text):
         shown.open("knowledge")
     expect(page.get_by_label("Pipeline")).to_have_value("tea")

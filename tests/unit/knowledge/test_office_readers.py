@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import zipfile
 from typing import Any
 
 import docx
@@ -74,6 +75,15 @@ def test_every_passage_of_a_long_table_has_its_columns_and_a_heading() -> None:
     assert tables[-1].heading.startswith("Prices > Rows ")
     assert tables[-1].heading.endswith("to 100")
     assert "| thing number 99 | 148.5 |" in tables[-1].text
+    with (
+        zipfile.ZipFile(io.BytesIO(saved(book))) as parts,
+        zipfile.ZipFile(wrong := io.BytesIO(), "w") as out,
+    ):
+        for name in parts.namelist():  # some programs write the size of the sheet wrong
+            out.writestr(name, parts.read(name).replace(b'ref="A1:B201"', b'ref="A1"'))
+    assert XlsxReader().read(wrong.getvalue())[0] == text
+    titled, _ = CsvReader().read(b"All\ntea,2\nx\n")
+    assert titled == "| All |  |\n| --- | --- |\n| tea | 2 |\n| x |"
     short, _ = CsvReader().read('item;note\ntea;"a; b"\n'.encode("utf-8-sig"))
     assert short == "| item | note |\n| --- | --- |\n| tea | a; b |"
 
