@@ -89,7 +89,7 @@ async def test_e58_an_evaluation_is_kept_as_an_artifact(config: Path) -> None:
         ("{type: schema_valid, schema: text}", "42 is not of type"),
         ("{type: schema_valid, schema: none}", "could not be checked"),
         ("{type: golden, file: golden.json, ignore: [task_id]}", "output: 42 instead of 43"),
-        ("{type: golden, file: none.json}", "could not be checked"),
+        ("{type: golden, file: none.json}", "none.json does not exist. To accept this outcome"),
         ("{type: path, expected: [s, e]}", "path is ['s', 'x', 'e']"),
     ],
 )
