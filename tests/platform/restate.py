@@ -13,9 +13,13 @@ from typing import Any
 from tests.platform.processes import Command, Server, answers_http, free_port, plain_environment
 from tests.platform.reaper import reaper
 
+_NO_LOOKUPS = Path(__file__).with_name("no_lookups.py")
+
 
 class RestateServer:
     """A server of its own, which can be killed and started again; what it holds survives that.
+
+    It looks for a newer release when it starts. No setting ends that, so it runs without lookups of names.
 
     Attributes:
         url: of its ingress.
@@ -37,9 +41,18 @@ class RestateServer:
             "RESTATE_DEFAULT_NUM_PARTITIONS": "2",
             "RESTATE_ROCKSDB_TOTAL_MEMORY_SIZE": "64MB",
             "RESTATE_DISABLE_TELEMETRY": "true",
-            "RESTATE_LOG_FILTER": "error,octocrab=off",  # looks for a newer release in vain,
+            "RESTATE_LOG_FILTER": "error,octocrab=off",  # looks for a newer release in vain
         }
-        argv = [str(_binary()), "--no-logo", "--base-dir", str(self._home / "data"), "--node-name", "one"]
+        argv = [
+            sys.executable,
+            str(_NO_LOOKUPS),
+            str(_binary()),
+            "--no-logo",
+            "--base-dir",
+            str(self._home / "data"),
+            "--node-name",
+            "one",
+        ]
         command = Command(argv, plain_environment(self._home, settings), self._home)
         self._server = Server(command, self._home / "log", self._answers)
 
