@@ -38,8 +38,10 @@ def is_called(url: str) -> str:
         parts = URL(url)
     except ValueError:
         parts = URL()
-    if parts.scheme not in ("http", "https") or not parts.host:
+    if parts.scheme not in ("http", "https") or not parts.host or len(url.split()) != 1:
         raise ValueError("must be an http or https URL with a host")
+    if parts.user is not None or parts.password is not None:
+        raise ValueError("must have no user and password; send them in `headers`, which are stored encrypted")
     return url
 
 

@@ -226,9 +226,9 @@ class CallbackSender:
             body = orjson.dumps(told)
             own = self._cipher.decrypt(encrypted, url) if encrypted else {}
             headers = {**own, "content-type": "application/json"}
-            headers |= signature_headers(self._secrets, f"msg_{taken.id}", int(now), body)
+            headers |= signature_headers(self._secrets, _message_id(taken), int(now), body)
             response = await self._http.fetch_untrusted(
-                "POST", url, body=body, headers=headers, timeout=TIMEOUT_SECONDS
+                "POST", url, body=body, headers=headers, timeout=TIMEOUT_SECONDS, follow=False
             )
             status, pause = response.status, retry_after(response.headers)
             error = "" if 200 <= status < 300 else f"The receiver answered {status}."
@@ -248,6 +248,11 @@ class CallbackSender:
         )
         if not is_dead:
             await self._wake_at("callbacks", now + pause)
+
+
+def _message_id(taken: TakenDelivery) -> str:
+    """Returns the id of a message, which no other database and no restored one gives to another message."""
+    return f"msg_{taken.run_id.partition('_')[2]}_{taken.id}"
 
 
 def pause_after(attempts: int) -> float:

@@ -481,7 +481,7 @@ class RunWorker:
             NotWaiting: the run does not wait, or no longer.
             ApprovalNotFound: it does not wait for one of these questions.
             Forbidden, InvalidInput: it waits for the token of its caller, and receives another one or none.
-            Unavailable: it continues with that token, and this process executes no runs.
+            Unavailable: it waits for that token, and this process executes no runs.
             InvalidInput: a decision does not fit its question. All questions stay open.
         """
         await self.start()
@@ -492,9 +492,7 @@ class RunWorker:
             row = await self._at_rest(row, until)
             caller: CallerContext | None = None
             for which, decision in decisions.items():
-                caller = caller_after_decision(row, open_question(row, which), decision["decision"], by)
-            if caller is not None:
-                self._require_executes()
+                caller = self._caller_of_decision(row, which, decision, by)
             try:
                 advanced = await decide(self.store, row, signed)
                 break
@@ -507,6 +505,21 @@ class RunWorker:
             self._start_segment(advanced.run_id, advanced.segment)
         await self._send(advanced)
         return advanced
+
+    def _caller_of_decision(
+        self, row: RunRow, which: str, decision: JsonObject, by: CallerContext
+    ) -> CallerContext | None:
+        """Returns the caller that a run continues with here, as `caller_after_decision`.
+
+        A process that executes no runs has no use for a token. The run asks for it if a tool needs it.
+        """
+        question = open_question(row, which)
+        caller = caller_after_decision(row, question, decision["decision"], by)
+        if caller is None or self.executes:
+            return caller
+        if question.get("kind") == "identity" and decision["decision"] != "deny":
+            self._require_executes()
+        return None
 
     async def _at_rest(self, row: RunRow, until: float) -> RunRow:
         """Returns a run when it does not work, or as it is at a time of `monotonic`."""

@@ -38,7 +38,8 @@ class Receiver:
     async def answer(self, request: web.Request) -> web.Response:
         headers = {name.lower(): value for name, value in request.headers.items()}
         self.heard.append((headers, await request.read()))
-        return web.Response(status=self.script.pop(0) if len(self.script) > 1 else self.script[0])
+        status = self.script.pop(0) if len(self.script) > 1 else self.script[0]
+        return web.Response(status=status, headers={"location": "/elsewhere"} if status == 302 else None)
 
     async def hears(self, count: int, tick: Callable[[], None] = lambda: None) -> list[dict[str, Any]]:
         """Returns the messages, when there are so many."""
@@ -54,6 +55,7 @@ async def receiver() -> AsyncIterator[Receiver]:
     made = Receiver()
     app = web.Application()
     app.router.add_post("/hook", made.answer)
+    app.router.add_get("/elsewhere", made.answer)
     runner = web.AppRunner(app)
     await runner.setup()
     await web.TCPSite(runner, "127.0.0.1", 0).start()
@@ -114,6 +116,7 @@ async def test_the_end_of_a_run_is_told_once_and_signed(served, receiver: Receiv
             key: value for key, value in run.items() if key != "decisions"
         }
         assert headers["authorization"] == "Bearer of-the-receiver"
+        assert accepted["run_id"].removeprefix("run_") in headers["webhook-id"]  # in no other database
         async with asyncio.timeout(PATIENCE):
             while (listed := (await client.get("/v1/callbacks")).json())["callbacks"][0][
                 "state"
@@ -244,6 +247,17 @@ async def test_a_receiver_that_fails_for_a_day_is_listed_as_dead_and_can_be_trie
         assert (await client.post(path)).status_code == 404
 
 
+async def test_a_redirect_is_a_failure_and_no_call_elsewhere(served, receiver) -> None:
+    """A 302 would turn the call into a GET without body and signature."""
+    receiver.script = [302, 200]
+    clock = ManualClock()
+    async with served(clock=clock) as (client, _):
+        await client.post("/v1/agents/a/runs", json=body_of(receiver))
+        messages = await receiver.hears(2, lambda: clock.advance(60.0))
+        assert [message["type"] for message in messages] == ["run.completed"] * 2
+        assert (await listed(client, "delivered"))["attempts"] == 2
+
+
 async def test_a_receiver_that_is_gone_is_not_called_again(served, receiver) -> None:
     receiver.script = [410]
     async with served() as (client, _):
@@ -289,6 +303,8 @@ async def test_headers_stand_on_no_disk_in_plain_and_callbacks_are_erased_with_t
     [
         ({"url": "ftp://example.com"}, "url"),
         ({"url": "not a url"}, "url"),
+        ({"url": "https://exa mple.com/"}, "url"),
+        ({"url": "https://user:secret@example.com/"}, "url"),
         ({"url": "http://127.0.0.1:1/", "events": []}, "events"),
         ({"url": "http://127.0.0.1:1/", "events": ["ended"]}, "events"),
         ({"url": "http://127.0.0.1:1/", "headers": {"webhook-id": "mine"}}, "headers"),

@@ -15,9 +15,13 @@ import pytest
 from astromesh.access.scopes import Viewer
 from astromesh.api.app import create_app
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.testing import ScriptedProvider
+from astromesh.runtime.records import RunRequest
+from astromesh.runtime.runs import Decision
+from astromesh.testing import ScriptedProvider, plugin_of
+from astromesh.types import CallerContext
 from tests.integration.agents_folder import client_of, manifest, runtime_of, store_in, write
 from tests.integration.durable.listeners import Heard
+from tests.integration.durable.test_durable_runs import asks, lookup, tool
 from tests.integration.workflow.folders import small
 
 PATIENCE = 60.0
@@ -69,6 +73,28 @@ async def test_one_process_takes_requests_and_another_works(
         assert row.worker == worker.durable.worker
         for path, status in (("/health/ready", 200), ("/metrics", 200), ("/v1/agents", 404), ("/", 404)):
             assert (await other.get(path)).status_code == status
+
+
+async def test_a_process_that_takes_requests_stores_decisions_of_callers_with_a_token(tmp_path: Path) -> None:
+    """Another process continues the run; the token is no reason to refuse its caller's own decision."""
+    alice, at = CallerContext("alice", bearer_token="t"), Viewer("default", "alice")
+    write(tmp_path, manifest(tools=[tool(effect="write", approval="required")]))
+    provider, used = ScriptedProvider(asks("a"), "done"), lookup()
+    async with asyncio.timeout(PATIENCE):
+        api, worker = (
+            runtime_of(tmp_path, provider, plugins={"tools": {"lookup": plugin_of(used)}}) for _ in range(2)
+        )
+        api.durable.executes = False
+        async with client_of(api), client_of(worker):
+            await worker.durable.start()
+            request = RunRequest("Do it", "s")
+            run = (await api.runner.accept(api.agent("helper"), request, caller=alice)).run_id
+            for status in ("waiting", "completed"):
+                while (await api.runs.get(run, at))["status"] != status:
+                    await asyncio.sleep(0.02)
+                if status == "waiting":
+                    await api.runs.resume(run, at, alice, Decision("approve"))
+    assert used.calls == [{"query": "a"}]
 
 
 async def test_events_of_another_process_arrive_by_notification_and_by_polls_when_the_connection_is_lost(
