@@ -94,6 +94,8 @@ def validation_detail(errors: Any) -> str:
 
 
 def _message_of(error: Any) -> str:
+    if error["type"] == "value_error":
+        return str(error["msg"]).removeprefix("Value error, ")
     if error["type"] != "string_pattern_mismatch":
         return _MESSAGES.get(error["type"], str(error["msg"]))
     pattern = str(error["ctx"]["pattern"])

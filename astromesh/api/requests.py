@@ -293,10 +293,17 @@ class RunBody(BaseModel):
         return {name: value for name, value in found.items() if value is not None}
 
 
+def _is_time(value: object) -> object:
+    """Returns a time as it is written in ISO 8601. Numbers, of which nobody says the unit, are none."""
+    if isinstance(value, str) and ":" in value:
+        return value
+    raise ValueError('it must be a time with its zone, as "2026-12-24T18:00:00+01:00"')
+
+
 class DurableRunBody(RunBody):
     """One message to an agent, answered by a durable run."""
 
-    not_before: Annotated[AwareDatetime, Field(strict=False)] | None = Field(
+    not_before: Annotated[AwareDatetime, Field(strict=False), BeforeValidator(_is_time)] | None = Field(
         None, description="The run begins at this time or later, at most 30 days ahead."
     )
 

@@ -419,7 +419,8 @@ def _serve_with_workers(
 
 def run_links(listener: socket.socket, spec: RuntimeSpec) -> str:
     """Returns what stands before the id of a run in its link to the console, empty without a console."""
-    return f"{url_of(listener)}/console/#/runs/" if spec.console.enabled else ""
+    has_console = spec.console.enabled and _role() != "worker"
+    return f"{url_of(listener)}/console/#/runs/" if has_console else ""
 
 
 def announce(

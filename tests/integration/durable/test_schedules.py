@@ -226,7 +226,7 @@ async def test_a_firing_that_cannot_begin_says_why_and_is_tried_again(made, tmp_
 @pytest.mark.parametrize(
     ("change", "status", "says"),
     [
-        ({"cron": "every day"}, 422, "five fields"),
+        ({"cron": "every day"}, 422, "not valid: cron: it has five fields"),
         ({"timezone": "Mars/Olympus"}, 422, "no time zone"),
         ({"workflow": "w"}, 422, "either an agent or a workflow"),
         ({"query": None}, 422, "an agent takes a query"),

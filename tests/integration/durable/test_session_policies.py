@@ -408,6 +408,8 @@ async def test_the_time_of_a_run_is_checked(tmp_path: Path) -> None:
             ("2023-12-14T22:13:21Z", 422),
             ("2023-11-15T22:00:00", 422),
             ("tomorrow", 422),
+            (1_700_000_000, 422),
+            ("1700000000", 422),
         ):
             answer = await client.post("/v1/agents/a/runs", json={**body, "not_before": time})
             assert answer.status_code == status, (time, answer.text)
