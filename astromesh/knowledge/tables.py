@@ -9,6 +9,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
 from astromesh.types import JsonObject
@@ -57,7 +58,7 @@ def bounded(rows: Iterable[Sequence[object]]) -> Iterator[list[str]]:
     """The rows that have a cell with text, as texts. Raises: ValueError: there are too many cells."""
     left = MAX_CELLS
     for row in rows:
-        left -= len(row)
+        left -= max(1, len(row))  # an empty row takes time, too
         if left < 0:
             raise ValueError(f"it has more than {MAX_CELLS} cells")
         cells = [_cell(value) for value in row]
@@ -66,16 +67,19 @@ def bounded(rows: Iterable[Sequence[object]]) -> Iterator[list[str]]:
 
 
 def table_sections(rows: Iterable[list[str]], mark: str) -> str:
-    """A table as Markdown; a long one in parts, each under a heading with the numbers of its rows.
+    """A table as Markdown without empty columns; a long one in parts, each below the numbers of its rows.
 
     Args:
         rows: the first one has the headings of the columns.
         mark: of the headings, e.g. `##`.
     """
-    head, *body = list(rows) or [[]]
+    found = list(rows)
+    used = sorted({column for row in found for column, cell in enumerate(row) if cell})
+    head, *body = [[row[column] for column in used[: bisect_left(used, len(row))]] for row in found] or [[]]
     if not head:
         return ""
-    parts = list(_parts(body))
+    # the heads are at most as long as the rows, however many columns there are
+    parts = list(_parts(body, max(_TABLE_CHARACTERS, _characters(head))))
     if len(parts) < 2:
         return _table(head, body)
     sections, first = [], 1
@@ -86,18 +90,22 @@ def table_sections(rows: Iterable[list[str]], mark: str) -> str:
     return "\n\n".join(sections)
 
 
-def _parts(rows: Iterable[list[str]]) -> Iterator[list[list[str]]]:
+def _parts(rows: Iterable[list[str]], most: int) -> Iterator[list[list[str]]]:
     part: list[list[str]] = []
     size = 0
     for row in rows:
-        characters = sum(map(len, row)) + 3 * len(row)
-        if part and size + characters > _TABLE_CHARACTERS:
+        characters = _characters(row)
+        if part and size + characters > most:
             yield part
             part, size = [], 0
         part.append(row)
         size += characters
     if part:
         yield part
+
+
+def _characters(row: list[str]) -> int:
+    return sum(map(len, row)) + 3 * len(row)
 
 
 def _table(head: list[str], rows: list[list[str]]) -> str:

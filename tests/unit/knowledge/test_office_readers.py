@@ -82,6 +82,15 @@ def test_every_passage_of_a_long_table_has_its_columns_and_a_heading() -> None:
         for name in parts.namelist():  # some programs write the size of the sheet wrong
             out.writestr(name, parts.read(name).replace(b'ref="A1:B201"', b'ref="A1"'))
     assert XlsxReader().read(wrong.getvalue())[0] == text
+    far = openpyxl.Workbook()
+    far.active["A1"], far.active["XFD9"] = "here", "there"
+    text, _ = XlsxReader().read(saved(far))
+    assert text == "## Sheet\n\n| here |  |\n| --- | --- |\n|  | there |"
+    far.active["A300000"] = "below"
+    with pytest.raises(ValueError, match="more than 200000 cells"):
+        XlsxReader().read(saved(far))
+    wide, _ = CsvReader().read(b"a," * 20_000 + b"\n" + b"1\n" * 20_000)
+    assert len(wide) < 500_000
     titled, _ = CsvReader().read(b"All\ntea,2\nx\n")
     assert titled == "| All |  |\n| --- | --- |\n| tea | 2 |\n| x |"
     short, _ = CsvReader().read('item;note\ntea;"a; b"\n'.encode("utf-8-sig"))
