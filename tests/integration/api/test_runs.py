@@ -113,12 +113,17 @@ async def test_a_model_that_limits_its_rate_is_503_with_its_own_time_to_wait(
     assert [answer.json()["failures"][0]["status"] for answer in (first, second)] == [429, 429]
 
 
+#: seconds after which an id sorts behind the one before
+OTHER_MILLISECOND = 0.003
+
+
 async def test_runs_are_listed_by_agent_session_and_status_newest_first(tmp_path: Path) -> None:
     folder = write(tmp_path, manifest("one"), manifest("two"))
     provider = ScriptedProvider(Reply("a", usage=Usage(10, 1)), Reply("b", usage=Usage(20, 2)), "c")
     async with client_of(runtime_of(folder, provider)) as client:
         for agent, session in (("one", "s"), ("one", "t"), ("two", "s")):
             await client.post(f"/v1/agents/{agent}/run", json={"query": "q", "session_id": session})
+            await asyncio.sleep(OTHER_MILLISECOND)
 
         async def listed(**params: str) -> Any:
             found = (await client.get("/v1/runs", params=params)).json()
@@ -148,6 +153,7 @@ async def test_lists_have_pages(tmp_path: Path) -> None:
     async with client_of(runtime_of(helper(tmp_path), ScriptedProvider("a", repeat=True))) as client:
         for n in range(5):
             await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": f"s{n}"})
+            await asyncio.sleep(OTHER_MILLISECOND)
         usage = (await client.get("/v1/runs")).json()["usage"]
         while after is not None:
             page = (await client.get("/v1/runs", params={"limit": "2", "after": after})).json()
