@@ -17,13 +17,13 @@ from collections.abc import Coroutine
 from datetime import timedelta
 from hashlib import sha256
 from threading import Thread
-from typing import Any, ClassVar, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, ClassVar, NamedTuple, Self, TypeVar
 from urllib.parse import quote, urlsplit
 
 import orjson
 import restate
 import uvicorn
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
 from astromesh.durable.base import RunRow, RunSegment, Wake
 from astromesh.durable.in_process import partition_of
@@ -60,10 +60,15 @@ T = TypeVar("T")
 log = get_logger("astromesh.durable")
 
 
+def _is_address(text: str) -> str:
+    Listener.parse(text)
+    return text
+
+
 class RestateOptions(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
-    listen: str = Field(
+    listen: Annotated[str, AfterValidator(_is_address)] = Field(
         "127.0.0.1:9080",
         pattern=r"^(\[[0-9a-fA-F:.]+\]|[^\s:/@\[\]]+):\d{1,5}$",
         description="HOST:PORT where this process serves what Restate calls; workers of a machine share it.",
@@ -76,7 +81,7 @@ class RestateOptions(BaseModel):
     admin_url: str = Field(
         "", pattern=_URL, description="Admin API of Restate; empty: port 9070 of the host in url."
     )
-    identity_keys: list[str] = Field(
+    identity_keys: list[Annotated[str, Field(pattern=r"^publickeyv1_[1-9A-HJ-NP-Za-km-z]+$")]] = Field(
         [], description="Public keys (publickeyv1_…) with which Restate signs its calls; none: not checked."
     )
 
@@ -89,6 +94,7 @@ class Listener(NamedTuple):
 
     @classmethod
     def parse(cls, text: str) -> Self:
+        """Raises: ValueError: there is no such port."""
         parts = urlsplit(f"//{text}")
         return cls(parts.hostname or "127.0.0.1", parts.port or 0)
 

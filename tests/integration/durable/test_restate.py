@@ -158,6 +158,11 @@ async def test_a_restate_server_that_dies_and_forgets_loses_no_accepted_run(tmp_
         ({"backend": "restate"}, "spec.durable.url"),
         ({"backend": "restate", "url": "localhost:8080"}, "spec.durable.url"),
         ({"backend": "restate", "url": "http://h", "restate": {"listen": "9080"}}, "durable.restate.listen"),
+        (
+            {"backend": "restate", "url": "http://h", "restate": {"listen": "h:70000"}},
+            "durable.restate.listen",
+        ),
+        ({"backend": "restate", "url": "http://h", "restate": {"identity_keys": ["k"]}}, "identity_keys"),
         ({"backend": "restart", "url": "http://h"}, "spec.durable.backend"),
         ({"backend": "in_process", "url": "http://h"}, "spec.durable.url"),
     ],
