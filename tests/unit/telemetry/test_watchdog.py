@@ -75,11 +75,15 @@ async def test_what_holds_an_idle_loop_is_named_too() -> None:
     watchdog = Watchdog()
     watchdog.start()
     with capture_logs() as lines:
-        await asyncio.sleep(REST_SECONDS + 10 * TICK_SECONDS)
-        holds_the_loop(2 * LOOK_SECONDS)
-        await asyncio.sleep(10 * TICK_SECONDS)
+        for _ in range(10):  # as above: a thread that looks may be late on a busy machine
+            await asyncio.sleep(REST_SECONDS + 10 * TICK_SECONDS)
+            holds_the_loop(2 * LOOK_SECONDS)
+            await asyncio.sleep(10 * TICK_SECONDS)
+            blocks = [line["where"] for line in lines if line["event"] == "event_loop_blocked"]
+            if any("holds_the_loop" in where for where in blocks):
+                break
     watchdog.stop()
-    assert any("holds_the_loop" in line["where"] for line in lines if line["event"] == "event_loop_blocked")
+    assert any("holds_the_loop" in where for where in blocks)
 
 
 async def test_work_that_no_request_began_is_watched() -> None:
@@ -89,7 +93,8 @@ async def test_work_that_no_request_began_is_watched() -> None:
     try:
         await asyncio.sleep(REST_SECONDS + 10 * TICK_SECONDS)
         busy.set()
-        await asyncio.sleep(2 * LOOK_SECONDS)
-        assert await ticks_of(watchdog) > 0
+        async with asyncio.timeout(30 * LOOK_SECONDS):
+            while not await ticks_of(watchdog):
+                await asyncio.sleep(TICK_SECONDS)
     finally:
         watchdog.stop()
