@@ -305,6 +305,11 @@ class RunWorker:
             if self._channel is not None:
                 self._channel.start()
 
+    async def require_started(self) -> None:
+        """Raises: Unavailable: this process takes up no runs."""
+        if not self._worker.started:
+            raise Unavailable("This process takes up no runs; `runs_not_taken_up` in its log says why.")
+
     async def _started(self) -> DurableBackend:
         """Returns a started backend. If it cannot start, it is closed."""
         backend = await self._stores.open_backend()

@@ -186,7 +186,7 @@ class AgentRuntime:
             return
         if shared or self.stores.may_hold_runs:
             self._resuming = asyncio.create_task(retry_while_unavailable(self.durable.start))
-            self._resuming.add_done_callback(_log_resume_error)
+            self._resuming.add_done_callback(self._resumed)
             if self._workflows is not None:
                 self._workflows.resume_left()
         self.schedules.start()
@@ -286,6 +286,12 @@ class AgentRuntime:
         if self._workflows is None:
             await asyncio.to_thread(importlib.import_module, _TASKS_MODULE)
 
+    def _resumed(self, resuming: asyncio.Task[None]) -> None:
+        """Logs why this process cannot take up runs, e.g. a port is taken. Until it can, it is not ready."""
+        if not resuming.cancelled() and (error := resuming.exception()) is not None:
+            log.error("runs_not_taken_up", error=str(error))
+            self.state.checks["durable:runs"] = self.durable.require_started
+
     # -- runs ----------------------------------------------------------------------------------------------
 
     async def run(  # noqa: PLR0913 (a run has these parts)
@@ -321,9 +327,3 @@ class AgentRuntime:
 def runtime_of(folders: tuple[str | Path, str | Path]) -> AgentRuntime:
     """Returns a runtime of a folder of configuration and a folder of data, which is not open yet."""
     return AgentRuntime(folders[0], data_dir=folders[1])
-
-
-def _log_resume_error(resuming: asyncio.Task[None]) -> None:
-    """Logs why this process cannot resume runs, e.g. a database of a newer astromesh."""
-    if not resuming.cancelled() and (error := resuming.exception()) is not None:
-        log.error("runs_not_taken_up", error=str(error))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 from collections import Counter
 from collections.abc import Awaitable, Callable
 from datetime import UTC, datetime, timedelta
@@ -150,6 +151,23 @@ async def test_a_restate_server_that_dies_and_forgets_loses_no_accepted_run(tmp_
         waiting = await accept(runtime, "s-1", "s-2")  # they wait: nothing else places them
         await asyncio.to_thread(restate_server.restart_empty)
         await status_becomes(runtime, "completed", *waiting)
+
+
+async def test_a_process_that_restate_cannot_call_is_not_ready(tmp_path, restate_server):
+    write(tmp_path, manifest())
+    with socket.socket() as other:
+        other.bind(("127.0.0.1", 0))
+        other.listen()
+        place(tmp_path, restate(restate_server, other.getsockname()[1]))
+        async with runtime_of(tmp_path, ScriptedProvider("Hi")) as runtime:
+            assert (await check_readiness(runtime)).ready
+            runtime.resume_pending(shared=True)
+
+            async def is_told() -> bool:
+                return "durable:runs" in (await check_readiness(runtime)).results
+
+            await until(is_told)
+            assert not (await check_readiness(runtime)).ready
 
 
 @pytest.mark.parametrize(
