@@ -231,6 +231,8 @@ class RunWorker:
         self._draining = False
         #: the first sweep dispatches every queued run: a dead process may have had it
         self._queued = _EVERY_QUEUED
+        #: whether the last sweep left queued runs in the database
+        self._left_some = False
         #: the time until which all queued runs are to be sent again to a backend that places them, or 0
         self._resend_before = 0.0
         self._segments: dict[str, Segment] = {}
@@ -561,6 +563,9 @@ class RunWorker:
         self._starting.discard(task)
         while self._has_room and (due := self._local_queue.pop()) is not None:
             self._start_segment(*due)
+        if self._left_some and self._has_room:
+            self._left_some = False
+            self._worker.wake()
 
     @property
     def _has_room(self) -> bool:
@@ -819,8 +824,8 @@ class RunWorker:
             await self._redact_ended()
             return await self._sweep_placed()
         queued = self._queued if self._has_room else _NEVER_SECONDS
-        due = await self.store.overdue(LEASE_SECONDS, queued=queued, limits=self._host.max_running)
-        self._queued = QUEUED_SECONDS
+        due = await self.store.overdue(LEASE_SECONDS, _PAGE, queued=queued, limits=self._host.max_running)
+        self._queued, self._left_some = QUEUED_SECONDS, len(due) >= _PAGE
         for run_id, _ in due:
             if run_id not in self._run_ids and run_id not in self._local_queue:
                 await self._dispatch(run_id)

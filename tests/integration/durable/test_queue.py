@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from astromesh.access.scopes import Viewer
+from astromesh.durable import run_worker
 from astromesh.durable.base import IdempotencyKey
 from astromesh.durable.queue import LocalQueue
 from astromesh.errors import Forbidden, IdempotencyConflict, Overloaded
@@ -69,6 +70,29 @@ async def test_no_more_begin_than_may_where_the_queue_in_memory_is_full(tmp_path
                 while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
                     await asyncio.sleep(0.01)
     assert most == 2
+
+
+async def test_a_process_that_has_emptied_a_page_of_the_database_takes_the_next_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It does not wait for the next sweep: other processes may have taken most of the page."""
+    monkeypatch.setattr(run_worker, "SWEEP_SECONDS", 3600.0)
+    monkeypatch.setattr(run_worker, "QUEUED_SECONDS", 1e-6)
+    monkeypatch.setattr(run_worker, "_PAGE", 3)
+    write(tmp_path, manifest("plain"))
+    async with runtime_of(tmp_path, ScriptedProvider("done", repeat=True)) as runtime:
+        durable = runtime.durable
+        await durable.start()
+        room, durable.max_starting = durable.max_starting, 0
+        durable._local_queue = LocalQueue(1)
+        agent = runtime.agent("plain")
+        rows = [await runtime.runner.accept(agent, RunRequest("go", f"s-{n}")) for n in range(12)]
+        durable.max_starting = room
+        durable._worker.wake()
+        async with asyncio.timeout(PATIENCE):
+            for row in rows:
+                while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
+                    await asyncio.sleep(0.01)
 
 
 async def test_tenants_take_turns_at_the_slots_of_a_bounded_agent(tmp_path: Path) -> None:
