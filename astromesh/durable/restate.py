@@ -281,7 +281,8 @@ class _Handlers:
         @session.handler()
         async def run(_context: restate.ObjectContext, call: dict[str, Any]) -> dict[str, Any]:
             """Executes one segment of one run."""
-            if not await self._in_worker(self._work(call["run_id"], call["segment"])):
+            drains = self._server.should_exit  # which its thread notices a moment later
+            if drains or not await self._in_worker(self._work(call["run_id"], call["segment"])):
                 raise restate.exceptions.RetryableError(
                     "Another process executes the run, or this one is full."
                 )
