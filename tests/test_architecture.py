@@ -81,7 +81,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "orchestration": GRAPHS,
     "durable": ("graph", "tools", *ADAPTER),
     # it answers messages of messengers in their wire formats
-    "durable.inbox_worker": ("channels.responder", "channels.setup", "durable", "graph", "tools", *ADAPTER),
+    "durable.inbox_worker": ("channels.responder", "durable", "graph", "tools", *ADAPTER),
     "workflow": ("config", "core", "net", *SEARCH, *GRAPHS),
     # datasets, checks and reports of agents and workflows; what runs them stands above
     "evaluation": ("config", "graph", "storage", *GROUND),
@@ -91,14 +91,12 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "runtime": ("config", "cron", "net", "storage", *SEARCH, *PARTS),
     # agents in Python are declarations that the runtime opens; `astromesh serve module:agent` loads one
     "agents": ("events", *HOUSE),
-    # it serves the files of the console, which are files and nothing else, and describes the typed events
-    "api": ("console", "cron", "events", *HOUSE),
-    "console": (),
+    # it describes the typed events
+    "api": ("cron", "events", *HOUSE),
     "cli": ("agents", "agents.evaluation", "api", "events", *HOUSE),
     # the adapters: siblings never import one another, the runtime reaches them through plugins
     "channels": ADAPTER,
-    "channels.responder": ("channels.setup", *ADAPTER),
-    "channels.setup": ADAPTER,
+    "channels.responder": ADAPTER,
     "guardrails": ADAPTER,
     "knowledge": (*SEARCH, *ADAPTER),
     "memory": ADAPTER,

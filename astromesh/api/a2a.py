@@ -61,13 +61,13 @@ from starlette.routing import BaseRoute, Mount, Router
 
 from astromesh.access.audit import MAX_OBJECT_LENGTH, AuditEntry
 from astromesh.access.scopes import Viewer, principal_of
-from astromesh.api.conversations import attachment_of, file_of
-from astromesh.api.decisions import decide
+from astromesh.api.chat_requests import attachment_of, file_of
 from astromesh.api.dependencies import Cursor
 from astromesh.api.errors import public_failure
 from astromesh.api.middleware.audit import record_act
 from astromesh.api.requests import caller_of
 from astromesh.api.responses import EventBuffer
+from astromesh.api.routes.runs import decide
 from astromesh.durable.approvals import open_questions
 from astromesh.durable.base import (
     ENDED_STATUSES,

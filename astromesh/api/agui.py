@@ -14,8 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from astromesh.api.error_formats import run_error
-from astromesh.api.errors import public_failure
+from astromesh.api.errors import public_failure, run_error
 from astromesh.api.responses import json_bytes
 from astromesh.errors import InvalidInput
 from astromesh.graph.calls import ASSISTANT

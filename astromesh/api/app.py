@@ -19,7 +19,6 @@ from astromesh.access.audit import AuditLog
 from astromesh.api import errors
 from astromesh.api.auth import Auth, auth_from_config
 from astromesh.api.fast_routes import FastRoutes, HealthOnly
-from astromesh.api.middleware.head import as_get
 from astromesh.api.middleware.limits import (
     DEFAULT_LIMITS,
     BodyLimit,
@@ -27,7 +26,7 @@ from astromesh.api.middleware.limits import (
     FairStart,
     RequestLimits,
 )
-from astromesh.api.middleware.response import RESPONSE_STARTED, wrap_send
+from astromesh.api.middleware.response import RESPONSE_STARTED, as_get, wrap_send
 from astromesh.api.middleware.server_span import RequestTrace, is_traced
 from astromesh.api.responses import EventBuffer
 from astromesh.errors import ShuttingDown

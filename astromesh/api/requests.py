@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Mapping
 from contextlib import suppress
 from hashlib import sha256
-from typing import Annotated, Any, Self, TypeVar, cast
+from typing import Annotated, Any, Literal, Self, TypeVar, cast
 
 import orjson
 from msgspec.structs import replace
@@ -27,9 +27,7 @@ from starlette.requests import ClientDisconnect, HTTPConnection, Request
 from starlette.types import Scope
 
 from astromesh.access.scopes import ANY_SESSION, Viewer, principal_of
-from astromesh.api.client_tools import MAX_TOOLS, ClientToolIn
-from astromesh.api.error_formats import NOT_JSON
-from astromesh.api.errors import validation_detail
+from astromesh.api.errors import NOT_JSON, validation_detail
 from astromesh.api.middleware.response import BODY_STATE
 from astromesh.config.callbacks import (
     ALL_EVENTS,
@@ -49,7 +47,7 @@ from astromesh.runtime.run_metadata import MAX_KEYS, MAX_TAG_LENGTH, MAX_TAGS, m
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import SINGLE_LINE, is_blank
 from astromesh.tools.client import ClientTools
-from astromesh.types import Attachment, CallerContext
+from astromesh.types import Attachment, CallerContext, ToolSpec
 
 T = TypeVar("T")
 #: where a scope holds its parsed headers
@@ -128,6 +126,64 @@ def _media_range(text: str) -> tuple[str, float]:
             with suppress(ValueError):
                 return name, min(max(float(value), 0.0), 1.0)
     return name, 1.0
+
+
+# -- tools of clients, in OpenAI's form and in that of `/run` ------------------------------------------------
+
+#: the tools that one request may bring, as OpenAI limits them
+MAX_TOOLS = 128
+
+
+ToolName = Annotated[str, Field(pattern=r"^[a-zA-Z0-9_-]{1,64}$")]
+
+
+class FunctionIn(BaseModel):
+    model_config = ConfigDict(extra="ignore")
+
+    name: ToolName
+    description: str | None = None
+    parameters: dict[str, Any] | None = Field(None, description="JSON Schema of the arguments.")
+
+    def spec(self) -> ToolSpec:
+        spec = ToolSpec(self.name, self.description or "")
+        return replace(spec, parameters=self.parameters) if self.parameters else spec
+
+
+class ClientToolIn(FunctionIn):
+    """A tool that the client executes."""
+
+    model_config = ConfigDict(extra="forbid", strict=True)
+
+
+class FunctionToolIn(BaseModel):
+    """A tool in OpenAI's form. Calls are always checked against the schema, as `strict` asks."""
+
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"]
+    function: FunctionIn
+
+
+class FunctionName(BaseModel):
+    name: str
+
+
+class NamedChoice(BaseModel):
+    """The choice of one tool."""
+
+    type: Literal["function"]
+    function: FunctionName
+
+
+ToolChoice = Literal["auto", "none", "required"] | NamedChoice
+
+
+def client_tools(tools: list[FunctionToolIn], choice: ToolChoice | None) -> ClientTools:
+    """Returns the tools of a request; with the choice `none`, they are not offered."""
+    if choice == "none":
+        return ClientTools()
+    named = choice.function.name if isinstance(choice, NamedChoice) else choice or "auto"
+    return ClientTools(tuple(tool.function.spec() for tool in tools), named)
 
 
 # -- bodies ------------------------------------------------------------------------------------------------

@@ -20,10 +20,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from astromesh.api.client_tools import MAX_TOOLS, FunctionIn, ToolName
-from astromesh.api.conversations import add_call, attachment_of, file_of
-from astromesh.api.requests import storable
-from astromesh.api.sampling import Sampling, not_open
+from astromesh.api.chat_requests import Sampling, add_call, attachment_of, file_of, not_open
+from astromesh.api.requests import MAX_TOOLS, FunctionIn, ToolName, storable
 from astromesh.errors import InvalidInput
 from astromesh.tools.client import ClientTools
 from astromesh.types import Attachment, JsonObject, Message, ToolCall

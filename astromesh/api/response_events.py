@@ -9,9 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from astromesh.api.answer_text import AnswerText
 from astromesh.api.errors import public_failure
-from astromesh.api.responses import json_bytes
+from astromesh.api.responses import AnswerText, json_bytes
 from astromesh.runtime.client_tools import ClientCall, open_calls
 from astromesh.telemetry.events import TERMINAL_EVENTS
 from astromesh.types import Event, JsonObject

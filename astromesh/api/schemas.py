@@ -514,7 +514,7 @@ def problems(*statuses: int) -> dict[int | str, dict[str, Any]]:
 def event_stream(
     events: Literal["RunEvents", "TaskEvents", "ResponseEvents", "ChatCompletionChunks", "AguiEvents"],
 ) -> JsonObject:
-    """Returns the content of a response of server-sent events (astromesh/api/event_schemas.py)."""
+    """Returns the content of a response of server-sent events (astromesh/api/openapi.py)."""
     return {"text/event-stream": {"schema": {"$ref": COMPONENT.format(model=events)}}}
 
 

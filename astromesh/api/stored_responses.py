@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from astromesh.access.scopes import Viewer
-from astromesh.api.conversations import add_call, context_text
+from astromesh.api.chat_requests import add_call, context_text
 from astromesh.api.response_bodies import message_items
 from astromesh.api.response_events import ResponseEvents, ResponseForm, ResponseId
 from astromesh.durable.base import JournalStep, RunQuery, RunRow

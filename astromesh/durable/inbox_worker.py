@@ -30,13 +30,14 @@ from astromesh.channels.base import (
 )
 from astromesh.channels.responder import (
     OUTSIDE_WINDOW,
+    ChannelSetup,
+    ConfiguredChannel,
     QueueLeaseLost,
     Responder,
     RetryLater,
     backoff,
     fallback_message,
 )
-from astromesh.channels.setup import ChannelSetup, ConfiguredChannel
 from astromesh.durable.leases import PeriodicJob, Worker, WorkerHeartbeat
 from astromesh.errors import (
     AstromeshError,

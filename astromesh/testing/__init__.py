@@ -5,10 +5,11 @@ from astromesh.testing.doubles import (
     ManualClock,
     RecordingSink,
     RecordingTool,
+    Reply,
+    ScriptedProvider,
     ScriptedTools,
     plugin_of,
 )
-from astromesh.testing.provider import Reply, ScriptedProvider
 from astromesh.testing.recording import record
 
 __all__ = [

@@ -13,8 +13,7 @@ import orjson
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from astromesh.api.error_formats import NOT_UTF_8
-from astromesh.api.errors import error_response
+from astromesh.api.errors import NOT_UTF_8, error_response
 from astromesh.api.middleware.response import BODY_STATE
 from astromesh.api.requests import headers_of
 from astromesh.durable.queue import Load, LoadLimit, shed_for

@@ -1,4 +1,4 @@
-"""Wraps `send`: every response has security headers, the request's id, an audit entry, a body in chunks."""
+"""Completes responses: security headers, the request's id, an audit entry, a body in chunks, HEAD as GET."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import asyncio
 import math
 import re
 
-from starlette.types import Message, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from astromesh.api.middleware.audit import record_response
 from astromesh.telemetry.ids import new_id
@@ -107,3 +107,27 @@ async def _send_in_chunks(message: Message, send: Send) -> None:
         await send({**message, "body": bytes(body[at : at + CHUNK_BYTES]), "more_body": True})
         await asyncio.sleep(0)
     await send({**message, "body": bytes(body[last:])})
+
+
+def as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, Send]:
+    """Returns a HEAD request as a GET request whose client leaves after the head: a stream ends there.
+
+    HEAD is GET without the body (RFC 9110, 9.3.2).
+    """
+    answered, is_read = asyncio.Event(), False
+
+    async def receive_nothing() -> Message:
+        nonlocal is_read
+        if is_read:
+            await answered.wait()
+            return {"type": "http.disconnect"}
+        is_read = True
+        return {"type": "http.request", "body": b"", "more_body": False}
+
+    async def send_head(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            await send(message)
+            await send({"type": "http.response.body", "body": b"", "more_body": False})
+            answered.set()
+
+    return {**scope, "method": "GET"}, receive_nothing, send_head

@@ -18,13 +18,20 @@ from pydantic.alias_generators import to_camel
 
 from astromesh.access.scopes import Viewer, principal_of
 from astromesh.api.agui import AguiEncoder, AguiRun, decision_of, interrupt_id, sse
-from astromesh.api.client_tools import MAX_TOOLS, FunctionIn
-from astromesh.api.conversations import attachment_of, context_message, file_of
-from astromesh.api.decisions import decide
+from astromesh.api.chat_requests import attachment_of, context_message, file_of
 from astromesh.api.dependencies import scope
-from astromesh.api.error_formats import run_error
-from astromesh.api.requests import SessionId, caller_of, headers_of, read_body, runtime_of
+from astromesh.api.errors import run_error
+from astromesh.api.requests import (
+    MAX_TOOLS,
+    FunctionIn,
+    SessionId,
+    caller_of,
+    headers_of,
+    read_body,
+    runtime_of,
+)
 from astromesh.api.responses import EventBuffer, EventStreamResponse
+from astromesh.api.routes.runs import decide
 from astromesh.api.schemas import event_stream, problems, request_body
 from astromesh.durable.approvals import open_questions
 from astromesh.durable.base import IdempotencyKey, RunRow

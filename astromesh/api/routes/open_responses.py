@@ -19,7 +19,13 @@ from pydantic import TypeAdapter
 from starlette.convertors import StringConvertor, register_url_convertor
 
 from astromesh.access.scopes import Viewer, permits, principal_of
-from astromesh.api.conversations import context_message, require_results, split_conversation
+from astromesh.api.chat_requests import (
+    asked_parameters,
+    context_message,
+    reject_unsupported,
+    require_results,
+    split_conversation,
+)
 from astromesh.api.dependencies import audited, scope
 from astromesh.api.requests import (
     MAX_SEQ,
@@ -50,7 +56,6 @@ from astromesh.api.response_events import (
     usage_json,
 )
 from astromesh.api.responses import EventBuffer, EventStreamResponse, Hold, RunStreamResponse, json_bytes
-from astromesh.api.sampling import asked_parameters, reject_unsupported
 from astromesh.api.schemas import (
     CompactionOut,
     DeletedOut,

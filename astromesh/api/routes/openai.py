@@ -22,29 +22,32 @@ from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
 from astromesh.access.scopes import Viewer, permits, principal_of
-from astromesh.api.answer_text import AnswerText
-from astromesh.api.client_tools import MAX_TOOLS, FunctionToolIn, ToolChoice, client_tools
-from astromesh.api.conversations import (
+from astromesh.api.chat_requests import (
+    ChatSampling,
+    asked_parameters,
     attachment_of,
     context_message,
     file_of,
+    reject_unsupported,
     require_results,
     split_conversation,
 )
 from astromesh.api.dependencies import scope
-from astromesh.api.error_formats import openai_error
-from astromesh.api.errors import public_failure
+from astromesh.api.errors import openai_error, public_failure
 from astromesh.api.requests import (
+    MAX_TOOLS,
+    FunctionToolIn,
     RunMetadata,
     SessionId,
+    ToolChoice,
     caller_of,
     cancel_on_disconnect,
+    client_tools,
     idempotency_key,
     read_body,
     runtime_of,
 )
-from astromesh.api.responses import Hold, RunStreamResponse, json_bytes
-from astromesh.api.sampling import ChatSampling, asked_parameters, reject_unsupported
+from astromesh.api.responses import AnswerText, Hold, RunStreamResponse, json_bytes
 from astromesh.api.schemas import (
     ChatCompletionOut,
     ModelOut,

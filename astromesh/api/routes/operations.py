@@ -1,20 +1,124 @@
-"""What operators look at: budgets, channels, faults of the configuration."""
+"""What operators look at: callbacks, channels with their webhooks, budgets, faults of the configuration.
+
+Webhooks of messengers are public, because each is signed; messages are on disk before the 200.
+"""
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal, cast
 
-from fastapi import APIRouter, Request
+from fastapi import APIRouter, Path, Query, Request
 from pydantic import BaseModel, Field
+from starlette.responses import PlainTextResponse, Response
 
-from astromesh.api.dependencies import LongLimit, PageCursor, page, scope
+from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, page, scope
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
-from astromesh.api.routes.channels import inbox_worker_of
-from astromesh.channels.base import ChannelBacklog
-from astromesh.durable.base import BudgetAccount, BudgetAmounts
+from astromesh.api.schemas import ReceivedOut, answers, problems
+from astromesh.channels.base import ChannelBacklog, InboxWorker, WebhookRequest
+from astromesh.durable.base import BudgetAccount, BudgetAmounts, DeliveryQuery
+from astromesh.durable.callbacks import delivery_json
+from astromesh.errors import CallbackNotFound, ChannelNotFound
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.configuration_faults import ListedFault, configuration_faults
 from astromesh.types import JsonObject
+
+callbacks_router = APIRouter(tags=["callbacks"])
+#: of the databases
+_MAX_ID = 2**63 - 1
+DeliveryState = Literal["pending", "delivered", "dead"]
+
+
+class DeliveryOut(BaseModel):
+    """One thing that is told about a run or a Task."""
+
+    id: int
+    run_id: str | None = Field(description="null: it is about a Task.")
+    agent: str | None
+    task_id: str | None = Field(description="null: it is about a run.")
+    workflow: str | None
+    event: Literal["completed", "failed", "cancelled", "waiting"]
+    url: str
+    state: DeliveryState = Field(description="`dead`: the receiver failed for 24 hours, or is gone.")
+    attempts: int
+    first_attempt_at: str | None
+    next_attempt_at: str | None
+    http_status: int | None = Field(description="Of the last attempt; null: there was no response.")
+    error: str | None
+
+
+class DeliveriesOut(BaseModel):
+    callbacks: list[DeliveryOut]
+    next: str | None = Field(description="`after` of the next page; null: there is none.")
+
+
+@callbacks_router.get(
+    "/v1/callbacks",
+    summary="List callbacks",
+    response_model=DeliveriesOut,
+    dependencies=[scope("runs:read")],
+)
+async def callbacks(
+    request: Request,
+    cursor: PageCursor,
+    state: Literal["", DeliveryState] = "",
+    run: Annotated[str, Query(pattern=r"^[^\x00]*$")] = "",
+    task: Annotated[str, Query(pattern=r"^[^\x00]*$")] = "",
+    limit: Limit = 50,
+) -> JsonObject:
+    """Lists what was told and is to be told about the caller's Tasks, then about their runs, newest first."""
+    sender = runtime_of(request).runner.callbacks
+    query = DeliveryQuery(*viewer_of(request), state, run or task, cursor.number, limit + 1)
+    found = () if sender is None else await sender.list(query)
+    page = found[:limit]
+    following = cursor.next(page[-1].id if len(found) > limit else None)
+    return {"callbacks": [delivery_json(one) for one in page], "next": following}
+
+
+@callbacks_router.post(
+    "/v1/callbacks/{id}/retry",
+    summary="Retry a dead callback",
+    status_code=204,
+    responses=problems(401, 403, 404, 422),
+    dependencies=[scope("runs:write"), audited("callbacks.retry")],
+)
+async def retry(id: Annotated[int, Path(ge=1, le=_MAX_ID)], request: Request) -> None:
+    """Sends a dead callback again, for another 24 hours."""
+    sender = runtime_of(request).runner.callbacks
+    if sender is None or not await sender.retry(id, *viewer_of(request)):
+        raise CallbackNotFound(f"There is no dead callback {id}. GET /v1/callbacks?state=dead lists them.")
+
+
+channels_router = APIRouter(prefix="/v1/channels", tags=["channels"])
+
+
+@channels_router.get("/{channel}/webhook", summary="Verify a webhook", response_class=PlainTextResponse)
+async def verification(channel: str, request: Request) -> Response:
+    """Answers the messenger's challenge as plain text; a wrong verify token is 403."""
+    webhook = WebhookRequest("GET", dict(request.query_params), dict(request.headers))
+    return PlainTextResponse(_inbox(request).challenge(channel, webhook))
+
+
+@channels_router.post(
+    "/{channel}/webhook", summary="Receive messages", response_model=None,
+    responses={**answers(ReceivedOut), **problems(401, 404, 413, 422)},
+)  # fmt: skip
+async def messages(channel: str, request: Request) -> JsonObject:
+    """Stores the messages and answers 200; a wrong or missing signature is 401. Replies are sent later."""
+    webhook = WebhookRequest("POST", dict(request.query_params), dict(request.headers), await request.body())
+    return {"status": "received", **await _inbox(request).receive(channel, webhook)}
+
+
+def _inbox(request: Request) -> InboxWorker:
+    worker = inbox_worker_of(request)
+    if worker is None:
+        raise ChannelNotFound("channels.yaml configures no channel.")
+    return worker
+
+
+def inbox_worker_of(request: Request) -> InboxWorker | None:
+    """Returns the worker of the configured channels; None: there is none."""
+    return cast("InboxWorker | None", getattr(request.app.state, "inbox_worker", None))
+
 
 router = APIRouter(tags=["operations"])
 #: accounts of budgets that a list has, at most; of more, the newest count

@@ -12,11 +12,11 @@ import pytest
 from starlette.testclient import TestClient
 
 from astromesh.api.app import create_app
-from astromesh.console import files
+from astromesh.api.routes import pages
 from astromesh.runtime.engine import AgentRuntime
 from tests.integration.agents_folder import manifest, write
 
-CONSOLE = Path(str(package_files("astromesh.console")))
+CONSOLE = Path(str(package_files("astromesh") / "console"))
 OWN = sorted(
     path.relative_to(CONSOLE).as_posix()
     for kind in ("*.js", "*.css", "*.html", "*.svg")
@@ -40,8 +40,8 @@ def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TestClient]:
 
 def test_the_page_may_load_what_this_server_has_and_nothing_inline(client: TestClient) -> None:
     answer = client.get("/console/")
-    assert answer.headers["content-security-policy"] == files.CONTENT_SECURITY_POLICY
-    assert "unsafe" not in files.CONTENT_SECURITY_POLICY
+    assert answer.headers["content-security-policy"] == pages.CONTENT_SECURITY_POLICY
+    assert "unsafe" not in pages.CONTENT_SECURITY_POLICY
     assert not re.search(r"<script(?![^>]* src=)|<style| style=| on\w+=", answer.text)
     assert client.get("/console", follow_redirects=False).headers["location"] == "/console/"
 
@@ -87,7 +87,7 @@ def test_files_are_compressed_and_asked_for_again_only_when_changed(client: Test
 
 
 OTHER_PATHS = """
-    files.py package.json ../files.py %2e%2e/files.py vendor/lock.sha256 x.js %00.js pages/%00/x.js %FF.js
+    console.py package.json ../files.py %2e%2e/files.py vendor/lock.sha256 x.js %00.js pages/%00/x.js %FF.js
     //etc/x.html
 """
 

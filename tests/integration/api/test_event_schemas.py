@@ -14,8 +14,8 @@ import pytest
 from starlette.datastructures import State
 from websockets.asyncio.client import connect
 
-from astromesh.api.event_schemas import components
 from astromesh.api.fastapi_app import create_fastapi_app
+from astromesh.api.openapi import event_components
 from astromesh.errors import ProviderError
 from astromesh.types import CompletionRequest, ToolCall
 from tests.integration.agents_folder import manifest, served, write
@@ -139,12 +139,12 @@ def test_a_value_of_another_form_is_refused(require: Check) -> None:
 
 
 def test_every_event_that_is_sent_is_described() -> None:
-    """A new event has a class in astromesh/events.py, or a model in astromesh/api/event_schemas.py."""
+    """A new event has a class in astromesh/events.py, or a model in astromesh/api/openapi.py."""
     sources = "\n".join(path.read_text() for path in (ROOT / "astromesh").rglob("*.py"))
     sent = set(re.findall(r'\bemit\(\s*"([a-z]+\.[a-z_]+)"', sources)) | set(
         re.findall(r'EmitEvent\("([a-z]+\.[a-z_]+)"', sources)
     )
-    found = components()
+    found = event_components()
     described = {
         kind for name in ("RunEvent", "TaskEvent") for kind in found[name]["discriminator"]["mapping"]
     }

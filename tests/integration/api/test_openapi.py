@@ -19,7 +19,7 @@ from starlette.datastructures import State
 from astromesh.api.auth import Auth
 from astromesh.api.fastapi_app import create_fastapi_app
 from astromesh.api.openapi import OPERATION_IDS
-from astromesh.api.routes import docs
+from astromesh.api.routes import pages
 from tests.integration.agents_folder import client_of, manifest, write
 from tests.integration.api.test_route_scopes import EVERY, OF_CALLERS
 from tests.integration.workflow.folders import runtime_with, small
@@ -31,7 +31,7 @@ class Slow(FastAPI):
     def __init__(self, fails: int = 0) -> None:
         super().__init__(openapi_url=None)
         self.state = State({"auth": Auth()})
-        self.router.routes.extend(docs.router.routes)
+        self.router.routes.extend(pages.router.routes)
         self.begun, self.may, self.made, self.fails = threading.Event(), threading.Event(), 0, fails
 
     def openapi(self) -> dict[str, Any]:

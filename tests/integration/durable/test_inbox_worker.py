@@ -14,7 +14,7 @@ import pytest
 import structlog
 
 from astromesh.channels.base import ChannelRunRequest, Inbox, WebhookRequest
-from astromesh.channels.setup import ChannelSetup, ConfiguredChannel
+from astromesh.channels.responder import ChannelSetup, ConfiguredChannel
 from astromesh.durable.inbox_worker import MAX_ACTIVE, ChannelInboxWorker, queues_to_begin
 from astromesh.durable.leases import WorkerHeartbeat
 from astromesh.errors import (
