@@ -84,7 +84,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "durable.inbox_worker": ("channels.responder", "durable", "graph", "tools", *ADAPTER),
     "workflow": ("config", "core", "net", *SEARCH, *GRAPHS),
     # datasets, checks and reports of agents and workflows; what runs them stands above
-    "evaluation": ("config", "graph", "storage", *GROUND),
+    "evaluation": ("config", "graph", "knowledge.base", "storage", *GROUND),
     # it runs agents as a program does, from recordings as a test does
     "agents.evaluation": ("agents", "testing", *HOUSE),
     # the house
@@ -417,7 +417,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "durable.inbox_worker": ("a background answer raised",),
     "durable.queue": ("returns a slot and raises",),
     "errors": ("a foreign `__str__` raised",),
-    "evaluation.checks": ("an assertion raised",),
+    "evaluation.evaluate": ("an assertion raised",),
     "durable.run_worker": ("closes and raises", "a background run raised"),
     "graph.node_cache": ("a key of a cache raised",),
     "durable.writer": ("a store of any kind refused steps",),

@@ -13,9 +13,8 @@ from astromesh.api.requests import read_body, runtime_of, viewer_of
 from astromesh.api.schemas import problems, request_body
 from astromesh.errors import EvaluationNotFound, InvalidCursor
 from astromesh.evaluation.base import Evaluation
-from astromesh.evaluation.dataset import ListedDataset, list_datasets
+from astromesh.evaluation.dataset import ListedDataset, addition, list_datasets
 from astromesh.evaluation.reports import comparisons, find, stored
-from astromesh.evaluation.writing import addition
 from astromesh.runtime.config_loader import WORKFLOWS_FOLDER, workflow_names
 from astromesh.runtime.run_cases import propose_case
 from astromesh.types import JsonObject

@@ -26,12 +26,10 @@ from astromesh.config.folder import Configuration
 from astromesh.config.workflow.evaluations import EvaluationCase
 from astromesh.errors import AgentNotFoundError, ConfigError, InvalidConfiguration
 from astromesh.evaluation.base import Case, CaseResult, Evaluation, OnResult, Options
-from astromesh.evaluation.dataset import agent_cases, select
+from astromesh.evaluation.dataset import Addition, ProposedCase, addition, agent_cases, select
 from astromesh.evaluation.evaluate import Results, evaluation_of, run_cases
-from astromesh.evaluation.formats import junit as junit_of
-from astromesh.evaluation.formats import rows
-from astromesh.evaluation.reports import Comparison, baseline, comparisons, report_bytes, store
-from astromesh.evaluation.writing import Addition, ProposedCase, addition
+from astromesh.evaluation.reports import Comparison, baseline, comparisons, report_bytes, rows, store
+from astromesh.evaluation.reports import junit as junit_of
 from astromesh.logs import configure_logging
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import load_configuration, workflow_names

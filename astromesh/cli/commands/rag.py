@@ -17,11 +17,23 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from astromesh.cli.commands.agents import find_agent
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
-from astromesh.cli.question_generation import generated_questions, question_lines, question_request, spread
-from astromesh.cli.retrieval_measures import DEPTH, Asked, Question, measures, read_questions
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.errors import InvalidInput
-from astromesh.evaluation.retrieval import PREFIX, AskedQuestion, RetrievalReport, store_retrieval
+from astromesh.evaluation.retrieval import (
+    DEPTH,
+    PREFIX,
+    Asked,
+    AskedQuestion,
+    Question,
+    RetrievalReport,
+    generated_questions,
+    measures,
+    question_lines,
+    question_request,
+    read_questions,
+    spread,
+    store_retrieval,
+)
 from astromesh.knowledge.base import (
     DocumentsOf,
     IngestReport,

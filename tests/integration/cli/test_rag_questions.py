@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from astromesh.cli.commands.rag import Wanted, generate_questions
-from astromesh.cli.question_generation import question_lines, spread
-from astromesh.cli.retrieval_measures import read_questions
+from astromesh.evaluation.retrieval import question_lines, read_questions, spread
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
 from tests.integration.knowledge.rag_files import pipeline_file

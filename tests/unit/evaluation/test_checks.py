@@ -11,7 +11,7 @@ import pytest
 from astromesh.config.workflow.evaluations import Assertion, EvaluationCase
 from astromesh.errors import ProviderUnavailable
 from astromesh.evaluation.base import CalledTool, Case, Kind, Outcome, Verdict, golden_record
-from astromesh.evaluation.checks import Checked, check
+from astromesh.evaluation.evaluate import Checked, check
 
 OUTCOME = Outcome(
     ids={"run_id": "run_1", "agent": "shop"},

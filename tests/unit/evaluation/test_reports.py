@@ -9,8 +9,7 @@ import pytest
 
 from astromesh.errors import InvalidInput
 from astromesh.evaluation.base import CaseResult, CheckResult, Evaluation
-from astromesh.evaluation.formats import junit, rows
-from astromesh.evaluation.reports import baseline, comparisons, find, p_value, store, stored
+from astromesh.evaluation.reports import baseline, comparisons, find, junit, p_value, rows, store, stored
 
 
 def result(case: str, passed: bool, **more: object) -> CaseResult:
