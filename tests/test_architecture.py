@@ -19,7 +19,7 @@ import pytest
 ROOT = Path(__file__).parents[1]
 PACKAGE = ROOT / "astromesh"
 
-GROUND = ("errors", "logs", "model_names", "text", "types")
+GROUND = ("errors", "logs", "text", "types")
 #: what stands at the head of a package for the packages below and beside it: protocols and records, no I/O
 HEADS = (
     "channels.base", "durable.base", "guardrails.base", "knowledge.base", "memory.base", "orchestration.base",
@@ -37,10 +37,7 @@ ADAPTER = ("access", "net", "storage", "telemetry", *SEAMS)
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # the ground
     "errors": (),
-    "model_names": ("errors", "text"),
     "logs": (),
-    # the times of schedules: their keys are checked with it, and their runs begin by it
-    "cron": (),
     "text": (),
     "types": (),
     "tokens": GROUND,
@@ -62,7 +59,8 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "event_loops": SEAMS,
     # what everything stands on
     "telemetry": SEAMS,
-    "config": ("cron", *GROUND),
+    # names of models are checked
+    "config": ("providers.base", *GROUND),
     "net": SEAMS,
     "storage": ("telemetry", *SEAMS),
     # keys and tokens: checked by the API, which reaches them through plugins, and by guarded MCP servers
@@ -88,11 +86,11 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # it runs agents as a program does, from recordings as a test does
     "agents.evaluation": ("agents", "testing", *HOUSE),
     # the house
-    "runtime": ("config", "cron", "net", "storage", *SEARCH, *PARTS),
+    "runtime": ("config", "net", "storage", *SEARCH, *PARTS),
     # agents in Python are declarations that the runtime opens; `astromesh serve module:agent` loads one
     "agents": ("events", *HOUSE),
     # it describes the typed events
-    "api": ("cron", "events", *HOUSE),
+    "api": ("events", *HOUSE),
     "cli": ("agents", "agents.evaluation", "api", "events", *HOUSE),
     # the adapters: siblings never import one another, the runtime reaches them through plugins
     "channels": ADAPTER,

@@ -9,9 +9,8 @@ from typing import Any, TypeAlias
 from astromesh.agents.manifest import Live
 from astromesh.errors import ConfigError
 from astromesh.graph.models import FunctionModel, ModelFunction
-from astromesh.model_names import split_model_name
 from astromesh.plugins import Plugins
-from astromesh.providers.base import Capabilities, ModelPort, Provider
+from astromesh.providers.base import Capabilities, ModelPort, Provider, split_model_name
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, StreamBroken
 
 #: a Provider, `provider:name`, a YAML block, or an async function

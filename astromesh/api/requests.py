@@ -29,7 +29,7 @@ from starlette.types import Scope
 from astromesh.access.scopes import ANY_SESSION, Viewer, principal_of
 from astromesh.api.errors import NOT_JSON, validation_detail
 from astromesh.api.middleware.response import BODY_STATE
-from astromesh.config.callbacks import (
+from astromesh.config.agent import (
     ALL_EVENTS,
     MAX_HEADERS,
     CallbackEvent,

@@ -14,11 +14,11 @@ from astromesh.config.agent import AgentManifest, ToolBlock
 from astromesh.config.base import GraphMention, Node, Place, PromptCheck, Steps, TemplateCheck
 from astromesh.config.connections import MCPOAuth, MCPServer
 from astromesh.config.environment import displayable_name
-from astromesh.config.keys import suggest_name
 from astromesh.config.records import Block, IsJsonSchema, IsTemplate, JsonMap, marked_fields
 from astromesh.config.runtime import Auth, RuntimeSpec
 from astromesh.config.skills import READ_SKILL, FoundSkills
-from astromesh.model_names import missing_provider
+from astromesh.config.validation import suggest_name
+from astromesh.providers.base import missing_provider
 from astromesh.types import STANDARD_ROLES
 
 #: patterns whose `max_iterations` is not that of the tool loop: the engine's cap, or none

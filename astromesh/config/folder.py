@@ -23,19 +23,17 @@ from astromesh.config.base import (
     Steps,
     TemplateCheck,
 )
-from astromesh.config.binding import BindingContext
 from astromesh.config.checks import Finding, KnownNames, Names
 from astromesh.config.connections import ChannelManifest, MCPManifest
-from astromesh.config.endpoints import ProviderEntryNode
-from astromesh.config.file import ConfigFile, with_defaults
-from astromesh.config.keys import suggest_name
+from astromesh.config.file import BindingContext, ConfigFile, with_defaults
 from astromesh.config.parser import manifest_fault
-from astromesh.config.providers import ProviderManifest
+from astromesh.config.providers import ProviderEntryNode, ProviderManifest
 from astromesh.config.rag import RAGManifest, Source
 from astromesh.config.runtime import OrchestrationDefaults, RuntimeManifest
 from astromesh.config.skills import read_skills
+from astromesh.config.validation import suggest_name
 from astromesh.errors import InvalidConfiguration, InvalidManifest
-from astromesh.model_names import is_model_name
+from astromesh.providers.base import is_model_name
 from astromesh.text import did_you_mean
 
 Faults = tuple[InvalidManifest, ...]

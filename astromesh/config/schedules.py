@@ -1,13 +1,99 @@
-"""`schedules` of agents and workflows."""
+"""`schedules` of agents and workflows, and the times of their cron expressions in the time of a place.
+
+A local time that does not exist, because clocks go forward, is the instant at which they do. One that comes
+twice counts once, the first time. An expression whose hour is `*` follows the hours as they pass instead.
+"""
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, tzinfo
 from typing import Annotated, Any, Literal, Self
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
+from cronsim import CronSim, CronSimError
 from pydantic import Field, model_validator
 
 from astromesh.config.records import Record
-from astromesh.cron import Cron
+
+_FIELDS = 5
+_HOUR_SECONDS, _DAY_SECONDS = 3600.0, 86_400.0
+
+
+class Cron:
+    """A cron expression of five fields: minute, hour, day of the month, month, day of the week.
+
+    Raises:
+        ValueError: it is none, or never comes; or the time zone does not exist.
+    """
+
+    def __init__(self, expression: str, timezone: str = "UTC") -> None:
+        self._expression, self._zone = expression, _zone_of(timezone)
+        fields = expression.split()
+        if len(fields) != _FIELDS:
+            raise ValueError("cron: it has five fields: minute, hour, day, month, day of the week")
+        self._follows_hours = fields[1] == "*"
+        try:
+            next(CronSim(expression, datetime(2000, 1, 1)))  # noqa: DTZ001 (a local time)
+        except CronSimError as error:
+            raise ValueError(f"cron: {expression!r} is no cron expression: {error}") from None
+        except StopIteration:
+            raise ValueError(f"cron: {expression!r} never comes") from None
+
+    def after(self, instant: float) -> float:
+        """Returns the next time after another one, both in seconds since the epoch."""
+        if self._follows_hours:
+            local = datetime.fromtimestamp(instant, self._zone)
+            return next(CronSim(self._expression, local)).timestamp()
+        local = datetime.fromtimestamp(instant, self._zone).replace(tzinfo=None)
+        times = CronSim(self._expression, local)
+        while (found := self._instant_of(next(times))) <= instant:
+            pass
+        return found
+
+    def last(self, since: float, until: float) -> float:
+        """Returns the last time that is not after `until`. Args: since: a time of this expression."""
+        if until <= since:
+            return since
+        for back in (_HOUR_SECONDS, _DAY_SECONDS, 32 * _DAY_SECONDS):  # so that a long pause has few steps
+            if until - back > since and (found := self.after(until - back)) <= until:
+                since = found
+                break
+        while (following := self.after(since)) <= until:
+            since = following
+        return since
+
+    def _instant_of(self, local: datetime) -> float:
+        """Returns the first instant of a local time; of one that does not exist, that of the change."""
+        instant = local.replace(tzinfo=self._zone).timestamp()
+        if datetime.fromtimestamp(instant, self._zone).replace(tzinfo=None) == local:
+            return instant
+        # `fold` 0 takes the offset before the change, and so names a time after it
+        return _change_before(instant, self._zone)
+
+
+def _change_before(instant: float, zone: tzinfo) -> float:
+    """Returns the first instant with the offset that a zone has at another one, by halving one day."""
+    offset = datetime.fromtimestamp(instant, zone).utcoffset()
+    low, high = int(instant) - int(_DAY_SECONDS), int(instant)
+    while high - low > 1:
+        middle = (low + high) // 2
+        if datetime.fromtimestamp(middle, zone).utcoffset() == offset:
+            high = middle
+        else:
+            low = middle
+    return float(high)
+
+
+def _zone_of(name: str) -> tzinfo:
+    if name == "UTC":
+        return UTC
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError):
+        raise ValueError(f"timezone: there is no time zone {name!r}; `Europe/Madrid` is one") from None
+
+
+# -- keys ----------------------------------------------------------------------------------------------------
 
 #: what happens to firings that no process was there for
 OnMissed = Literal["skip", "once", "all"]

@@ -9,10 +9,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from astromesh.config.base import OptionsResolver, node_from_value
-from astromesh.config.endpoints import ignored_keys
 from astromesh.config.file import KINDS
 from astromesh.config.folder import FILE_FOLDERS, SINGLE_FILES
-from astromesh.config.providers import Endpoint, ModelSpec
+from astromesh.config.providers import Endpoint, ModelSpec, ignored_keys
 from astromesh.config.records import Block, JsonMap, subclasses_of
 from astromesh.errors import MissingExtra
 

@@ -10,10 +10,9 @@ from collections.abc import AsyncIterator, Iterable
 from contextlib import aclosing
 
 from astromesh.event_loops import OpenPerLoop
-from astromesh.model_names import is_model_name, split_model_name
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins, Resources
-from astromesh.providers.base import ModelPort, Provider
+from astromesh.providers.base import ModelPort, Provider, is_model_name, split_model_name
 from astromesh.telemetry.clock import Clock
 from astromesh.types import CompletionRequest, CompletionResult, Delta, StreamBroken
 

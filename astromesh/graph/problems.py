@@ -15,7 +15,7 @@ from astromesh.graph.nodes.composite import FanOutNode, LoopNode, ParallelNode, 
 from astromesh.graph.nodes.guard import GuardNode
 from astromesh.graph.records import END, ERROR_NODE, OUTPUT_SUFFIX
 from astromesh.graph.topology import GraphView, declared_targets, is_graph, nested_nodes, reachable, targets
-from astromesh.model_names import missing_provider
+from astromesh.providers.base import missing_provider
 from astromesh.text import did_you_mean
 from astromesh.types import STANDARD_ROLES
 

@@ -13,10 +13,10 @@ from typing import Any
 
 from astromesh.config.agent import AgentManifest, Conversational, Episodic, RoleModel, Semantic, ToolBlock
 from astromesh.config.folder import Configuration
-from astromesh.config.keys import suggest_name
 from astromesh.config.providers import ModelBlock
 from astromesh.config.rag import RAGManifest
 from astromesh.config.skills import READ_SKILL
+from astromesh.config.validation import suggest_name
 from astromesh.core.answer_schema import AnswerSchema
 from astromesh.core.circuit_breaker import BreakerRules
 from astromesh.core.context_transform import compile_transform

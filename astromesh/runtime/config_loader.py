@@ -13,7 +13,7 @@ from astromesh.config.agent import AgentManifest
 from astromesh.config.base import GraphFindings, GraphMention
 from astromesh.config.checks import find_cycles
 from astromesh.config.folder import Configuration, PythonManifests, load
-from astromesh.config.keys import suggest_name
+from astromesh.config.validation import suggest_name
 from astromesh.core.prompt_engine import unprovided_names
 from astromesh.core.templates import check_template
 from astromesh.errors import CircularAgentReference, WorkflowNotFound

@@ -13,7 +13,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer, principal_of
-from astromesh.config.callbacks import CallbackSpec
+from astromesh.config.agent import CallbackSpec
 from astromesh.config.runtime import Recording as RecordingKeys
 from astromesh.durable.base import (
     BudgetAmounts,

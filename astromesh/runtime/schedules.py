@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 import orjson
 
 from astromesh.access.scopes import Viewer, principal_of
-from astromesh.config.schedules import AgentSchedule, WorkflowSchedule
-from astromesh.cron import Cron
+from astromesh.config.schedules import AgentSchedule, Cron, WorkflowSchedule
 from astromesh.durable.base import IdempotencyKey, RunStore, Schedule, ScheduleQuery
 from astromesh.durable.leases import DAY_SECONDS, PeriodicJob
 from astromesh.durable.serialization import caller_of, caller_to_json

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-from astromesh.config.workflow.evaluations import Assertion
+from astromesh.config.workflow.manifest import Assertion
 from astromesh.evaluation.base import CalledTool, Case, Kind, Outcome
 from astromesh.graph.call_record import arguments_of
 from astromesh.runtime.records import TaskRequest

@@ -13,7 +13,7 @@ import orjson
 from pydantic import BaseModel, ValidationError
 
 from astromesh.config.environment import restore_api_keys
-from astromesh.config.keys import suggest_name
+from astromesh.config.validation import suggest_name
 from astromesh.config.workflow.agents import (
     AgentsFile,
     CredentialsFile,
@@ -22,9 +22,15 @@ from astromesh.config.workflow.agents import (
     PythonTool,
     ToolsFile,
 )
-from astromesh.config.workflow.evaluations import EvaluationsFile
 from astromesh.config.workflow.folder import WORKFLOW, WorkflowFolder, read_folder
-from astromesh.config.workflow.manifest import ContextProfile, MemoryFile, MemorySpec, TaskSpec, WorkflowFile
+from astromesh.config.workflow.manifest import (
+    ContextProfile,
+    EvaluationsFile,
+    MemoryFile,
+    MemorySpec,
+    TaskSpec,
+    WorkflowFile,
+)
 from astromesh.config.workflow.operations import (
     METRICS,
     METRICS_FILE,

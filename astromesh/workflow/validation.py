@@ -11,8 +11,8 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from astromesh.config.base import Steps
-from astromesh.config.keys import suggest_name
 from astromesh.config.records import JsonMap, marked_fields
+from astromesh.config.validation import suggest_name
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
 from astromesh.config.workflow.folder import SCHEMAS, WORKFLOW, WorkflowFolder
 from astromesh.config.workflow.manifest import MemoryFile, NodeSpec, RefersTo, WorkflowFile

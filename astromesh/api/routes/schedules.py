@@ -15,10 +15,10 @@ from astromesh.api.schemas import LinksOut, problems
 from astromesh.config.schedules import (
     MAX_JITTER_SECONDS,
     AgentSchedule,
+    Cron,
     OnMissed,
     WorkflowSchedule,
 )
-from astromesh.cron import Cron
 from astromesh.durable.base import ScheduleQuery
 from astromesh.errors import Forbidden
 from astromesh.runtime.schedules import schedule_json

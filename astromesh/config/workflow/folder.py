@@ -15,9 +15,9 @@ from astromesh.config.parser import Document, manifest_fault, parse_text, read_f
 from astromesh.config.records import JsonMap, subclasses_of
 from astromesh.config.validation import salvage
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
-from astromesh.config.workflow.evaluations import EvaluationsFile
 from astromesh.config.workflow.manifest import (
     MANIFEST_VERSION,
+    EvaluationsFile,
     ManifestFile,
     MemoryFile,
     Section,

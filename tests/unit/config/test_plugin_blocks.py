@@ -8,9 +8,8 @@ from typing import Any
 import pytest
 
 from astromesh.config.base import Node
-from astromesh.config.binding import BindingContext
-from astromesh.config.endpoints import ProviderEntryNode
-from astromesh.config.file import ConfigFile
+from astromesh.config.file import BindingContext, ConfigFile
+from astromesh.config.providers import ProviderEntryNode
 from tests.unit.config.samples import ENV, OTHERS, FewPlugins, file_of, told
 
 HEAD = "apiVersion: astromesh/v1\nkind: Agent\nmetadata: {name: a}\nspec:\n"

@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 
 import pytest
 
-from astromesh.cron import Cron
+from astromesh.config.schedules import Cron
 
 
 def times(expression: str, timezone: str, since: str, count: int) -> list[str]:
