@@ -10,8 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.access.call_limits import CallState, Principal, Window, state_of
 from astromesh.plugins import Deps
-from astromesh.storage.group_commit import GroupCommit
-from astromesh.storage.postgres import PostgresQueries, PostgresStore
+from astromesh.storage.postgres import GroupCommit, PostgresQueries, PostgresStore
 from astromesh.storage.queries import Dialect, Row
 from astromesh.telemetry.clock import Clock
 from astromesh.tools.base import RateLimit

@@ -1,6 +1,6 @@
 """The stores of runs, Tasks, budgets and the inbox in PostgreSQL, for several servers.
 
-A round trip costs more than the row in it, so concurrent calls of runs are batched (`storage.group_commit`).
+A round trip costs more than the row in it, so concurrent calls of runs are batched (`storage.postgres`).
 Such a statement takes its rows as arrays, one for each column.
 """
 
@@ -40,8 +40,7 @@ from astromesh.durable.sql_inbox import SqlInbox
 from astromesh.durable.sql_runs import Commit, SqlRuns, ends_nested
 from astromesh.durable.sql_tasks import SqlTasks
 from astromesh.plugins import Deps
-from astromesh.storage.group_commit import GroupCommit
-from astromesh.storage.postgres import Address, PostgresQueries, PostgresStore
+from astromesh.storage.postgres import Address, GroupCommit, PostgresQueries, PostgresStore
 from astromesh.storage.postgres_channel import PostgresChannel
 from astromesh.storage.queries import Dialect, Transaction
 from astromesh.telemetry.clock import Clock

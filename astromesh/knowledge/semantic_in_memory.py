@@ -21,7 +21,7 @@ from astromesh.knowledge.ranking import bm25_scores, candidate_count, fuse_resul
 from astromesh.knowledge.vectors import VectorIndex
 from astromesh.knowledge.words import stems
 from astromesh.plugins import Deps
-from astromesh.storage.expiry import expire_periodically
+from astromesh.storage.migrations import expire_periodically
 from astromesh.types import SemanticResult, SessionKey
 
 

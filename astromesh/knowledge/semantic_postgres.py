@@ -26,8 +26,7 @@ from astromesh.knowledge.passages import (
 from astromesh.knowledge.postgres_search import PassageSearch, Ranking, fill, index_type
 from astromesh.knowledge.ranking import candidate_count, fuse_results
 from astromesh.plugins import Deps
-from astromesh.storage.expiry import opened_store
-from astromesh.storage.migrations import Schema, queries
+from astromesh.storage.migrations import Schema, opened_store, queries
 from astromesh.storage.postgres import (
     Connection,
     Postgres,

@@ -27,8 +27,7 @@ from astromesh.knowledge.passages import (
 from astromesh.knowledge.ranking import candidate_count, fuse_results
 from astromesh.knowledge.sqlite_search import Corpus, PassageSearch, TableState
 from astromesh.plugins import Deps
-from astromesh.storage.expiry import opened_store
-from astromesh.storage.migrations import Schema, queries
+from astromesh.storage.migrations import Schema, opened_store, queries
 from astromesh.storage.queries import Row
 from astromesh.storage.sqlite import Database, SqliteQueries, shared_database
 from astromesh.types import SemanticResult, SessionKey

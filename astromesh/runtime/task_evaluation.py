@@ -12,9 +12,9 @@ from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.task_view import TaskReplays
 from astromesh.types import JsonObject, ToolCall
 from astromesh.workflow.base import Entry, TaskResult
+from astromesh.workflow.history import Recording
 from astromesh.workflow.operations import load_operation
 from astromesh.workflow.project import Project
-from astromesh.workflow.recording import Recording
 
 
 class WorkflowTarget:

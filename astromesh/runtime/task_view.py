@@ -25,10 +25,9 @@ from astromesh.types import CallerContext, Event, JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.execution import TaskProjection
-from astromesh.workflow.history import History, history_of
+from astromesh.workflow.history import History, Recording, history_of
 from astromesh.workflow.inspector import Inspector
-from astromesh.workflow.journal import Replay
-from astromesh.workflow.recording import Recording
+from astromesh.workflow.replay import Replay
 
 #: seconds between two polls for the events of a Task that another process executes, and for its end
 _EVENTS_POLL_SECONDS, _POLL_SECONDS = 0.2, 0.25

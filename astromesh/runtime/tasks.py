@@ -65,8 +65,7 @@ from astromesh.runtime.workflows import WorkflowRegistry
 from astromesh.telemetry import ids
 from astromesh.telemetry.events import EventSink
 from astromesh.types import CallerContext, JsonObject, ManifestSnapshot
-from astromesh.workflow.attempts import START, STOP
-from astromesh.workflow.base import Entry, NotJson, TaskResult, canonical, result_metadata
+from astromesh.workflow.base import START, STOP, Entry, NotJson, TaskResult, canonical, result_metadata
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.history import fits
 from astromesh.workflow.snapshot import changed_operations, code_change_record, code_changes

@@ -1,15 +1,23 @@
-"""Numbered schema migrations and named queries, stored in `sql/` files beside the store that owns them."""
+"""Numbered schema migrations and named queries, stored in `sql/` files beside the store that owns them.
+
+A store is opened with its tables migrated, and its expired rows are deleted periodically while it is open.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import re
 import sqlite3
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from importlib.resources import files
+from typing import Protocol, TypeVar
 
-from astromesh.errors import ConfigError
+from astromesh.errors import ConfigError, StoreError
+from astromesh.logs import get_logger
 from astromesh.storage.queries import Dialect, SqlStore, to_sqlite
+from astromesh.telemetry.clock import Clock
 
 _VERSIONS = (
     "CREATE TABLE IF NOT EXISTS schemas (name TEXT PRIMARY KEY, version INTEGER NOT NULL) WITHOUT ROWID"
@@ -103,3 +111,54 @@ def queries(package: str, path: str) -> Mapping[str, str]:
     """Returns the queries of a file by name. Each starts with a line `-- name: what_it_is`."""
     parts = _NAMED.split(files(package).joinpath(path).read_text("utf-8"))
     return dict(zip(parts[1::2], map(str.strip, parts[2::2]), strict=True))
+
+
+#: seconds between two sweeps
+EXPIRY_PERIOD = 60.0
+#: seconds after its end when a lease that was not released is deleted
+LEASE_GRACE_SECONDS = 3600.0
+
+log = get_logger("astromesh.memory")
+
+
+class MigratedDatabase(Protocol):
+    async def migrate(self, schema: Schema) -> None: ...
+
+
+class ExpiringStore(Protocol):
+    async def expire(self, now: float) -> int: ...
+
+
+Store = TypeVar("Store", bound=ExpiringStore)
+
+
+@asynccontextmanager
+async def opened_store(
+    database: MigratedDatabase, schema: Schema, store: Store, clock: Clock
+) -> AsyncIterator[Store]:
+    """Migrates the tables of a store, and deletes its expired rows while it is open."""
+    await database.migrate(schema)
+    async with expire_periodically(store.expire, clock):
+        yield store
+
+
+@asynccontextmanager
+async def expire_periodically(expire: Callable[[float], Awaitable[int]], clock: Clock) -> AsyncIterator[None]:
+    """Args: expire: deletes what expired before a time in seconds since the epoch; returns the number."""
+    task = asyncio.create_task(_expire_forever(expire, clock))
+    try:
+        yield
+    finally:
+        task.cancel()
+        with suppress(asyncio.CancelledError):
+            await task
+
+
+async def _expire_forever(expire: Callable[[float], Awaitable[int]], clock: Clock) -> None:
+    while True:
+        try:
+            if count := await expire(clock.now()):
+                log.info("sessions_expired", count=count)
+        except StoreError as error:  # the next sweep tries again
+            log.warning("sessions_not_expired", error=str(error))
+        await clock.sleep(EXPIRY_PERIOD)

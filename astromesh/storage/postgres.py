@@ -9,10 +9,10 @@ the PostgreSQL schema `astromesh`. Errors are translated here, by SQLSTATE (Post
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from types import TracebackType
-from typing import Any, ClassVar, NamedTuple, Self, TypeAlias, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
 
 import asyncpg
@@ -479,3 +479,65 @@ def unescape_nul(text: str) -> str:
     if _ESCAPE in text:
         return text.replace(_ESCAPE + "0", _NUL).replace(_ESCAPE + "1", _ESCAPE)
     return text
+
+
+A = TypeVar("A")
+R = TypeVar("R")
+
+#: calls in one batch
+MAX_BATCH = 16
+
+
+class GroupCommit(Generic[A, R]):
+    """A callable that batches its calls: concurrent calls of one kind become one call.
+
+    A database returns fifty rows in nearly the time of one, and a round trip costs more processor time than
+    the row in it. A single call starts at once. Under load, the calls that arrive meanwhile form the next
+    batch. Cancelling a caller does not stop its call.
+
+    If a batch is rejected, each call is repeated alone, so that only the faulty ones fail.
+
+    Args:
+        work: executes all calls of a batch or none; returns one result per call, in order.
+        max_batch: maximum number of calls in a batch.
+    """
+
+    def __init__(
+        self, work: Callable[[Sequence[A]], Coroutine[Any, Any, Sequence[R]]], max_batch: int = MAX_BATCH
+    ) -> None:
+        self._work, self._max_batch = work, max_batch
+        self._waiting: list[tuple[A, asyncio.Future[R]]] = []
+        self._worker: asyncio.Task[None] | None = None
+
+    async def __call__(self, argument: A) -> R:
+        """Returns the result of one call. Raises what `work` raises."""
+        result: asyncio.Future[R] = asyncio.get_running_loop().create_future()
+        self._waiting.append((argument, result))
+        if self._worker is None:
+            self._worker = asyncio.create_task(self._drain())
+        return await result
+
+    async def _drain(self) -> None:
+        try:
+            while self._waiting:
+                batch, self._waiting = self._waiting[: self._max_batch], self._waiting[self._max_batch :]
+                await self._settle(batch)
+        finally:
+            self._worker = None
+
+    async def _settle(self, batch: Sequence[tuple[A, asyncio.Future[R]]]) -> None:
+        arguments = [argument for argument, _ in batch]
+        working = asyncio.ensure_future(self._work(arguments))
+        await asyncio.wait([working])
+        error = asyncio.CancelledError() if working.cancelled() else working.exception()
+        if error is None:
+            for (_, future), result in zip(batch, working.result(), strict=True):
+                if not future.done():
+                    future.set_result(result)
+        elif len(batch) > 1 and not isinstance(error, (StoreUnavailable, asyncio.CancelledError)):
+            for call in batch:
+                await self._settle([call])
+        else:
+            for _, future in batch:
+                if not future.done():
+                    future.set_exception(error)

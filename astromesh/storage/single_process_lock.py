@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
 
 from astromesh.errors import AstromeshError, StoreUnavailable
 from astromesh.logs import get_logger
-from astromesh.storage.lock_holders import how_to_continue, is_stopped
 
 if sys.platform != "win32":
     import fcntl
@@ -121,3 +120,35 @@ class SingleProcessLock:
         except BlockingIOError:
             return False
         return True
+
+
+#: Linux says here which processes hold locks
+_LOCKS = Path("/proc/locks")
+
+
+def is_stopped(pid: int) -> bool:
+    """Whether a process is stopped by a signal or a debugger; False where the system does not say."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text()
+    except OSError:
+        return False
+    # pid, (name), state: the name may contain anything
+    return stat.rpartition(") ")[2][:1] in ("T", "t")
+
+
+def stopped_holder(files: Iterable[Path]) -> int:
+    """Returns the id of a stopped process with a lock for writing on one of the files; 0 if there is none."""
+    try:
+        lines = _LOCKS.read_text().splitlines()
+        inodes = {str(file.stat().st_ino) for file in files if file.exists()}
+    except OSError:
+        return 0
+    # number: POSIX ADVISORY WRITE pid device:inode start end
+    locks = (line.split() for line in lines)
+    holders = (lock for lock in locks if len(lock) == 8 and lock[3] == "WRITE")
+    pids = (int(lock[4]) for lock in holders if lock[5].rpartition(":")[2] in inodes)
+    return next((pid for pid in pids if pid > 0 and is_stopped(pid)), 0)
+
+
+def how_to_continue(pid: int) -> str:
+    return f"It is stopped (SIGSTOP): continue it with `kill -CONT {pid}`, or end it."

@@ -29,8 +29,8 @@ from queue import SimpleQueue
 from typing import Any, Generic, TypeVar
 
 from astromesh.errors import NOT_DONE, InvalidInput, StoreError, StoreUnavailable
-from astromesh.storage.lock_holders import how_to_continue, stopped_holder
 from astromesh.storage.retry import NOT_TEXT
+from astromesh.storage.single_process_lock import how_to_continue, stopped_holder
 
 #: the settings of a connection whose commits survive a loss of power, and of one whose last ones may not
 SYNCED, UNSYNCED = "synchronous = FULL", "synchronous = NORMAL"

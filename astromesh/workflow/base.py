@@ -1,13 +1,15 @@
-"""Shared by the modules of a workflow: JSON values, entries and results of Tasks, Task log and gate."""
+"""Shared by the modules of a workflow: JSON values, Tasks, their entries, results, attempts, log and gate."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, TypeAlias
 
 import orjson
 from msgspec import Struct, structs
+from msgspec import field as struct_field
 
 from astromesh.graph.node_json import not_finite
 from astromesh.graph.scope import Journal
@@ -239,3 +241,143 @@ class Gate(Protocol):
         """Returns whether a stage of a Task has to wait now."""
 
     async def __call__(self, task: str, stage: str, input: Any, context: JsonObject | None) -> None: ...
+
+
+#: types of records
+START, STOP, DEATH = "start", "stop", "death"
+#: path of the Task, id of the stage
+_Key: TypeAlias = tuple[str, str]
+
+
+class StageAttempts:
+    """How often each stage of one Task began, from its records.
+
+        start    the stage begins; on disk before its operation or agent runs
+        stop     the process ends in order, with stages under way
+        death    the process of its own that a stage ran in has died
+
+    A stage that began and neither ended nor was stopped ran when its process died, so it may be what killed
+    the process: a suspect. Suspects run again in a worker process. The death of a server counts for no stage,
+    because it may have had any cause.
+
+    Attributes:
+        open: stages that began and did not end, as the records say.
+    """
+
+    def __init__(self) -> None:
+        self._begun: Counter[_Key] = Counter()
+        self._deaths: Counter[_Key] = Counter()
+        self.open: set[_Key] = set()
+
+    def apply(self, record: Mapping[str, Any]) -> None:
+        """Applies a record of the Task log, in their order."""
+        match record["type"]:
+            case "start":
+                key = record["task"], record["stage"]
+                self._begun[key] += 1
+                self.open.add(key)
+            case "stage":
+                self.open.discard((record["entry"]["task"], record["entry"]["stage_id"]))
+            case "death":
+                self._deaths[record["task"], record["stage"]] += 1
+            case "stop":
+                self.open.clear()
+
+    def begun(self, task: str, stage: str) -> int:
+        """Returns how often a stage has begun."""
+        return self._begun[task, stage]
+
+    def deaths(self, task: str, stage: str) -> int:
+        """Returns how often the process of a stage's own has died."""
+        return self._deaths[task, stage]
+
+
+Lineage = Literal["root", "clone", "subtask", "merge"]
+#: the token of a running Task is at a stage that is due or in progress, that of a waiting one at a merge
+State = Literal["running", "waiting", "forked", "ended", "merged", "cancelled"]
+
+#: position among siblings: edge, item
+Order = tuple[tuple[int, int], ...]
+
+
+class Task(Struct, eq=False):
+    """One Task of a run, as the rules see it: mutable, because a split may create ten thousand.
+
+    `path` names the Task within the run by its lineage: `/clauses:review[3]` is subtask 3 of the split
+    `clauses` on the edge to `review`; `/=vote` is the Task that the non-closing merge `vote` created. The
+    root's path is empty. `id` is the run's id and the path.
+    """
+
+    id: str
+    path: str
+    lineage: Lineage
+    parent: Task | None
+    order: Order
+    depth: int = 0
+    stage: str = ""
+    state: State = "running"
+    status: Status = "success"
+    #: input of the next stage, output of the last one
+    input: Any = None
+    output: Any = None
+    error: JsonObject | None = None
+    reason: str = ""
+    #: label of the edge that a child was created on
+    edge: str = ""
+    index: int = 0
+    #: the edge by which the token came to its stage: (source, label)
+    entered_by: tuple[str, str] = ("", "")
+    executed: set[str] = struct_field(default_factory=set)
+    entries: list[Entry] = struct_field(default_factory=list)
+    forked_from_seq: int = 0
+    merged_from: tuple[str, ...] = ()
+    #: Tasks that the fork at `stage` created, and how many of them live
+    children: list[Task] = struct_field(default_factory=list)
+    live_children: int = 0
+    winner: Task | None = None
+    #: the scope of the merge that this Task ended in; a successful early exit below it, which counts if
+    #: no merge succeeds
+    merged_into: Task | None = None
+    early_exit: Task | None = None
+    joins: dict[str, Join] | None = None
+
+    @property
+    def is_live(self) -> bool:
+        return self.state in ("running", "waiting", "forked")
+
+    @property
+    def succeeded(self) -> bool:
+        return self.state == "ended" and self.status != "failure"
+
+    def to_json(self) -> JsonObject:
+        return {
+            "task_id": self.id,
+            "path": self.path,
+            "lineage": self.lineage,
+            "parent": self.parent.id if self.parent else None,
+            "merged_from": list(self.merged_from),
+            "state": self.state,
+            "status": self.status,
+            "stage": self.stage,
+            "edge": self.edge,
+            "index": self.index,
+            "output": self.output,
+            "error": self.error,
+            "reason": self.reason,
+            "forked_from_seq": self.forked_from_seq,
+        }
+
+
+class Join(Struct, eq=False):
+    """A merge within one scope: the Tasks that wait, and how many tokens may still arrive.
+
+    Every move of a token updates `pending`, so that no rule ever looks through all Tasks.
+    """
+
+    scope: Task
+    merge: str
+    pending: int = 0
+    waiting: list[Task] = struct_field(default_factory=list)
+    failures: list[Task] = struct_field(default_factory=list)
+    fired: bool = False
+    allow_empty: bool = False

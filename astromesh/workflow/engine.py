@@ -36,6 +36,7 @@ from astromesh.workflow.base import (
     canonical,
     result_metadata,
 )
+from astromesh.workflow.concurrency import StageSlots, TaskSlot
 from astromesh.workflow.credentials import masked_secrets
 from astromesh.workflow.execution import Execution, ExecutionSetup, rerun_stage
 from astromesh.workflow.isolated_agent import run_agent
@@ -46,7 +47,6 @@ from astromesh.workflow.observers import Observers
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.project import Project, load_project, restore_project, with_settings
 from astromesh.workflow.questions import People
-from astromesh.workflow.slots import StageSlots, TaskSlot
 from astromesh.workflow.stages import StageCall, StageResources, compile_stage
 from astromesh.workflow.tools import open_tools
 from astromesh.workflow.validation import NO_CONTEXT, KnownNames

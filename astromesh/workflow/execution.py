@@ -23,11 +23,19 @@ from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import Emitter
 from astromesh.types import Event, JsonObject
-from astromesh.workflow.attempts import StageAttempts
-from astromesh.workflow.base import CONTEXT, STEP, Entry, OpenJournal, TaskLog, TaskResult
+from astromesh.workflow.base import (
+    CONTEXT,
+    STEP,
+    Entry,
+    OpenJournal,
+    StageAttempts,
+    Task,
+    TaskLog,
+    TaskResult,
+)
+from astromesh.workflow.concurrency import StageSlots, Stopwatch, TaskSlot
 from astromesh.workflow.memory import ContextPackage, RunMemory, package_from_json
 from astromesh.workflow.plan import Plan, Stage
-from astromesh.workflow.slots import StageSlots, Stopwatch, TaskSlot
 from astromesh.workflow.snapshot import CODE_CHANGED
 from astromesh.workflow.stages import (
     StageCall,
@@ -46,7 +54,6 @@ from astromesh.workflow.state_machine import (
     StartStage,
     StateMachine,
 )
-from astromesh.workflow.task import Task
 
 #: stages that one worker runs before it yields to the event loop, if none of them waits for anything
 _STAGES_PER_YIELD = 32

@@ -13,14 +13,13 @@ from msgspec import structs
 from astromesh.graph.scope import Journal, Scope
 from astromesh.tools.worker_process import Port
 from astromesh.types import JsonObject
-from astromesh.workflow.base import Entry
+from astromesh.workflow.base import Entry, Task
 from astromesh.workflow.journal import StageCalls, begin_stage
 from astromesh.workflow.memory import RunMemory, package_from_json
 from astromesh.workflow.plan import Plan
 from astromesh.workflow.questions import Question
 from astromesh.workflow.stages import StageExecution, StageResources, agent_call
 from astromesh.workflow.state_machine import StateMachine
-from astromesh.workflow.task import Task
 
 
 class PeopleOfParent:

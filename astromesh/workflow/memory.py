@@ -24,8 +24,7 @@ from astromesh.knowledge.ranking import reciprocal_rank_fusion
 from astromesh.knowledge.words import terms, words_of
 from astromesh.tokens import estimate
 from astromesh.types import JsonObject
-from astromesh.workflow.base import Entry, private_copy
-from astromesh.workflow.task import Task
+from astromesh.workflow.base import Entry, Task, private_copy
 
 #: the profile of `context: global`
 GLOBAL_PROFILE = ContextProfile(

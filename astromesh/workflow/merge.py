@@ -10,7 +10,7 @@ import orjson
 
 from astromesh.config.workflow.manifest import MergeSpec, NodeSpec
 from astromesh.types import JsonObject
-from astromesh.workflow.task import Task
+from astromesh.workflow.base import Task
 
 _DEFAULT_MERGE = MergeSpec()
 

@@ -42,8 +42,19 @@ from astromesh.tools.results import describe
 from astromesh.tools.toolbox import ToolBox
 from astromesh.types import JsonObject
 from astromesh.workflow.agents import AgentRequest, RuntimeAgent, StageAgent
-from astromesh.workflow.attempts import DEATH, START, StageAttempts
-from astromesh.workflow.base import Entry, Gate, NotJson, StageFault, canonical, private_copy, stage_path
+from astromesh.workflow.base import (
+    DEATH,
+    START,
+    Entry,
+    Gate,
+    NotJson,
+    StageAttempts,
+    StageFault,
+    Task,
+    canonical,
+    private_copy,
+    stage_path,
+)
 from astromesh.workflow.credentials import mask_secrets
 from astromesh.workflow.isolation import AgentProcess, call_operation
 from astromesh.workflow.journal import StageCalls, StageJournal, begin_stage, recorded_question
@@ -54,7 +65,6 @@ from astromesh.workflow.plan import FORKS, Stage, decide, fork_children
 from astromesh.workflow.project import Project
 from astromesh.workflow.questions import People, Question, node_question, output_of, question_about
 from astromesh.workflow.state_machine import Outcome, StateMachine
-from astromesh.workflow.task import Task
 from astromesh.workflow.tools import PolicyRequest, StagePort, StageTools, denial_reason, tool_policy
 from astromesh.workflow.validation import GLOBAL_CONTEXT, NO_CONTEXT
 

@@ -27,10 +27,9 @@ from typing import Any, NamedTuple
 
 from astromesh.config.workflow.manifest import StatusRules
 from astromesh.types import JsonObject
-from astromesh.workflow.base import Status, worst
+from astromesh.workflow.base import Join, Lineage, Status, Task, worst
 from astromesh.workflow.merge import merge_error, merge_input
 from astromesh.workflow.plan import Edge, ForkChild, Plan, Stage
-from astromesh.workflow.task import Join, Lineage, Task
 
 # -- resolution: the result of a forked Task whose children are all done -------------------------------------
 

@@ -27,9 +27,8 @@ from astromesh.config.workflow.operations import (
 )
 from astromesh.errors import InvalidManifest
 from astromesh.tools.json_schema import schema_validator
-from astromesh.workflow.analysis import analyze, components, find_cycle, reachable
 from astromesh.workflow.operations import load_operation
-from astromesh.workflow.plan import successors_of
+from astromesh.workflow.plan import analyze, components, find_cycle, reachable, successors_of
 
 NO_CONTEXT, GLOBAL_CONTEXT = "none", "global"
 

@@ -32,9 +32,9 @@ from astromesh.telemetry.events import EventSink
 from astromesh.types import JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import known_names
+from astromesh.workflow.history import Recording
 from astromesh.workflow.plan import to_mermaid
 from astromesh.workflow.project import CheckedFolder, check_folder
-from astromesh.workflow.recording import Recording
 
 app = typer.Typer()
 T = TypeVar("T")

@@ -22,7 +22,7 @@ from astromesh.memory.base import (
     no_session,
 )
 from astromesh.plugins import Deps
-from astromesh.storage.expiry import expire_periodically
+from astromesh.storage.migrations import expire_periodically
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import JsonObject, SessionKey, Turn
 

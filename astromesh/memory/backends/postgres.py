@@ -19,8 +19,7 @@ from astromesh.memory.base import (
     no_session,
 )
 from astromesh.plugins import Deps
-from astromesh.storage.expiry import opened_store
-from astromesh.storage.migrations import store_schema
+from astromesh.storage.migrations import opened_store, store_schema
 from astromesh.storage.postgres import (
     Postgres,
     PostgresOptions,

@@ -23,7 +23,7 @@ from astromesh.memory.base import (
     session_info,
 )
 from astromesh.plugins import Deps
-from astromesh.storage.expiry import expire_periodically
+from astromesh.storage.migrations import expire_periodically
 from astromesh.storage.redis import Redis, Script, shared_redis
 from astromesh.telemetry.clock import Clock
 from astromesh.types import SessionKey, Turn

@@ -20,7 +20,7 @@ from astromesh.memory.base import (
     Summary,
     session_info,
 )
-from astromesh.storage.expiry import LEASE_GRACE_SECONDS
+from astromesh.storage.migrations import LEASE_GRACE_SECONDS
 from astromesh.storage.queries import Queries, SqlStore, write_in_chunks
 from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject, SessionKey, Turn

@@ -18,8 +18,7 @@ from astromesh.durable.base import SessionLease, SessionLeases
 from astromesh.memory.backends.sql import SqlConversations, SqlEvents, SqlLeases
 from astromesh.memory.base import EpisodicOptions, encode_events, lease_lost, no_session
 from astromesh.plugins import Deps
-from astromesh.storage.expiry import expire_periodically, opened_store
-from astromesh.storage.migrations import store_schema
+from astromesh.storage.migrations import expire_periodically, opened_store, store_schema
 from astromesh.storage.queries import SqlStore, Transaction, store_queries
 from astromesh.storage.single_process_lock import SingleProcessLock
 from astromesh.storage.sqlite import Database, SqliteQueries, shared_database

@@ -12,7 +12,7 @@ from astromesh.errors import InvalidInput, ProviderError
 from astromesh.knowledge.base import SemanticStore
 from astromesh.knowledge.hashing import HashingEmbedder
 from astromesh.plugins import Deps, Plugins
-from astromesh.storage.expiry import EXPIRY_PERIOD
+from astromesh.storage.migrations import EXPIRY_PERIOD
 from astromesh.testing import ManualClock
 from astromesh.types import SessionKey
 from tests.platform.stores import deps_of

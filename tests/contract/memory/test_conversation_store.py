@@ -11,7 +11,7 @@ import pytest
 from astromesh.errors import InvalidInput, SessionNotFound
 from astromesh.memory.base import ConversationStore, Summary
 from astromesh.plugins import Plugins
-from astromesh.storage.expiry import EXPIRY_PERIOD
+from astromesh.storage.migrations import EXPIRY_PERIOD
 from astromesh.testing import ManualClock
 from astromesh.types import SessionKey, Turn
 from tests.platform.stores import deps_of

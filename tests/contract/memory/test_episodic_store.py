@@ -11,7 +11,7 @@ import pytest
 from astromesh.errors import InvalidInput
 from astromesh.memory.base import EpisodicStore
 from astromesh.plugins import Deps, Plugins
-from astromesh.storage.expiry import EXPIRY_PERIOD
+from astromesh.storage.migrations import EXPIRY_PERIOD
 from astromesh.testing import ManualClock
 from astromesh.types import SessionKey
 from tests.platform.stores import deps_of

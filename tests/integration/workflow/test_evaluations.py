@@ -17,7 +17,7 @@ from astromesh.errors import AstromeshError, InvalidInput, MissingKey, ProviderU
 from astromesh.graph.call_record import request_hash
 from astromesh.runtime.records import TaskRequest
 from astromesh.types import CompletionRequest
-from astromesh.workflow.recording import Recording
+from astromesh.workflow.history import Recording
 from tests.integration.workflow.folders import runtime_with, sample, small
 from tests.integration.workflow.test_sample_project import CONTRACT, ROOT, lawyer
 

@@ -23,8 +23,8 @@ from astromesh.access.scopes import Viewer
 from astromesh.cli.commands import workflow as command
 from astromesh.runtime.records import TaskRequest
 from astromesh.workflow import Engine
+from astromesh.workflow.history import Recording
 from astromesh.workflow.project import restore_project
-from astromesh.workflow.recording import Recording
 from tests.integration.agents_folder import client_of, manifest, write
 from tests.integration.workflow.folders import ENDED, events_of, runtime_with, until
 

@@ -18,7 +18,7 @@ from astromesh.durable.fork import Edit
 from astromesh.errors import TaskNotFound
 from astromesh.telemetry.clock import SystemClock
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
-from astromesh.workflow.recording import Recording
+from astromesh.workflow.history import Recording
 from tests.integration.agents_folder import client_of, store_in
 from tests.integration.workflow.folders import ENDED, runtime_with, sample, small, until
 from tests.integration.workflow.test_sample_project import CONTRACT, lawyer

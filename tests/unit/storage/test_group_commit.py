@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import pytest
 
 from astromesh.errors import StoreError, StoreUnavailable
-from astromesh.storage.group_commit import GroupCommit
+from astromesh.storage.postgres import GroupCommit
 
 
 class Store:

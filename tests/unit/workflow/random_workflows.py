@@ -11,10 +11,9 @@ from typing import Any
 from hypothesis import strategies as st
 
 from astromesh.config.workflow.manifest import WorkflowFile
-from astromesh.workflow.base import StageFault
+from astromesh.workflow.base import StageFault, Task
 from astromesh.workflow.plan import Stage, compile_plan, fork_children
 from astromesh.workflow.state_machine import EmitEvent, Outcome, StartStage, StateMachine
-from astromesh.workflow.task import Task
 from astromesh.workflow.validation import structure_faults
 from tests.unit.workflow.samples import manifest
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astromesh.workflow.analysis import analyze, components, find_cycle, reachable
+from astromesh.workflow.plan import analyze, components, find_cycle, reachable
 
 Ways = dict[str, list[str]]
 

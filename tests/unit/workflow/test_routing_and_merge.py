@@ -9,10 +9,9 @@ import pytest
 from astromesh.config.workflow.manifest import NodeSpec
 from astromesh.config.workflow.operations import PolicySpec
 from astromesh.types import JsonObject
-from astromesh.workflow.base import Entry, StageFault
+from astromesh.workflow.base import Entry, StageFault, Task
 from astromesh.workflow.merge import STRATEGIES, merge_error, merge_input, without_run_fields
 from astromesh.workflow.plan import Edge, Stage, decide, fork_children
-from astromesh.workflow.task import Task
 from astromesh.workflow.tools import PolicyRequest, denial_reason
 
 

@@ -16,9 +16,10 @@ from astromesh.tools.base import NestedRunOptions, ToolContext
 from astromesh.types import JsonObject, ToolCall
 from astromesh.workflow import Engine
 from astromesh.workflow.execution import TaskProjection
-from astromesh.workflow.journal import Recorder, Replay
+from astromesh.workflow.history import Recording
+from astromesh.workflow.journal import Recorder
 from astromesh.workflow.memory import Item, assemble_context
-from astromesh.workflow.recording import Recording
+from astromesh.workflow.replay import Replay
 from astromesh.workflow.tools import PolicyRequest, denial_reason
 from tests.unit.workflow.samples import OPS, project, run, states
 

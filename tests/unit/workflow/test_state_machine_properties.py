@@ -12,8 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astromesh.config.workflow.manifest import WorkflowFile
-from astromesh.workflow.analysis import analyze
-from astromesh.workflow.plan import compile_plan, successors_of
+from astromesh.workflow.plan import analyze, compile_plan, successors_of
 from astromesh.workflow.state_machine import StateMachine
 from tests.unit.workflow.random_workflows import trial, workflows
 

@@ -1,4 +1,4 @@
-"""Who may run at once, stages and Tasks, and the clock of a Task, which stands while it waits."""
+"""Which stages and Tasks may run at once, and the clock of a Task, which stands while it waits."""
 
 from __future__ import annotations
 

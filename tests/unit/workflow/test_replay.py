@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.workflow.divergence import ABSENT, first_difference
+from astromesh.workflow.replay import ABSENT, first_difference
 
 
 @pytest.mark.parametrize(
