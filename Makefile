@@ -102,7 +102,7 @@ book: $(VENV)/.dev $(VENV)/.book ## the documentation as a site in build/book, w
 # -- measuring ------------------------------------------------------------------------------------
 
 # LangGraph and AgentOS are measured in the same run, from an environment of their own.
-bench: venv $(VENV)/.peers ## every benchmark as one table, beside LangGraph and AgentOS (BENCH=--quick)
+bench: venv $(VENV)/.peers ## measure everything and write docs/benchmarks.md (BENCH=--quick, BENCH='--only graph')
 	$(BIN)/python scripts/bench.py $(BENCH)
 
 soak: venv ## 20,000 runs of every kind: what grows? (SOAK='--runs 2000')
