@@ -27,7 +27,7 @@ HEADS = (
 )  # fmt: skip
 SEAMS = ("plugins", *HEADS)
 #: search without I/O, for whoever ranks texts
-SEARCH = ("knowledge.ranking", "knowledge.snippets", "knowledge.words")
+SEARCH = ("knowledge.ranking", "knowledge.snippets")
 GRAPHS = ("graph", "telemetry", "tools", *SEAMS)
 PARTS = ("workflow", "evaluation", "orchestration", "durable", "core", "access", *GRAPHS)
 HOUSE = ("event_loops", "runtime", "config", "net", "storage", *PARTS)
@@ -66,8 +66,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # keys and tokens: checked by the API, which reaches them through plugins, and by guarded MCP servers
     "access": ("net", "storage", "telemetry", *SEAMS),
     "knowledge.ranking": HEADS,
-    "knowledge.snippets": ("knowledge.ranking", "knowledge.words", *HEADS),
-    "knowledge.words": HEADS,
+    "knowledge.snippets": ("knowledge.ranking", *HEADS),
     # the engines
     "tools": ("telemetry", *SEAMS),
     # it reads the keys of `@tool(…)` as a block of YAML, for graphs that no agent surrounds
@@ -75,7 +74,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # it opens models by name, for engines that no agent surrounds
     "graph.engine_models": ("event_loops", "graph", "net", *SEAMS),
     # facts about a user that have the same words are one
-    "core": ("config", "knowledge.words", *GRAPHS),
+    "core": ("config", "knowledge.ranking", *GRAPHS),
     "orchestration": GRAPHS,
     "durable": ("graph", "tools", *ADAPTER),
     # it answers messages of messengers in their wire formats
@@ -457,9 +456,8 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "tools.kinds.internal": ("importing foreign code raised",),
     "tools.mcp.connection": ("the SDK raised in a background task",),
     "tools.mcp.service": ("a tool raised",),
-    "tools.process_pool": ("answering a worker raised", "kills and raises"),
+    "tools.process_pool": ("answering a worker raised", "kills and raises", "a call raised"),
     "tools.results": ("a tool raised",),
-    "tools.worker_process": ("a call raised",),
     "workflow.memory": ("closes and raises",),
     "workflow.observers": ("an observer raised",),
     "workflow.operations": ("importing foreign code raised", "removes the module and raises"),

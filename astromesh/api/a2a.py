@@ -95,7 +95,7 @@ from astromesh.runtime.idempotency import KEY_SECONDS
 from astromesh.runtime.records import RunRequest
 from astromesh.telemetry import ids
 from astromesh.text import is_blank, with_integers
-from astromesh.tools.client import CLIENT_TOOL
+from astromesh.tools.base import CLIENT_TOOL
 from astromesh.types import Attachment, CallerContext, Event, JsonObject
 
 PROTOCOL_VERSION = "1.0"

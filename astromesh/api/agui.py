@@ -20,7 +20,7 @@ from astromesh.errors import InvalidInput
 from astromesh.graph.calls import ASSISTANT
 from astromesh.runtime.client_tools import open_calls
 from astromesh.telemetry.clock import iso_time
-from astromesh.tools.client import CLIENT_TOOL
+from astromesh.tools.base import CLIENT_TOOL
 from astromesh.types import Event, JsonObject, Usage
 
 PROTOCOL_VERSION = "1.0"

@@ -46,7 +46,7 @@ from astromesh.runtime.records import RunRequest
 from astromesh.runtime.run_metadata import MAX_KEYS, MAX_TAG_LENGTH, MAX_TAGS, metadata_fault
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import SINGLE_LINE, is_blank
-from astromesh.tools.client import ClientTools
+from astromesh.tools.base import ClientTools
 from astromesh.types import Attachment, CallerContext, ToolSpec
 
 T = TypeVar("T")

@@ -23,7 +23,7 @@ from pydantic_core import PydanticCustomError
 from astromesh.api.chat_requests import Sampling, add_call, attachment_of, file_of, not_open
 from astromesh.api.requests import MAX_TOOLS, FunctionIn, ToolName, storable
 from astromesh.errors import InvalidInput
-from astromesh.tools.client import ClientTools
+from astromesh.tools.base import ClientTools
 from astromesh.types import Attachment, JsonObject, Message, ToolCall
 
 _TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text"})

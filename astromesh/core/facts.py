@@ -17,7 +17,7 @@ import msgspec
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.errors import GuardrailBlocked
 from astromesh.knowledge.base import SemanticStore, StoredFact
-from astromesh.knowledge.words import stems
+from astromesh.knowledge.ranking import stems
 from astromesh.providers.base import ModelPort
 from astromesh.types import CompletionRequest, JsonObject, Message, SemanticResult, SessionKey, Turn
 

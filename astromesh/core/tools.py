@@ -32,14 +32,13 @@ from astromesh.tools.base import (
     ToolSource,
 )
 from astromesh.tools.json_schema import schema_validator
-from astromesh.tools.long_results import LongResults
 from astromesh.tools.policies import (
     Layer,
     apply_layers,
     call_layers,
     permission,
 )
-from astromesh.tools.results import CHARACTERS_PER_TOKEN, result_of, unknown_tool
+from astromesh.tools.results import CHARACTERS_PER_TOKEN, LongResults, result_of, unknown_tool
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 
 # -- approval rules ----------------------------------------------------------------------------------------

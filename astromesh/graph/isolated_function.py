@@ -16,8 +16,7 @@ from astromesh.graph.call_record import known_contents
 from astromesh.graph.node_json import Snapshot, apply_writes, context_to_json, result_of, result_to_json
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.tools.process_pool import call_in_process
-from astromesh.tools.worker_process import Port
+from astromesh.tools.process_pool import Port, call_in_process
 from astromesh.types import JsonObject, Message
 
 
@@ -63,7 +62,7 @@ def _state_to_json(state: GraphState) -> JsonObject:
 
 
 async def run_function(payload: JsonObject, port: Port) -> JsonObject:
-    """Runs the function of a node in a worker process; see `worker_process`."""
+    """Runs the function of a node in a worker process; see `tools.process_pool`."""
     found = resolve_name(payload["function"])
     function = getattr(found, "function", found)  # behind the decorator stands a node
     state = _state_of(payload["state"])

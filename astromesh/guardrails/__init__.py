@@ -1,5 +1,6 @@
-"""The built-in rules, one module for each type (document 001, steps 3 and 10); `base` holds their protocol.
+"""The built-in rules (document 001, steps 3 and 10); `base` holds their protocol.
 
-`spans` is the base of rules that redact; `matchers` finds keywords and RE2 patterns; `pii_formats` finds
-written forms of personal data.
+`spans` is the base of rules that redact. `filters` has `content_filter` and `topic_filter`, `limits` has
+`max_length` and `cost_limit`, `grounding` has `grounded`. `pii_detection` is a module of its own, for which
+`pii_formats` and `phone_numbers` find written forms of personal data.
 """

@@ -1,21 +1,31 @@
-"""Chunkers: `recursive` (paragraphs, lines, sentences, words), `sentence` and `markdown` (sections).
+"""Chunks: how a text is cut into them, the vectors of chunks, and the sections around them.
 
-A text is cut at the coarsest separators that make the pieces small enough. Neighbours are then joined up to
+The chunkers are `recursive` (paragraphs, lines, sentences, words), `sentence` and `markdown` (sections). A
+text is cut at the coarsest separators that make the pieces small enough. Neighbours are then joined up to
 the limit, so that every chunk is a slice of its document. Sizes are estimated tokens (`astromesh.tokens`).
 markdown-it reads the blocks of Markdown (CommonMark), so that a `#` in a code block is not a heading; only
 its line numbers are used.
+
+With a semantic embedder, the vector of a chunk is that of its text and, with half the weight, that of the
+heading above it: a heading says in few words what the text is about, and hardly counts among many words.
+
+Small chunks may be searched while the model reads their parents. The parent of a chunk is the text around it
+under the same heading, up to a number of tokens, put together from the stored chunks.
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Iterator, Sequence
+from array import array
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar, NamedTuple, Self, TypeAlias
 
 from markdown_it import MarkdownIt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from astromesh.knowledge.base import Chunk, Document
+from astromesh.knowledge.base import Chunk, Document, Embedder, Passage, Piece, StoredDocument, Vector
 from astromesh.plugins import Deps
 from astromesh.tokens import estimate
 
@@ -245,3 +255,120 @@ def _plain(title: str) -> str:
 def _says_something(text: str, section: Section) -> bool:
     start, end = trim_span(text, Span(section.body, section.span.end))
     return start < end
+
+
+# -- vectors of chunks ---------------------------------------------------------------------------------------
+
+
+#: texts that are embedded together
+EMBEDDED_TOGETHER = 512
+#: how much the heading counts beside the text; chosen with tests/questions/english-tuning.tsv
+_HEADING_WEIGHT = 0.5
+_HEADING_LINE = re.compile(r"\A#{1,6} [^\n]*\n\s*")
+
+
+def vectors_fingerprint(embedder: Embedder) -> str:
+    """Changes whenever the same chunk would have another vector."""
+    return f"{embedder.fingerprint}+{_HEADING_WEIGHT}" if embedder.semantic else embedder.fingerprint
+
+
+async def chunk_vectors(embedder: Embedder, chunks: Sequence[tuple[Document, Chunk]]) -> list[Vector]:
+    """Returns the unit vector of each chunk, in their order.
+
+    Raises:
+        ProviderError: the texts cannot be embedded.
+    """
+    titles = [chunk.heading or document.title for document, chunk in chunks]
+    if not embedder.semantic:
+        texts = [f"{title}\n\n{chunk.text}" for title, (_, chunk) in zip(titles, chunks, strict=True)]
+        return await _embed(embedder, texts)
+    bodies = [_HEADING_LINE.sub("", chunk.text) or chunk.text for _, chunk in chunks]
+    headings = [title.rpartition(SEPARATOR)[2] for title in titles]
+    distinct = list(dict.fromkeys(filter(None, headings)))
+    found = await _embed(embedder, [*bodies, *distinct])
+    by_heading = dict(zip(distinct, found[len(bodies) :], strict=True))
+    return [
+        _combine(vector, by_heading[heading]) if heading else vector
+        for vector, heading in zip(found, headings, strict=False)
+    ]
+
+
+async def _embed(embedder: Embedder, texts: Sequence[str]) -> list[Vector]:
+    found: list[Vector] = []
+    for start in range(0, len(texts), EMBEDDED_TOGETHER):
+        found += await embedder.embed(texts[start : start + EMBEDDED_TOGETHER])
+    return found
+
+
+def _combine(text: Vector, heading: Vector) -> Vector:
+    summed = [a + _HEADING_WEIGHT * b for a, b in zip(text, heading, strict=True)]
+    length = math.hypot(*summed) or 1.0
+    return array("f", [one / length for one in summed])
+
+
+# -- parents of chunks ---------------------------------------------------------------------------------------
+
+
+#: returns the documents of an id, of each owner whose documents a query may read
+ReadDocuments = Callable[[str], Awaitable[Sequence[StoredDocument]]]
+
+
+async def parent_passages(
+    found: Sequence[Passage], top_k: int, max_tokens: int, read: ReadDocuments
+) -> tuple[Passage, ...]:
+    """Returns the parents of passages with the scores of these, each once.
+
+    Args:
+        found: best first.
+        top_k: parents at most.
+        max_tokens: of a parent.
+    """
+    documents: dict[str, Sequence[StoredDocument]] = {}
+    parents: list[Passage] = []
+    for passage in found:
+        if len(parents) == top_k:
+            break
+        chunk = passage.chunk
+        if any(_holds(one.chunk, chunk) for one in parents):
+            continue
+        if chunk.document not in documents:
+            documents[chunk.document] = await read(chunk.document)
+        made = (parent_chunk(one, chunk, max_tokens) for one in documents[chunk.document])
+        parents.append(replace(passage, chunk=next(filter(None, made), chunk)))
+    return tuple(parents)
+
+
+def parent_chunk(document: StoredDocument, chunk: Chunk, max_tokens: int) -> Chunk | None:
+    """Returns the text around a chunk under its heading; None if the document does not hold the chunk."""
+    pieces = document.pieces
+    sought = Piece(chunk.start, chunk.text, chunk.heading)
+    if sought not in pieces:
+        return None
+    first, last = _neighbours(pieces, pieces.index(sought), max_tokens)
+    start = pieces[first].start
+    moved = tuple(one._replace(start=one.start - start) for one in pieces[first : last + 1])
+    text = document._replace(pieces=moved).text
+    return replace(chunk, text=text, start=start, end=start + len(text))
+
+
+def _neighbours(pieces: Sequence[Piece], place: int, max_tokens: int) -> tuple[int, int]:
+    """The first and the last piece of a parent: it grows to both sides in turn as long as there is room."""
+    ends = {1: place, -1: place}
+    room, sides = max_tokens - estimate(pieces[place].text), [1, -1]
+    while sides:
+        side = sides.pop(0)
+        number = ends[side] + side
+        if not 0 <= number < len(pieces) or pieces[number].heading != pieces[place].heading:
+            continue
+        room -= estimate(pieces[number].text)
+        if room < 0:
+            break
+        ends[side] = number
+        sides.append(side)
+    return ends[-1], ends[1]
+
+
+def _holds(parent: Chunk, chunk: Chunk) -> bool:
+    """Whether a parent has the text of a chunk, at its place."""
+    at = chunk.start - parent.start
+    return parent.document == chunk.document and at >= 0 and parent.text.startswith(chunk.text, at)

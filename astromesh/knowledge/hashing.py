@@ -18,7 +18,7 @@ from zlib import crc32
 from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.knowledge.base import Vector
-from astromesh.knowledge.words import fold, words_of
+from astromesh.knowledge.ranking import fold, words_of
 from astromesh.plugins import Deps
 
 #: weight of a part of a word beside the word itself

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from astromesh.errors import InvalidInput, ProviderError
 from astromesh.knowledge.base import Embedder, OwnedPassage, StoredFact, vector_blob
-from astromesh.knowledge.words import stems, terms
+from astromesh.knowledge.ranking import stems, terms
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.types import JsonObject, SemanticResult, SessionKey

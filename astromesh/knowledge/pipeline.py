@@ -40,12 +40,10 @@ from astromesh.knowledge.base import (
     StoredDocument,
     UnreadableDocument,
 )
-from astromesh.knowledge.chunk_vectors import chunk_vectors, vectors_fingerprint
+from astromesh.knowledge.chunking import chunk_vectors, parent_passages, vectors_fingerprint
 from astromesh.knowledge.loaders import Folder, folder_of, load_document, no_reader
-from astromesh.knowledge.parents import parent_passages
-from astromesh.knowledge.ranking import diversify
+from astromesh.knowledge.ranking import diversify, words_of
 from astromesh.knowledge.web_pages import WebPages
-from astromesh.knowledge.words import words_of
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import DEFAULT_TENANT

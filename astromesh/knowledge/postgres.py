@@ -31,8 +31,7 @@ from astromesh.knowledge.base import (
     wanted_values,
 )
 from astromesh.knowledge.postgres_search import PassageSearch, Ranking, fill, index_type
-from astromesh.knowledge.ranking import candidate_count, fuse_rankings
-from astromesh.knowledge.words import fold, terms, words_of
+from astromesh.knowledge.ranking import candidate_count, fold, fuse_rankings, terms, words_of
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, queries
 from astromesh.storage.postgres import (

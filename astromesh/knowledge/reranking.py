@@ -1,6 +1,6 @@
 """Reranking: a model grades the passages that a pipeline found, and the grade is the score.
 
-A language model grades each passage from 0 to 10 in one call; a cross-encoder (`knowledge.cross_encoder`)
+A language model grades each passage from 0 to 10 in one call; a cross-encoder (`knowledge.onnx`)
 does it in this process. If there are no grades, the order does not change.
 """
 

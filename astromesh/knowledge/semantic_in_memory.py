@@ -17,9 +17,15 @@ from astromesh.knowledge.passages import (
     SemanticQuery,
     to_result,
 )
-from astromesh.knowledge.ranking import bm25_scores, candidate_count, fuse_results, term_weights, word_score
+from astromesh.knowledge.ranking import (
+    bm25_scores,
+    candidate_count,
+    fuse_results,
+    stems,
+    term_weights,
+    word_score,
+)
 from astromesh.knowledge.vectors import VectorIndex
-from astromesh.knowledge.words import stems
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import expire_periodically
 from astromesh.types import SemanticResult, SessionKey

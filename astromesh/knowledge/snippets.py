@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import Literal
 
-from astromesh.knowledge.ranking import bm25_scores, term_weights
-from astromesh.knowledge.words import stems
+from astromesh.knowledge.ranking import bm25_scores, stems, term_weights
 
 Origin = Literal["tool", "question", "system", "history"]
 

@@ -28,9 +28,8 @@ from astromesh.knowledge.base import (
     vector_blob,
     wanted_values,
 )
-from astromesh.knowledge.ranking import candidate_count, fuse_rankings, match_any
+from astromesh.knowledge.ranking import candidate_count, fuse_rankings, match_any, terms
 from astromesh.knowledge.sqlite_search import Corpus, PassageSearch, TableState
-from astromesh.knowledge.words import terms
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, queries
 from astromesh.storage.queries import Transaction

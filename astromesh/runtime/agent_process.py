@@ -14,8 +14,7 @@ from astromesh.graph.scope import Journal
 from astromesh.runtime.bootstrap import RuntimeState
 from astromesh.runtime.task_journal import open_task_journal
 from astromesh.runtime.workflows import open_workflow
-from astromesh.tools.process_pool import call_in_process
-from astromesh.tools.worker_process import Port
+from astromesh.tools.process_pool import Port, call_in_process
 from astromesh.types import JsonObject
 from astromesh.workflow.isolated_agent import PeopleOfParent
 from astromesh.workflow.isolation import AgentProcess
@@ -67,7 +66,7 @@ def agent_process(state: RuntimeState, workflow: str) -> AgentProcess | None:
 
 
 async def run_agent(payload: JsonObject, port: Port) -> JsonObject:
-    """Opens the runtime and the workflow, and runs the agent of one stage; see `worker_process`."""
+    """Opens the runtime and the workflow, and runs the agent of one stage; see `tools.process_pool`."""
     request, steps = payload["request"], payload["steps"]
     runtime: Any = resolve_name(payload["factory"])(tuple(payload["folders"]))
     async with runtime:

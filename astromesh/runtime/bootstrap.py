@@ -56,7 +56,7 @@ from astromesh.runtime.knowledge import (
 from astromesh.runtime.snapshots import load_snapshot, snapshot_of
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import DeclaredSource, DeclaredTool, RunAgent, Tool, ToolSource
-from astromesh.tools.long_results import LongResults
+from astromesh.tools.results import LongResults
 from astromesh.types import JsonObject
 
 log = get_logger("astromesh.bootstrap")

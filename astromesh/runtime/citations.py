@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import orjson
 
-from astromesh.knowledge.words import stems
+from astromesh.knowledge.ranking import stems
 from astromesh.types import JsonObject
 
 #: share of a sentence's words that come from the cited passage

@@ -21,8 +21,7 @@ from astromesh.errors import ConfigError, InvalidInput, NotFound, NotOverridable
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.runs import Runs
 from astromesh.tools.arguments import argument_validator
-from astromesh.tools.base import DeclaredTool, ToolPolicy, ToolPort
-from astromesh.tools.client import CLIENT_TOOL, ClientTool, ClientTools
+from astromesh.tools.base import CLIENT_TOOL, ClientTool, ClientTools, DeclaredTool, ToolPolicy, ToolPort
 from astromesh.types import JsonObject, ToolSpec
 
 _CALL, _RUN = "call_", "run_"

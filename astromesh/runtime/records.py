@@ -21,8 +21,13 @@ from astromesh.graph.call_record import (
     with_contents,
 )
 from astromesh.telemetry.ids import NO_TRACE_PARENT, TraceParent, read_traceparent
-from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolPort
-from astromesh.tools.client import NO_CLIENT_TOOLS, ClientTools
+from astromesh.tools.base import (
+    DEFAULT_NESTED_RUN_OPTIONS,
+    NO_CLIENT_TOOLS,
+    ClientTools,
+    NestedRunOptions,
+    ToolPort,
+)
 from astromesh.types import Attachment, JsonObject, MemoryContext, Message, ToolSpec
 
 

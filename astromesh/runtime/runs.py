@@ -48,7 +48,7 @@ from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, send_stored, send_to_sinks, send_what_fits
 from astromesh.telemetry.run_log import RunLogs
 from astromesh.telemetry.traces import build_spans
-from astromesh.tools.client import CLIENT_TOOL
+from astromesh.tools.base import CLIENT_TOOL
 from astromesh.types import CallerContext, Event, JsonObject, Usage
 
 #: seconds between two polls for events of a run that another process works on, and of one that waits

@@ -1,18 +1,32 @@
 """Calls of foreign code in worker processes, which can be killed and whose death harms nobody else.
 
 Arguments and results are JSON. The first call starts a process; idle processes serve later calls. A call that
-is cancelled or exceeds its time limit ends with its process and everything that the process has started.
+is cancelled or exceeds its time limit ends with its process and everything that the process has started. A
+worker process runs one call after the other, and dies with its parent.
+
+Messages are lines of JSON over a socket:
+
+    parent to worker    {"handler", "payload", "path", "max_memory_mb"}     a call
+    worker to parent    {"id", "ask"}                                       a question of the call
+    parent to worker    {"id", "answer"} or {"id", "error"}
+    worker to parent    {"result"} or {"error", "code"}                     the end of the call
+
+A handler is `module:function` of astromesh: an async function of the payload and a `Port`.
 """
 
 from __future__ import annotations
 
 import asyncio
 import atexit
+import importlib
+import itertools
 import os
+import resource
 import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing, suppress
 from contextvars import ContextVar
@@ -21,8 +35,8 @@ from weakref import WeakKeyDictionary
 
 import orjson
 
-from astromesh.errors import ForeignError, ProcessDied
-from astromesh.tools.worker_process import main
+from astromesh.errors import ForeignError, ProcessDied, is_failure
+from astromesh.tools.results import describe
 from astromesh.types import JsonObject
 
 #: where foreign code runs: in a worker process, or as its kind always does
@@ -37,8 +51,8 @@ MAX_MESSAGE = 64 * 1024 * 1024
 _CHUNK = 256 * 1024
 #: the first line of a worker, which finds modules where its parent does
 _BOOT = (
-    f"import sys; sys.path[:] = sys.argv[2:]; from {main.__module__} import {main.__name__}; "
-    f"{main.__name__}(int(sys.argv[1]))"
+    f"import sys; sys.path[:] = sys.argv[2:]; from {__name__} import serve_calls; "
+    "serve_calls(int(sys.argv[1]))"
 )
 
 
@@ -170,7 +184,7 @@ async def call_in_process(
     """Returns the result of a handler in a worker process, as JSON.
 
     Args:
-        handler: `module:function`, see `worker_process`.
+        handler: `module:function`, see above.
         payload: JSON.
         answer: answers the handler's questions.
         max_memory_mb: MiB of data that the call may have; 0: no limit.
@@ -212,3 +226,98 @@ def _release(worker: WorkerProcess, *, alone: bool) -> None:
         worker.kill()
     else:
         _idle.append(worker)
+
+
+# -- the worker process --------------------------------------------------------------------------------------
+
+
+_LINE = orjson.OPT_APPEND_NEWLINE
+
+
+class Port:
+    """The way of a call to its parent."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        self._socket = sock
+        self._numbers = itertools.count(1)
+        self._waiting: dict[int, asyncio.Future[Any]] = {}
+        self.calls: asyncio.Queue[JsonObject] = asyncio.Queue()
+
+    async def ask(self, question: JsonObject) -> Any:
+        """Returns the answer of the parent.
+
+        Raises:
+            ForeignError: the parent has none; the message says why.
+        """
+        number = next(self._numbers)
+        answer = self._waiting[number] = asyncio.get_running_loop().create_future()
+        self.send({"id": number, "ask": question})
+        return await answer
+
+    def send(self, message: JsonObject) -> None:
+        self.send_line(orjson.dumps(message, option=_LINE))
+
+    def send_line(self, line: bytes) -> None:
+        self._socket.sendall(line)
+
+    def receive(self, message: JsonObject) -> None:
+        if "id" not in message:
+            self.calls.put_nowait(message)
+            return
+        waiting = self._waiting.pop(message["id"])
+        if waiting.done():
+            return
+        if "error" in message:
+            waiting.set_exception(ForeignError(message["error"]))
+        else:
+            waiting.set_result(message["answer"])
+
+    def listen(self, loop: asyncio.AbstractEventLoop) -> None:
+        """Receives in a thread, so that the parent's end ends a call that holds the event loop, too."""
+        for line in self._socket.makefile("rb"):
+            loop.call_soon_threadsafe(self.receive, orjson.loads(line))
+        os.killpg(os.getpgid(0), signal.SIGKILL)
+
+
+def serve_calls(descriptor: int) -> None:
+    """Serves calls until the parent closes the socket.
+
+    Args:
+        descriptor: of the socket.
+    """
+    sock = socket.socket(fileno=descriptor)
+    sock.set_inheritable(False)
+    os.register_at_fork(after_in_child=sock.close)  # a fork that lives on must not look like the worker
+    asyncio.run(_serve(Port(sock)))
+
+
+async def _serve(port: Port) -> None:
+    loop = asyncio.get_running_loop()
+    threading.Thread(target=port.listen, args=(loop,), daemon=True).start()
+    while True:
+        port.send_line(await _run(await port.calls.get(), port))
+
+
+async def _run(call: JsonObject, port: Port) -> bytes:
+    sys.path[:] = call["path"]
+    _limit_memory(call["max_memory_mb"])
+    try:
+        module, _, name = call["handler"].partition(":")
+        result = await getattr(importlib.import_module(module), name)(call["payload"], port)
+        return orjson.dumps({"result": result}, option=_LINE)
+    except BaseException as error:  # foreign code: any exception is the answer of its call
+        if not is_failure(error):
+            raise
+        own = type(error).__module__.startswith("astromesh.")
+        code = getattr(error, "code", "") if own else ""
+        message = str(error) if code else describe(error)
+        return orjson.dumps({"error": message, "code": code}, option=_LINE)
+    finally:
+        _limit_memory(0)
+
+
+def _limit_memory(megabytes: int) -> None:
+    """Limits the data of this process: its heap and its private writable mappings. 0: no limit."""
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    wanted = megabytes * 1024 * 1024 if megabytes else hard
+    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))

@@ -11,7 +11,7 @@ from functools import partial
 from msgspec import structs
 
 from astromesh.graph.scope import Journal, Scope
-from astromesh.tools.worker_process import Port
+from astromesh.tools.process_pool import Port
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Entry, Task
 from astromesh.workflow.journal import StageCalls, begin_stage

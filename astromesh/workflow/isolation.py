@@ -10,8 +10,7 @@ from typing import Any, TypeAlias
 
 from astromesh.graph.call_record import to_lenient_json
 from astromesh.graph.scope import Journal
-from astromesh.tools.process_pool import call_in_process
-from astromesh.tools.worker_process import Port
+from astromesh.tools.process_pool import Port, call_in_process
 from astromesh.types import JsonObject, ToolResult
 from astromesh.workflow.base import StageFault, canonical
 from astromesh.workflow.memory import OperationContext, item_from_json
@@ -84,7 +83,7 @@ class _ToolsOfParent:
 
 
 async def run_operation(payload: JsonObject, port: Port) -> Any:
-    """Runs an operation; see `worker_process`."""
+    """Runs an operation; see `tools.process_pool`."""
     function = load_operation(Path(payload["folder"]), payload["operation"])
     context = payload["context"]
     context = OperationContext(**{**context, "items": tuple(map(item_from_json, context["items"]))})

@@ -20,8 +20,7 @@ import orjson
 from astromesh.config.workflow.manifest import ContextProfile, MemorySpec, SourceSpec, StoreSpec
 from astromesh.errors import StoreError
 from astromesh.graph.call_record import hash_of
-from astromesh.knowledge.ranking import reciprocal_rank_fusion
-from astromesh.knowledge.words import terms, words_of
+from astromesh.knowledge.ranking import reciprocal_rank_fusion, terms, words_of
 from astromesh.tokens import estimate
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Entry, Task, private_copy

@@ -21,9 +21,8 @@ from astromesh.graph.scope import Journal, Scope
 from astromesh.graph.structured_output import OutputSchema
 from astromesh.plugins import Deps, Plugins
 from astromesh.tools.base import Tool, ToolContext, ToolPolicy
-from astromesh.tools.process_pool import call_in_process, is_isolated
+from astromesh.tools.process_pool import Port, call_in_process, is_isolated
 from astromesh.tools.toolbox import ToolBox
-from astromesh.tools.worker_process import Port
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 from astromesh.workflow.base import StageFault
 from astromesh.workflow.operations import call_function, load_operation
@@ -95,7 +94,7 @@ class PythonFunction:
 
 
 async def run_tool(payload: JsonObject, port: Port) -> Any:
-    """Runs a Python tool in a worker process; see `worker_process`."""
+    """Runs a Python tool in a worker process; see `tools.process_pool`."""
     result = load_operation(Path(payload["folder"]), payload["function"])(**payload["arguments"])
     return to_lenient_json(await result if inspect.isawaitable(result) else result)
 

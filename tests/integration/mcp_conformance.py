@@ -15,7 +15,7 @@ from astromesh.net.http import Http
 from astromesh.plugins import Deps
 from astromesh.tools.base import ToolContext
 from astromesh.tools.mcp.client import MCPServer
-from astromesh.tools.mcp.oauth_options import OAuthOptions
+from astromesh.tools.mcp.oauth import OAuthOptions
 from astromesh.tools.mcp.server import ToolServer
 from astromesh.types import JsonObject
 

@@ -43,7 +43,7 @@ from astromesh.runtime.idempotency import KEY_SECONDS
 from astromesh.runtime.records import RunRequest, request_of
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import is_blank
-from astromesh.tools.client import CLIENT_TOOL, ClientTools
+from astromesh.tools.base import CLIENT_TOOL, ClientTools
 from astromesh.types import Attachment, CallerContext, JsonObject, Message, SessionKey, ToolCall, Turn
 
 router = APIRouter(tags=["agui"])

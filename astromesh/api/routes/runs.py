@@ -47,8 +47,8 @@ from astromesh.runtime.client_tools import open_calls, screened_answer
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.runs import Decision
 from astromesh.telemetry import ids
-from astromesh.tools.client import CLIENT_TOOL
-from astromesh.tools.long_results import LongResults
+from astromesh.tools.base import CLIENT_TOOL
+from astromesh.tools.results import LongResults
 from astromesh.types import CallerContext, JsonObject, SessionKey
 
 

@@ -16,7 +16,7 @@ from uuid import uuid4
 import orjson
 import re2
 
-from astromesh.knowledge.words import STOP_WORDS, name_stems, stems, words_of
+from astromesh.knowledge.ranking import STOP_WORDS, name_stems, stems, words_of
 from astromesh.types import JsonObject, ToolCall, ToolSpec
 
 #: names and descriptions of arguments that accept the question itself

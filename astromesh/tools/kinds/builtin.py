@@ -23,7 +23,7 @@ from astromesh.telemetry.clock import Clock
 from astromesh.tools.base import Tool, ToolContext
 from astromesh.tools.file_root import FileRoot
 from astromesh.tools.functions import FunctionTool
-from astromesh.tools.long_results import LongResults
+from astromesh.tools.results import LongResults
 from astromesh.types import JsonObject
 
 #: headers that a model may not set: they select the target or the sender of a request

@@ -16,9 +16,8 @@ from astromesh.plugins import Deps
 from astromesh.text import did_you_mean
 from astromesh.tools.base import ToolContext
 from astromesh.tools.functions import FunctionTool
-from astromesh.tools.process_pool import Isolation, call_in_process, is_isolated
+from astromesh.tools.process_pool import Isolation, Port, call_in_process, is_isolated
 from astromesh.tools.results import to_text
-from astromesh.tools.worker_process import Port
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 
 
@@ -105,7 +104,7 @@ def _ids_of(context: ToolContext) -> JsonObject:
 
 
 async def run_tool(payload: JsonObject, port: Port) -> Any:
-    """Runs a function as a tool in a worker process; see `astromesh.tools.worker_process`."""
+    """Runs a function as a tool in a worker process; see `astromesh.tools.process_pool`."""
     ids = payload["context"]
     caller = CallerContext(**ids["caller"]) if ids["caller"] else None
     context = ToolContext(**{**ids, "session": SessionKey(*ids["session"]), "caller": caller})

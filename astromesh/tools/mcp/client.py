@@ -22,8 +22,7 @@ from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
 from astromesh.tools.base import Tool, ToolContext
 from astromesh.tools.mcp.connection import OPEN_SECONDS, CallerRefused, CallNotSent, Connection, Transport
-from astromesh.tools.mcp.oauth import OAuthSession
-from astromesh.tools.mcp.oauth_options import OAuthOptions
+from astromesh.tools.mcp.oauth import OAuthOptions, OAuthSession
 from astromesh.tools.mcp.toolset import DefinitionPins, MCPToolset, ToolDefinitions, changed_tools
 from astromesh.tools.mcp.transports import (
     LastWords,

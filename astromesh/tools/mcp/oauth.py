@@ -42,7 +42,7 @@ from mcp.shared.auth import (
     ProtectedResourceMetadata,
 )
 from mcp_types import LATEST_PROTOCOL_VERSION
-from pydantic import AnyUrl, BaseModel, ConfigDict
+from pydantic import AnyUrl, BaseModel, ConfigDict, Field, SecretStr
 from yarl import URL
 
 from astromesh.errors import ConfigError, NetError, ToolFailed
@@ -51,7 +51,24 @@ from astromesh.net.http import Http
 from astromesh.storage.cipher import StoredCipher
 from astromesh.storage.private_files import FILE_MODE, private_folder, shared_key
 from astromesh.telemetry.clock import Clock
-from astromesh.tools.mcp.oauth_options import OAuthOptions
+
+
+class OAuthOptions(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+
+    grant: Literal["authorization_code", "client_credentials"] = Field(
+        "authorization_code", description="How to get tokens."
+    )
+    client_id: str = Field("", description="Id of a registered client.")
+    client_secret: SecretStr = Field(SecretStr(""), description="Its secret.")
+    auth_method: Literal["client_secret_basic", "client_secret_post"] = Field(
+        "client_secret_basic", description="How to send the secret."
+    )
+    client_metadata_url: str = Field("", description="URL of the client's metadata document.")
+    issuer: str = Field("", description="The authorization server.")
+    scope: str = Field("", description="Scopes to request beside those that the server names.")
+    redirect_port: int = Field(0, ge=0, le=65535, description="Port of the redirect.")
+
 
 log = get_logger("astromesh.mcp")
 #: errors of the SDK's flow; ValueError for metadata that is not valid

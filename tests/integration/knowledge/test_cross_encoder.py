@@ -9,7 +9,7 @@ from structlog.testing import capture_logs
 
 from astromesh.errors import ConfigError, ProviderUnavailable
 from astromesh.knowledge.base import Chunk, Passage
-from astromesh.knowledge.cross_encoder import CrossEncoder
+from astromesh.knowledge.onnx import CrossEncoder
 from astromesh.plugins import Deps
 from astromesh.runtime.bootstrap import open_single_pipeline
 from tests.integration.knowledge.rag_files import pipeline_file

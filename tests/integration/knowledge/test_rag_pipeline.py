@@ -17,8 +17,7 @@ from structlog.testing import capture_logs
 from astromesh.config.rag import RAGManifest, RAGSpec
 from astromesh.errors import InvalidInput, StoreUnavailable
 from astromesh.knowledge.base import Chunk, Document, IngestReport, Passage, Piece, StoredDocument
-from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
-from astromesh.knowledge.parents import parent_passages
+from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker, parent_passages
 from astromesh.knowledge.pipeline import RAGPipeline
 from astromesh.knowledge.sqlite import SqliteChunkStores
 from astromesh.plugins import Deps, Plugins, Resources

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from astromesh.guardrails.base import RetrievedPassage
-from astromesh.guardrails.grounded import Grounded
+from astromesh.guardrails.grounding import Grounded
 from astromesh.knowledge.base import Embedder, Passage
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
 from astromesh.knowledge.hashing import HashingEmbedder

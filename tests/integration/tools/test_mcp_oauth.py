@@ -28,8 +28,7 @@ from astromesh.plugins import Deps
 from astromesh.testing import ManualClock
 from astromesh.tools.base import ToolContext
 from astromesh.tools.mcp.client import MCPServer
-from astromesh.tools.mcp.oauth import Challenge
-from astromesh.tools.mcp.oauth_options import OAuthOptions
+from astromesh.tools.mcp.oauth import Challenge, OAuthOptions
 from astromesh.tools.mcp.server import AuthMiddleware, RequestContext, ToolServer
 from astromesh.types import CallerContext
 from tests.integration.mcp_servers import free_port, mcp_yaml, serving

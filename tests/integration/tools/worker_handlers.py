@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from astromesh.tools.base import ToolContext
-from astromesh.tools.worker_process import Port
+from astromesh.tools.process_pool import Port
 
 
 async def double(payload: Any, port: Port) -> Any:

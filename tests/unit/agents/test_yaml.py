@@ -18,7 +18,7 @@ from astromesh.config.records import Metadata
 from astromesh.errors import ConfigError, InvalidConfiguration
 from astromesh.graph import PromptGraph
 from astromesh.graph.nodes import PromptNode
-from astromesh.guardrails.max_length import MaxLength
+from astromesh.guardrails.limits import MaxLength
 from astromesh.testing import ScriptedProvider
 
 #: keys of the manifest -> the argument that has them

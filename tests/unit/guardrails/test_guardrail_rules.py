@@ -14,13 +14,18 @@ from pydantic import PrivateAttr, ValidationError
 from astromesh.core.guardrails import CheckedText, GuardrailsEngine, filter_data
 from astromesh.errors import GuardrailBlocked
 from astromesh.guardrails.base import CheckContext
-from astromesh.guardrails.content_filter import ContentFilter
-from astromesh.guardrails.cost_limit import LOOK_BACK, CostLimit, cut_at
-from astromesh.guardrails.matchers import Keywords, fold, origins, validate_pattern, widest_match
-from astromesh.guardrails.max_length import MaxLength
+from astromesh.guardrails.filters import (
+    ContentFilter,
+    Keywords,
+    TopicFilter,
+    fold,
+    origins,
+    validate_pattern,
+    widest_match,
+)
+from astromesh.guardrails.limits import LOOK_BACK, CostLimit, MaxLength, cut_at
 from astromesh.guardrails.pii_detection import PiiDetection
 from astromesh.guardrails.pii_formats import IBAN_LENGTHS, is_card, luhn, mod_97
-from astromesh.guardrails.topic_filter import TopicFilter
 from astromesh.plugins import Deps, Plugins
 
 PLUGINS: dict[str, Any] = {name: Plugins().load("guardrails", name) for name in Plugins().names("guardrails")}

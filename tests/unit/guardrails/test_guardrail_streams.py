@@ -9,11 +9,10 @@ from hypothesis import strategies as st
 
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.guardrails.base import CheckContext
-from astromesh.guardrails.content_filter import ContentFilter
-from astromesh.guardrails.cost_limit import LOOK_BACK, CostLimit
+from astromesh.guardrails.filters import ContentFilter, TopicFilter
+from astromesh.guardrails.limits import LOOK_BACK, CostLimit
 from astromesh.guardrails.pii_detection import PiiDetection
 from astromesh.guardrails.spans import SpanRule
-from astromesh.guardrails.topic_filter import TopicFilter
 from astromesh.plugins import Deps
 
 

@@ -8,7 +8,7 @@ import unicodedata
 import pytest
 
 from astromesh.core.guardrails import GuardrailsEngine
-from astromesh.guardrails.content_filter import ContentFilter
+from astromesh.guardrails.filters import ContentFilter
 from astromesh.guardrails.pii_detection import PiiDetection
 from astromesh.plugins import Deps
 from astromesh.text import LONGEST_INVISIBLE_RUN, has_invisible, visible_text

@@ -13,8 +13,8 @@ import pytest
 
 from astromesh.knowledge.base import Document, DocumentReader
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
+from astromesh.knowledge.loaders import CodeReader
 from astromesh.knowledge.office import DocxReader, PptxReader, XlsxReader
-from astromesh.knowledge.source_code import CodeReader
 from astromesh.knowledge.tables import CsvReader
 
 

@@ -11,9 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astromesh.knowledge.chunking import headings
-from astromesh.knowledge.html_limits import bounded_page
 from astromesh.knowledge.loaders import from_markdown
-from astromesh.knowledge.readers import HtmlReader, PdfReader
+from astromesh.knowledge.readers import HtmlReader, PdfReader, bounded_page
 from tests.integration.knowledge.rag_files import pdf
 
 PAGE = """<!doctype html><html><head><title> Tea &amp;

@@ -8,8 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astromesh.knowledge.ranking import match_any, match_prefixes, word_score
-from astromesh.knowledge.words import MAX_TERMS, terms
+from astromesh.knowledge.ranking import MAX_TERMS, match_any, match_prefixes, terms, word_score
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from astromesh.knowledge.ranking import stem, stems
 from astromesh.knowledge.snippets import split_pieces
-from astromesh.knowledge.words import stem, stems
 from astromesh.plugins import Deps
 from astromesh.providers.embedded import Embedded, EmbeddedOptions
 from astromesh.providers.embedded.tool_choice import choose_tool, fill_arguments

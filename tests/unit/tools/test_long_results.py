@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from astromesh.testing import ManualClock
-from astromesh.tools.long_results import MAX_RESULT_CHARACTERS, RESULT_TTL_SECONDS, LongResults
+from astromesh.tools.results import MAX_RESULT_CHARACTERS, RESULT_TTL_SECONDS, LongResults
 from astromesh.types import SessionKey
 
 ALICE = SessionKey("t", "bot", "s")

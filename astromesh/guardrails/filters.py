@@ -1,4 +1,7 @@
-"""Matchers of `content_filter` and `topic_filter`: keywords (Aho and Corasick, 1975) and RE2 patterns.
+"""`content_filter` and `topic_filter`: keywords (Aho and Corasick, 1975) and RE2 patterns.
+
+`content_filter` redacts forbidden words, or replaces the text (document 001, step 10); `topic_filter` refuses
+texts about forbidden topics (step 3).
 
 Keywords match whatever their case and spelling. Both sides are folded: to lower case; full-width letters,
 ligatures and accents to one form (Unicode NFKD with case folding); apostrophes of every kind to one, and
@@ -18,7 +21,7 @@ from collections.abc import Sequence
 from functools import cached_property, lru_cache
 from importlib import import_module
 from itertools import chain
-from typing import Annotated, Any, ClassVar, Self
+from typing import Annotated, Any, ClassVar, Literal, Self
 
 import ahocorasick
 import re2
@@ -188,7 +191,7 @@ def _is_edge(folded: str, at: int) -> bool:
     return at in (0, len(folded)) or not (_is_word(folded[at - 1]) and _is_word(folded[at]))
 
 
-# -- RE2 patterns ------------------------------------------------------------------------------------------
+# -- RE2 patterns --------------------------------------------------------------------------------------------
 
 #: longest match for which a stream waits, in characters; patterns with longer matches need the whole text
 MAX_MATCH_LENGTH = 2000
@@ -288,7 +291,7 @@ class Patterns:
         return findings
 
 
-# -- the base of topic_filter and content_filter ------------------------------------------------------------
+# -- the base of topic_filter and content_filter -------------------------------------------------------------
 
 
 def _validate_keyword(word: str) -> str:
@@ -331,3 +334,53 @@ class MatchRule(SpanRule):
         if self.blocked_patterns:
             scanners.append(Patterns(self.blocked_patterns, self.replacement))
         return scanners
+
+
+# -- content_filter ------------------------------------------------------------------------------------------
+
+
+class ContentFilter(MatchRule):
+    """Redacts forbidden words and patterns, or replaces the text by a safe response."""
+
+    type = "content_filter"
+    keywords_key = "forbidden_keywords"
+
+    forbidden_keywords: list[Keyword] = Field(
+        [], description="Words and phrases that must not appear in the text; an underscore is a space."
+    )
+    safe_response: str = Field("I can't share that.", description="Text that replaces a blocked text.")
+
+    @property
+    def keywords(self) -> list[str]:
+        return self.forbidden_keywords
+
+    @property
+    def refusal(self) -> str:
+        return self.safe_response
+
+
+# -- topic_filter --------------------------------------------------------------------------------------------
+
+
+class TopicFilter(MatchRule):
+    """Refuses texts about forbidden topics, or redacts their words."""
+
+    type = "topic_filter"
+    keywords_key = "forbidden_topics"
+
+    forbidden_topics: list[Keyword] = Field(
+        [], description="Words and phrases that stand for the topics; an underscore is a space."
+    )
+    blocked_topics: list[Keyword] = Field([], description="The same as forbidden_topics.")
+    action: Literal["redact", "block"] = Field(
+        "block", description="Refuse the text, or replace the places that were found."
+    )
+    message: str = Field("I can't help with that topic.", description="The answer to a refused text.")
+
+    @property
+    def keywords(self) -> list[str]:
+        return [*self.forbidden_topics, *self.blocked_topics]
+
+    @property
+    def refusal(self) -> str:
+        return self.message
