@@ -10,7 +10,8 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
 from types import TracebackType
 from typing import Annotated
 
@@ -23,13 +24,13 @@ from astromesh.errors import AstromeshError
 #: command -> its module, and its help, which a list of all commands prints without loading their modules
 COMMANDS: Mapping[str, tuple[str, str]] = {
     "serve": ("astromesh.cli.commands.serve", "Serve the agents over HTTP and WebSocket."),
-    "dev": ("astromesh.cli.commands.dev", "Serve the agents for development."),
+    "dev": ("astromesh.cli.commands.serve", "Serve the agents for development."),
     "worker": (
         "astromesh.cli.commands.worker",
         "Execute durable runs of the servers on the same database.",
     ),
     "drain": (
-        "astromesh.cli.commands.drain",
+        "astromesh.cli.commands.worker",
         "Let the servers and workers of a data folder end their work, and take no more.",
     ),
     "new": ("astromesh.cli.commands.new", "Write a project that runs at once."),
@@ -41,20 +42,20 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
         "astromesh.cli.commands.doctor",
         "Check the settings, stores and models that the agents need.",
     ),
-    "migrate": ("astromesh.cli.commands.migrate", "Bring the tables of every store up to date."),
-    "schema": ("astromesh.cli.commands.schema", "Print the JSON Schema of a kind of file, for editors."),
+    "migrate": ("astromesh.cli.commands.doctor", "Bring the tables of every store up to date."),
+    "schema": ("astromesh.cli.commands.new", "Print the JSON Schema of a kind of file, for editors."),
     "graph": ("astromesh.cli.commands.agents", "Draw what an agent does as a Mermaid diagram."),
     "audit": (
-        "astromesh.cli.commands.audit",
+        "astromesh.cli.commands.access",
         "Show who created keys, cancelled runs, decided for runs, and saw or erased data.",
     ),
 }
 #: commands with subcommands
 GROUPS: Mapping[str, tuple[str, str]] = {
-    "keys": ("astromesh.cli.commands.keys", "API keys for 'auth: {mode: api_key}' in runtime.yaml."),
+    "keys": ("astromesh.cli.commands.access", "API keys for 'auth: {mode: api_key}' in runtime.yaml."),
     "runs": ("astromesh.cli.commands.runs", "List, show, cancel and resume runs."),
     "eval": ("astromesh.cli.commands.evaluation", "Run the cases of agents and workflows."),
-    "tools": ("astromesh.cli.commands.tools", "The tools of the agents."),
+    "tools": ("astromesh.cli.commands.agents", "The tools of the agents."),
     "rag": ("astromesh.cli.commands.rag", "Knowledge pipelines: add documents, search them."),
     "mcp": (
         "astromesh.cli.commands.mcp",
@@ -129,6 +130,24 @@ def app_for(words: Sequence[str]) -> typer.Typer:
     for group, (_, text) in GROUPS.items():
         app.add_typer(typer.Typer(help=text), name=group)
     return app
+
+
+def worker_app() -> Callable[..., Awaitable[None]]:
+    """Returns the application of a process of `astromesh serve --workers N`, made from the environment.
+
+    Its lifespan opens its runtime. The parent process has checked the configuration.
+    """
+    startup.prepare_imports()
+    from astromesh.cli.commands.serve import LINKS_VARIABLE, TALLIES_VARIABLE, application, runtime_of
+    from astromesh.logs import configure_logging
+
+    folders = Path(os.environ["ASTROMESH_CONFIG_DIR"]), Path(os.environ["ASTROMESH_DATA_DIR"])
+    spec = runtime_of(folders).load_configuration().runtime.spec
+    configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
+    server = application(folders, spec, Path(os.environ[TALLIES_VARIABLE]))
+    server.state.runtime.runner.run_links = os.environ.get(LINKS_VARIABLE, "")
+    startup.freeze_memory()
+    return server
 
 
 def complete_app() -> typer.Typer:

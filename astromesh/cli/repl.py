@@ -63,7 +63,7 @@ def open_lines(history: Path, *, plain: bool = False, prompt: str = PROMPT) -> L
     """
     if plain or not is_rich_terminal():
         return LineReader(prompt)
-    from astromesh.cli.prompt import PromptLines  # pipes do not need it
+    from astromesh.cli.rich_terminal import PromptLines  # pipes do not need it
 
     return PromptLines(prompt, history)
 

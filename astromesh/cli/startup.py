@@ -1,4 +1,4 @@
-"""Prepares a process: secrets from files, a short import time and a quiet garbage collector for servers."""
+"""Prepares a process: secrets from files, a short import time, a quiet garbage collector for servers."""
 
 from __future__ import annotations
 

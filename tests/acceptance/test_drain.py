@@ -10,7 +10,7 @@ import orjson
 import pytest
 import typer
 
-from astromesh.cli.commands.drain import drain
+from astromesh.cli.commands.worker import drain
 from tests.conftest import ServerFactory
 from tests.integration.agents_folder import manifest, write
 from tests.platform.model import MockModel

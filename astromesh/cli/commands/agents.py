@@ -1,4 +1,4 @@
-"""`astromesh run` and `graph`: a question to an agent, a diagram of it."""
+"""`astromesh run`, `graph` and `tools`: a question to an agent, a diagram of it, the tools it may call."""
 
 from __future__ import annotations
 
@@ -6,26 +6,28 @@ import asyncio
 import difflib
 import sys
 from pathlib import Path
+from textwrap import shorten
 from typing import Annotated, NamedTuple
 from uuid import uuid4
 
 import typer
 from pydantic import BaseModel, ConfigDict
 
-from astromesh.cli.errors import reported_errors
+from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
 from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, Session, folders_of
-from astromesh.cli.printer import JsonEvents, Printer, print_fallback
-from astromesh.cli.terminal import plain, print_json
+from astromesh.cli.terminal import JsonEvents, Printer, note, plain, print_fallback, print_json, print_table
 from astromesh.errors import AgentNotFoundError, InvalidInput
 from astromesh.logs import configure_logging
 from astromesh.plugins import Deps, Plugins
 from astromesh.runtime.agent import Agent
+from astromesh.runtime.agent_directory import call_tool, describe_tools
 from astromesh.runtime.diagram import agent_diagram
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry.events import EventSink
 from astromesh.text import is_blank
+from astromesh.types import JsonObject, ToolResult
 
 
 def find_agent(runtime: AgentRuntime, name: str) -> Agent:
@@ -135,7 +137,7 @@ def run(
     else:
         print(plain(answer.response))
     if not json:
-        print_fallback(answer)
+        print_fallback(answer.metadata)
 
 
 async def _run(
@@ -145,3 +147,83 @@ async def _run(
     async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
         request = RunRequest(query, session or f"cli-{uuid4().hex}", persist=bool(session))
         return await runtime.runner.start(find_agent(runtime, agent), request, sinks=sinks)
+
+
+# -- tools ---------------------------------------------------------------------------------------------------
+
+#: errors of the call, not of the tool
+_USAGE_ERRORS = frozenset({"invalid_tool_call", "tool_not_permitted"})
+#: characters of a description in the table; `--json` prints all of it
+_MAX_DESCRIPTION = 100
+
+
+#: the commands of `astromesh tools`
+app = typer.Typer()
+
+
+@app.command("list")
+def list_tools(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER, json: Json = False) -> None:
+    """List the tools that agents may call."""
+    folders = folders_of(config, data)
+    configure_logging("warning")
+    tools = asyncio.run(_tools(folders))
+    if json:
+        print_json(tools)
+    elif tools:
+        print_table(("NAME", "EFFECT", "AGENTS", "DESCRIPTION"), map(_tool_row, tools))
+    else:
+        note("No agent has a tool.")
+
+
+@app.command()
+def call(
+    tool: Annotated[str, typer.Argument(metavar="NAME", help="The name that 'tools list' shows.")],
+    arguments: Annotated[
+        str, typer.Argument(metavar="[JSON]", help="The arguments, an object; '-' reads it from stdin.")
+    ] = "{}",
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    agent: Annotated[
+        str, typer.Option("--agent", "-a", metavar="NAME", help="Owner of the tool, if several have it.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Call a tool as an agent would, with its permissions, limits and checks."""
+    folders = folders_of(config, data)
+    configure_logging("warning")
+    arguments = sys.stdin.read() if arguments == "-" else arguments
+    with reported_errors(as_json=json):
+        result = asyncio.run(_call(folders, tool, arguments, agent))
+    if json:
+        print_json(_result_json(result))
+    elif result.ok:
+        print(plain(result.content))
+    else:
+        note(f"error: {result.content}", "red")
+    if not result.ok:
+        raise typer.Exit(USAGE_ERROR if result.error in _USAGE_ERRORS else RUN_FAILED)
+
+
+def _result_json(result: ToolResult) -> JsonObject:
+    error = None if result.ok else result.error
+    return {
+        "tool": result.name, "ok": result.ok, "content": result.content, "error": error,
+        "duration_ms": result.duration_ms,
+    }  # fmt: skip
+
+
+def _tool_row(tool: JsonObject) -> tuple[str, str, str, str]:
+    description = tool["function"]["description"].partition("\n")[0]
+    shown = shorten(description, _MAX_DESCRIPTION, placeholder=" …")
+    return tool["name"], tool["effect"], ", ".join(tool["agents"]), shown
+
+
+async def _tools(folders: tuple[Path, Path]) -> list[JsonObject]:
+    async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
+        return describe_tools(runtime.agents.values())
+
+
+async def _call(folders: tuple[Path, Path], tool: str, arguments: str, agent: str) -> ToolResult:
+    async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
+        owner = runtime.agent(agent) if agent else runtime.directory.with_tool(tool)
+        return await call_tool(owner, tool, arguments, runtime.clock)

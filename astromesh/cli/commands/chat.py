@@ -18,9 +18,8 @@ from astromesh.access.scopes import principal_of
 from astromesh.cli.commands.agents import checked_query, find_agent
 from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Session, folders_of
-from astromesh.cli.printer import Printer, print_fallback
 from astromesh.cli.repl import Command, Lines, Repl, is_rich_terminal, open_lines
-from astromesh.cli.terminal import note, write
+from astromesh.cli.terminal import Printer, note, print_fallback, write
 from astromesh.durable.approvals import questions_in
 from astromesh.errors import ApprovalRequired, InvalidInput
 from astromesh.logs import configure_logging
@@ -80,7 +79,7 @@ async def _talk(folders: tuple[Path, Path], agent: str, session: str, plain: boo
 
 
 def _markdown_printer() -> Callable[[], AnswerPrinter]:
-    from astromesh.cli.markdown import MarkdownPrinter  # loads rich
+    from astromesh.cli.rich_terminal import MarkdownPrinter  # loads rich
 
     return MarkdownPrinter
 
@@ -151,7 +150,7 @@ class Chat:
             else:
                 break
         self._costs.append(answer.metadata["usage"])
-        print_fallback(answer)
+        print_fallback(answer.metadata)
 
     async def _decided(
         self, waits: ApprovalRequired, decision: Decision, sinks: Iterable[EventSink]

@@ -1,4 +1,4 @@
-"""`astromesh doctor`: checks that everything the agents need is there and answers."""
+"""`astromesh doctor` and `migrate`: check what the agents need, bring the tables of stores up to date."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from typing import Literal, NamedTuple
 import typer
 
 from astromesh import __version__
+from astromesh.cli.commands.validate import load_valid
 from astromesh.cli.errors import USAGE_ERROR
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
-from astromesh.cli.terminal import plain, print_json
+from astromesh.cli.terminal import note, plain, print_json
 from astromesh.config.agent import AgentManifest
 from astromesh.config.folder import Configuration
-from astromesh.errors import AstromeshError, ProviderUnauthorized
+from astromesh.errors import AstromeshError, ProviderUnauthorized, StoreUnavailable
 from astromesh.logs import configure_logging
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import load_configuration
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.inbox import open_inbox_worker
 from astromesh.runtime.monitoring import CheckResult, check_readiness
 from astromesh.storage.private_files import private_folder
 from astromesh.text import counted
@@ -195,3 +197,29 @@ def _models(agent: str, manifest: AgentManifest, answers: Mapping[str, CheckResu
                 yield Finding("models", subject, _state(name, answers[name]), answers[name].detail)
             else:
                 yield Finding("models", subject, "ok", "usable")
+
+
+# -- migrate -------------------------------------------------------------------------------------------------
+
+
+def migrate(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER) -> None:
+    """Bring the tables of every store up to date. Servers do it as well when they start."""
+    folders = folders_of(config, data)
+    asyncio.run(_migrate(folders, load_valid(folders[0], strict=False)))
+    note("The tables of all stores are up to date.")
+
+
+async def _migrate(folders: tuple[Path, Path], configuration: Configuration) -> None:
+    """Raises: StoreUnavailable: a database does not answer."""
+    runtime = AgentRuntime(folders[0], data_dir=folders[1])
+    runtime.durable.executes = False
+    await runtime.bootstrap(configuration)
+    try:
+        if waiting := runtime.state.recovering:
+            raise StoreUnavailable(f"The stores of {', '.join(sorted(waiting))} do not answer.")
+        for store in (await runtime.durable.open(), await runtime.stores.open_tasks()):
+            await store.ping()
+        await runtime.stores.open_budgets()
+        await open_inbox_worker(runtime)
+    finally:
+        await runtime.close(0.0)

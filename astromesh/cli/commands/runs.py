@@ -19,7 +19,7 @@ import typer
 
 from astromesh.access.audit import MAX_OBJECT_LENGTH, AuditEntry
 from astromesh.access.scopes import Viewer
-from astromesh.cli.commands.audit import record_shell_act, shell_user
+from astromesh.cli.commands.access import record_shell_act, shell_user
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.durable.approvals import decide, decisions_of

@@ -1,4 +1,4 @@
-"""`astromesh serve`: checks the configuration, opens the port, and runs uvicorn until a signal ends it."""
+"""`astromesh serve` and `dev`: check the configuration, open the port, run uvicorn until a signal ends it."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import shutil
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+import threading
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,14 +31,14 @@ from astromesh.api.middleware.limits import ConcurrencyLimits
 from astromesh.cli import startup
 from astromesh.cli.commands.validate import checked
 from astromesh.cli.event_loop import EventLoop
-from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, EnvFile, folders_of
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, DevEnvFile, EnvFile, folders_of
 from astromesh.cli.shutdown import drain_before_shutdown
 from astromesh.cli.terminal import note
 from astromesh.cli.uvicorn_protocols import BoundedHttp
 from astromesh.config.folder import Configuration
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.errors import ConfigError, InvalidInput
-from astromesh.logs import configure_logging, get_logger
+from astromesh.logs import PRETTY, configure_logging, get_logger
 from astromesh.runtime.config_loader import workflow_names
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.private_files import write_problem
@@ -65,6 +66,8 @@ _ONE_THREAD = ("OPENBLAS_NUM_THREADS", "1")
 QUESTION = "How do I get started?"
 #: the agent of the README; without it, the first agent stands in the example
 FIRST_AGENT = "support-agent"
+#: variables of a desktop session
+_DISPLAYS = ("DISPLAY", "WAYLAND_DISPLAY")
 #: error of the operating system -> what to do
 _REASONS = {
     errno.EADDRINUSE: "another process uses the port; stop it, or use another --port (0: any)",
@@ -149,6 +152,42 @@ def serve(
     if reload and workers > 1:
         raise InvalidInput("--reload needs one process. Leave out --workers.")
     start(folders_of(config, data), Settings(agents or (), host, port, workers, strict, dev, reload, role))
+
+
+def dev(
+    agents: Agents = None,
+    config: Config = CONFIG_FOLDER,
+    data: Data = DATA_FOLDER,
+    host: Host = "",
+    port: Port = None,
+    no_open: Annotated[bool, typer.Option("--no-open", help="Do not open the console.")] = False,
+    env_file: DevEnvFile = None,
+) -> None:
+    """Serve the agents for development.
+
+    Saved files reach the next run, plain runs are recorded, the file .env is read, and each run is one line
+    with its cost. The console opens where there is a display.
+    """
+    opens = not no_open and has_display(os.environ, sys.platform)
+    settings = Settings(
+        agents or (), host, port, records=True, reloads=True, log_format=PRETTY,
+        ready=_open_console if opens else lambda url: None,
+    )  # fmt: skip
+    start(folders_of(config, data), settings)
+
+
+def has_display(env: Mapping[str, str], platform: str) -> bool:
+    """Whether a browser can open a window for the person at this terminal."""
+    if platform == "darwin":
+        return "SSH_CONNECTION" not in env
+    return any(env.get(name) for name in _DISPLAYS)
+
+
+def _open_console(url: str) -> None:
+    """Opens the console in a thread: some browsers block until their window is closed."""
+    import webbrowser  # servers do not need it
+
+    threading.Thread(target=webbrowser.open, args=(f"{url}/console/",), daemon=True).start()
 
 
 def start(folders: tuple[Path, Path], settings: Settings) -> None:
@@ -403,7 +442,7 @@ def _serve_with_workers(
     folders: tuple[Path, Path], listener: socket.socket, configuration: Configuration, workers: int
 ) -> None:
     """Starts workers with a runtime each. Connections wait in the shared socket until one accepts them."""
-    config = uvicorn_config("astromesh.cli.worker_process:app", configuration.runtime.spec, workers)
+    config = uvicorn_config("astromesh.cli.main:worker_app", configuration.runtime.spec, workers)
     announce(listener, folders, configuration, list(configuration.agents))
     with TemporaryDirectory(prefix="astromesh-") as tallies:
         os.environ[TALLIES_VARIABLE] = tallies

@@ -16,8 +16,7 @@ from astromesh.access.scopes import Viewer
 from astromesh.cli.commands import evaluation
 from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
-from astromesh.cli.printer import JsonEvents
-from astromesh.cli.terminal import LineReader, note, print_json
+from astromesh.cli.terminal import JsonEvents, LineReader, note, print_json
 from astromesh.errors import InvalidConfiguration, InvalidInput, InvalidManifest, WorkflowNotFound
 from astromesh.evaluation.base import golden_record
 from astromesh.logs import configure_logging

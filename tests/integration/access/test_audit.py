@@ -20,8 +20,7 @@ from astromesh.api.app import create_app
 from astromesh.api.auth import Auth
 from astromesh.api.fastapi_app import create_fastapi_app
 from astromesh.api.middleware.audit import Audited
-from astromesh.cli.commands import audit as audit_command
-from astromesh.cli.commands import keys as keys_command
+from astromesh.cli.commands import access
 from astromesh.errors import StoreUnavailable
 from astromesh.testing import ManualClock, ScriptedProvider
 from astromesh.types import CallerContext
@@ -286,10 +285,10 @@ def test_a_line_that_was_cut_hides_no_other_and_a_moved_file_begins_anew(tmp_pat
 def test_making_and_revoking_keys_is_noted_without_the_key(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    keys_command.create("site", scope=["agents:run"], user="web", tenant="acme", data=tmp_path, json=True)
+    access.create("site", scope=["agents:run"], user="web", tenant="acme", data=tmp_path, json=True)
     key = json.loads(capsys.readouterr().out)
-    keys_command.revoke(key["id"], tmp_path)
-    audit_command.audit(tmp_path, tenant="acme", limit=10, json=True)
+    access.revoke(key["id"], tmp_path)
+    access.audit(tmp_path, tenant="acme", limit=10, json=True)
     found = json.loads(capsys.readouterr().out)
     assert [(a["action"], a["object"], a["outcome"]) for a in found] == [
         ("key.revoke", key["id"], "done"),

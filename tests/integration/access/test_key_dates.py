@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from astromesh.access.keys import MAX_DAYS, ApiKeyRequest, ApiKeyStore
-from astromesh.cli.commands.keys import create, list_keys
+from astromesh.cli.commands.access import create, list_keys
 from astromesh.errors import InvalidInput
 from astromesh.storage.sqlite import FILE, Database
 from astromesh.telemetry.clock import SystemClock

@@ -16,8 +16,7 @@ from rich.console import Console
 from structlog.testing import capture_logs
 
 from astromesh.cli.commands.chat import Chat
-from astromesh.cli.markdown import MarkdownPrinter, split_blocks
-from astromesh.cli.prompt import PromptLines
+from astromesh.cli.rich_terminal import MarkdownPrinter, PromptLines, split_blocks
 from astromesh.testing import ScriptedProvider
 from astromesh.types import Event, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write

@@ -14,13 +14,13 @@ _LEAN = "from astromesh.cli import startup; startup.prepare_imports(); "
 _SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.commands.serve"
 _WORK = """
 import asyncio, os, tempfile
-from astromesh.cli.worker_process import app
+from astromesh.cli.main import worker_app
 async def live(runtime):
     async with runtime:
         runtime.resume_pending()
 with tempfile.TemporaryDirectory() as place:
     os.environ.update(ASTROMESH_CONFIG_DIR=place, ASTROMESH_DATA_DIR=place, ASTROMESH_TALLIES=place)
-    asyncio.run(live(app().state.runtime))"""
+    asyncio.run(live(worker_app().state.runtime))"""
 _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}, {name!r})"
 
 

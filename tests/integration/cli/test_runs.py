@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from astromesh.access.audit import AuditFilter, AuditLog
-from astromesh.cli.commands.audit import shell_user
+from astromesh.cli.commands.access import shell_user
 from astromesh.cli.main import complete_app
 from astromesh.errors import Interrupted, InvalidInput, NotWaiting, RunNotFound, UpstreamError
 from astromesh.runtime.engine import AgentRuntime

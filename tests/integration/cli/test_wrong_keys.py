@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from astromesh.cli.commands.doctor import Finding, diagnose, exit_code_of
-from astromesh.cli.printer import print_fallback
+from astromesh.cli.terminal import print_fallback
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.monitoring import check_readiness
 from tests.integration.agents_folder import manifest, write
@@ -79,6 +79,6 @@ async def test_an_open_circuit_is_shown_and_leaves_the_server_ready_while_a_fall
         seen = await check_readiness(runtime)
     assert (seen.ready, seen.results["provider:openai/m"].code) == (True, "circuit_open")
     capsys.readouterr()  # where another test has set up the log, its lines are there as well
-    print_fallback(answer)
+    print_fallback(answer.metadata)
     line = capsys.readouterr().err.strip()
     assert line == "(openai/m failed: provider_unauthorized, status 401; answered by embedded/extractive)"

@@ -15,7 +15,7 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from astromesh.cli.commands.migrate import migrate
+from astromesh.cli.commands.doctor import migrate
 from astromesh.cli.main import complete_app
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ScriptedProvider

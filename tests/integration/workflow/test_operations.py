@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.cli.commands import keys as command
+from astromesh.cli.commands import access as command
 from astromesh.config.workflow.agents import AuthSpec
 from astromesh.errors import InvalidInput, MissingKey
 from astromesh.runtime.records import TaskRequest

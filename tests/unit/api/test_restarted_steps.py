@@ -9,7 +9,7 @@ import pytest
 
 from astromesh.api.routes.openai import _Chunks, _Form
 from astromesh.api.ws import to_frame
-from astromesh.cli.printer import Printer
+from astromesh.cli.terminal import Printer
 from astromesh.types import Event
 
 RUN = "run_1"

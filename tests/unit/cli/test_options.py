@@ -8,7 +8,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from astromesh.cli.commands.dev import has_display
+from astromesh.cli.commands.serve import has_display
 from astromesh.cli.main import app_for, complete_app
 
 

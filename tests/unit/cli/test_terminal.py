@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.cli.printer import Printer
+from astromesh.cli.terminal import Printer
 from astromesh.types import Event
 
 

@@ -1,10 +1,16 @@
-"""Lines that a person edits: history over restarts, pasted texts as one message, completion of commands."""
+"""A terminal with a person at it: lines that are edited, and answers as rendered Markdown.
+
+Lines have a history over restarts and completion of commands; a pasted text is one message. Pipes need none
+of it, so this module is loaded when a command meets such a terminal.
+"""
 
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from time import monotonic
 
 from prompt_toolkit import PromptSession
 from prompt_toolkit.completion import CompleteEvent, Completer, Completion
@@ -12,6 +18,17 @@ from prompt_toolkit.document import Document
 from prompt_toolkit.history import FileHistory, InMemoryHistory
 from prompt_toolkit.key_binding import KeyBindings, KeyPressEvent
 from prompt_toolkit.patch_stdout import patch_stdout
+from rich.console import Console
+from rich.live import Live
+from rich.markdown import Markdown
+
+from astromesh.cli.terminal import Printer
+from astromesh.text import CONTROL_CHARACTERS
+
+#: seconds between two renderings of the open block
+_PAUSE = 0.08
+_CONTROL = re.compile(f"[{CONTROL_CHARACTERS}]")
+_FENCE = re.compile(r"^ {0,3}(```|~~~)", re.MULTILINE)
 
 
 class PromptLines:
@@ -76,3 +93,44 @@ def _key_bindings() -> KeyBindings:
         event.current_buffer.insert_text("\n")
 
     return keys
+
+
+# -- answers -------------------------------------------------------------------------------------------------
+
+
+class MarkdownPrinter(Printer):
+    """Prints an answer while it comes: finished blocks once, the open one anew."""
+
+    def __init__(self, console: Console | None = None) -> None:
+        super().__init__()
+        self._console = console or Console()
+        self._live: Live | None = None
+        self._open = ""
+        self._rendered_at = 0.0
+
+    def _text(self, text: str) -> None:
+        self._open += "".join(char for char in text if char in "\n\t" or not _CONTROL.match(char))
+        finished, self._open = split_blocks(self._open)
+        if self._live is None:
+            self._live = Live(console=self._console, auto_refresh=False)
+            self._live.start()
+        if finished:
+            self._live.update(Markdown(""))
+            self._console.print(Markdown(finished))
+        if finished or monotonic() - self._rendered_at >= _PAUSE:
+            self._rendered_at = monotonic()
+            self._live.update(Markdown(self._open), refresh=True)
+
+    def _end_line(self) -> None:
+        if self._live is not None:
+            self._live.update(Markdown(self._open), refresh=True)
+            self._live.stop()
+        self._live, self._open, self._printed = None, "", ""
+
+
+def split_blocks(text: str) -> tuple[str, str]:
+    """Returns the finished blocks of a Markdown text, and the rest: the block that may still grow."""
+    end = text.rfind("\n\n")
+    while end >= 0 and len(_FENCE.findall(text[:end])) % 2:  # inside of a fence
+        end = text.rfind("\n\n", 0, end)
+    return ("", text) if end < 0 else (text[: end + 2], text[end + 2 :])
