@@ -44,7 +44,6 @@ sys.path[:0] = [str(ROOT), str(ROOT / "scripts")]
 
 import yaml  # noqa: E402 (the folders are not on the path before)
 
-from astromesh.durable.base import ENDED_TASK_STATUSES  # noqa: E402
 from astromesh.durable.failpoints import (  # noqa: E402 (the folders are not on the path before)
     GRAPH_PLACES,
     PLACES,
@@ -52,6 +51,7 @@ from astromesh.durable.failpoints import (  # noqa: E402 (the folders are not on
     TOOL_INTENT,
     VARIABLE,
 )
+from astromesh.durable.tasks import ENDED_TASK_STATUSES  # noqa: E402
 from astromesh.runtime import task_log  # noqa: E402
 from tests.platform.astromesh import ServerProcess  # noqa: E402
 from tests.platform.model import MockModel  # noqa: E402

@@ -52,7 +52,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     "knowledge.base": GROUND,
     "providers.base": GROUND,
     "tools.base": ("telemetry.events", *GROUND),
-    "memory.base": ("durable.base", "providers.base", *GROUND),
+    "memory.base": ("providers.base", *GROUND),
     "orchestration.base": ("providers.base", "tools.base", *GROUND),
     "plugins": HEADS,
     # connections of agents and engines, which belong to an event loop

@@ -16,11 +16,17 @@ from typing import Any, Self, TypeVar
 
 from astromesh.core.facts import FactLearner, FactSource, with_newest_facts
 from astromesh.core.guardrails import GuardrailsEngine
-from astromesh.durable.base import SessionLeases
 from astromesh.errors import AstromeshError, Conflict
 from astromesh.knowledge.base import SemanticStore, StoredFact
 from astromesh.logs import get_logger
-from astromesh.memory.base import ConversationStore, EpisodicStore, MemoryStrategy, RecalledTurns, Summary
+from astromesh.memory.base import (
+    ConversationStore,
+    EpisodicStore,
+    MemoryStrategy,
+    RecalledTurns,
+    SessionLeases,
+    Summary,
+)
 from astromesh.providers.base import ModelPort
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import JsonObject, MemoryContext, SemanticResult, SessionKey, Turn

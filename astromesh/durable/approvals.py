@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 
@@ -20,7 +20,7 @@ from astromesh.access.scopes import ANONYMOUS_USER
 from astromesh.durable.base import JournalStep, RunRow, RunStore
 from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.durable.serialization import caller_of
-from astromesh.errors import ApprovalNotFound, Forbidden, InvalidInput, NotDurable, NotWaiting
+from astromesh.errors import ApprovalNotFound, Forbidden, InvalidInput, NotDurable, NotWaiting, ToolFailed
 from astromesh.telemetry.clock import Clock
 from astromesh.tools.arguments import argument_validator, schema_errors
 from astromesh.tools.base import HumanQuestion
@@ -307,3 +307,49 @@ class ApprovalWaits:
             await asyncio.sleep(SETTLE_SECONDS)
         self._watch = None
         self._pause()
+
+
+class Waits(Protocol):
+    """Asks people: `ApprovalWaits`, or one that counts no calls."""
+
+    def begin(self) -> None:
+        """Counts a call as active until `end`."""
+
+    def end(self) -> None: ...
+
+    def calling(self) -> AbstractContextManager[None]: ...
+
+    def suspended_call(self) -> AbstractContextManager[None]: ...
+
+    async def decision(
+        self, step: JournalStep, human_question: HumanQuestion, found: JournalStep | None
+    ) -> JsonObject: ...
+
+
+class UncountedWaits:
+    """Counts no calls: nothing ends while one is active. Subclasses say how a question is answered."""
+
+    def begin(self) -> None:
+        """Counts nothing."""
+
+    def end(self) -> None:
+        """Counts nothing."""
+
+    @contextmanager
+    def calling(self) -> Iterator[None]:
+        yield
+
+    suspended_call = calling
+
+
+class NoWaits(UncountedWaits):
+    """Asks nobody: a plain run does not wait."""
+
+    async def decision(
+        self, step: JournalStep, human_question: HumanQuestion, found: JournalStep | None
+    ) -> JsonObject:
+        """Raises: ToolFailed: always."""
+        raise ToolFailed(
+            f"A person must approve a call of {human_question.name!r}, and this run cannot wait for one: "
+            "give the graph (its engine) or the agent a `store`, or start a durable run."
+        )

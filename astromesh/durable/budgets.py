@@ -1,6 +1,7 @@
 """Budgets of sessions, and of principals per day: exact across processes and restarts.
 
-A run reserves amounts before a call and settles what the call has cost after it.
+A run reserves amounts before a call and settles what the call has cost after it. The queries are in
+`sql/budgets.sql`.
 """
 
 from __future__ import annotations
@@ -10,24 +11,140 @@ import secrets
 from collections.abc import Awaitable, Callable, Sequence
 from datetime import UTC, datetime
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import ClassVar, Literal, NamedTuple, Protocol
 
-from astromesh.durable.base import (
-    BUDGET_KEYS,
-    BudgetAccount,
-    BudgetAmounts,
-    BudgetCaps,
-    BudgetCharge,
-    BudgetHold,
-    BudgetRefusal,
-    BudgetStore,
-    Reservation,
-)
 from astromesh.durable.leases import HEARTBEAT_SECONDS, LEASE_SECONDS, PeriodicJob
 from astromesh.errors import AstromeshError, BudgetExhausted
 from astromesh.logs import get_logger
+from astromesh.storage.queries import SqlStore, Transaction
 from astromesh.telemetry.clock import Clock
 from astromesh.types import SessionKey
+
+#: the counted amounts, in the order of `BudgetAmounts`
+BUDGET_KEYS = ("tokens", "cost_usd", "tool_calls", "wall_seconds")
+
+
+class BudgetAmounts(NamedTuple):
+    """Input and output tokens, US dollars, calls, seconds."""
+
+    tokens: float = 0.0
+    cost_usd: float = 0.0
+    tool_calls: float = 0.0
+    wall_seconds: float = 0.0
+
+
+class BudgetCaps(NamedTuple):
+    """The limits of an account; None: no limit."""
+
+    tokens: float | None = None
+    cost_usd: float | None = None
+    tool_calls: float | None = None
+    wall_seconds: float | None = None
+
+
+class BudgetAccount(NamedTuple):
+    """An account of one agent: a session, or a day of one principal.
+
+    Args:
+        name: the id of the session, or `DATE PRINCIPAL`.
+        owner: the principal whose data this is.
+        expires_at: seconds since the epoch; 0 for never.
+    """
+
+    kind: Literal["session", "day"]
+    tenant: str
+    agent: str
+    name: str
+    owner: str
+    expires_at: float = 0.0
+
+
+class BudgetHold(NamedTuple):
+    """The holder of a reservation.
+
+    Args:
+        id: unique.
+        run_id: when a run reserves in another process, its older reservations end.
+        holder: the process, which renews its reservations.
+        expires_at: seconds since the epoch at which the reservation ends unless it is renewed.
+    """
+
+    id: str
+    run_id: str
+    holder: str
+    expires_at: float
+
+
+class BudgetCharge(NamedTuple):
+    """An amount that an account has spent.
+
+    Args:
+        hold: id of the reservation that ends with the charge.
+    """
+
+    account: BudgetAccount
+    amounts: BudgetAmounts
+    hold: str = ""
+
+
+class Reservation(NamedTuple):
+    """Amounts to reserve. Without `hold` it is a charge.
+
+    Args:
+        amounts: what is granted if the limits leave it; else what they leave.
+        least: what is granted at least; while less is left, nothing is.
+    """
+
+    account: BudgetAccount
+    amounts: BudgetAmounts
+    caps: BudgetCaps
+    hold: BudgetHold | None = None
+    least: BudgetAmounts = BudgetAmounts()
+
+
+class BudgetRefusal(NamedTuple):
+    """The account and the key that do not fit; `reserved`: others may release enough of it."""
+
+    account: BudgetAccount
+    key: str
+    reserved: bool = False
+
+
+class BudgetStore(Protocol):
+    """Accounts in a database.
+
+    Raises (all of them):
+        StoreUnavailable: the database does not answer now.
+    """
+
+    async def reserve(
+        self, reservations: Sequence[Reservation], settled: Sequence[BudgetCharge] = ()
+    ) -> BudgetRefusal | tuple[BudgetAmounts, ...]:
+        """Charges `settled`, then grants all reservations or none.
+
+        Returns:
+            the granted amount of each reservation, or why none is granted.
+        """
+
+    async def spent(self, account: BudgetAccount) -> BudgetAmounts:
+        """Returns the amounts that are spent or reserved."""
+
+    async def accounts(
+        self, tenant: str, owner: str | None, limit: int
+    ) -> tuple[tuple[BudgetAccount, BudgetAmounts], ...]:
+        """Returns the newest accounts, with the amounts that are spent or reserved. `owner` None: of all."""
+
+    async def renew(self, holder: str, expires_at: float) -> None:
+        """Renews the reservations of a process."""
+
+    async def release_holder(self, holder: str) -> None:
+        """Ends the reservations of a process."""
+
+    async def expire(self) -> None:
+        """Deletes expired accounts and reservations."""
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        """Deletes the session accounts of a principal. Its day accounts stay, so that no limit is reset."""
 
 
 class Entry(NamedTuple):
@@ -305,3 +422,98 @@ def account_of(limit: BudgetLimit, key: SessionKey, owner: str, now: float) -> B
     today = datetime.fromtimestamp(now, UTC).date().isoformat()
     ends = now - now % _DAY_SECONDS + _DAY_SECONDS
     return BudgetAccount("day", key.tenant, key.agent, f"{today} {owner}", owner, ends + _DAY_SECONDS)
+
+
+class SqlBudgets(SqlStore):
+    """A BudgetStore over one database, which it may share with others."""
+
+    package: ClassVar[str] = "astromesh.durable"
+    name: ClassVar[str] = "budgets"
+
+    async def reserve(
+        self, reservations: Sequence[Reservation], settled: Sequence[BudgetCharge] = ()
+    ) -> BudgetRefusal | tuple[BudgetAmounts, ...]:
+        entries = entries_of(reservations, settled)
+        granted = await self._queries.transact(partial(_reserve, entries, self._clock.now()))
+        if isinstance(granted, BudgetRefusal):
+            return granted
+        return tuple(granted[want.account[:4]] for want in reservations)
+
+    async def spent(self, account: BudgetAccount) -> BudgetAmounts:
+        rows = await self._queries.read("spent", *account[:4])
+        reserved = await self._queries.read("reserved", *account[:4], self._clock.now())
+        spent = BudgetAmounts(*rows[0]) if rows else BudgetAmounts()
+        return add_amounts(spent, BudgetAmounts(*reserved[0]))
+
+    async def accounts(
+        self, tenant: str, owner: str | None, limit: int
+    ) -> tuple[tuple[BudgetAccount, BudgetAmounts], ...]:
+        rows = await self._queries.read("accounts", tenant, owner, self._clock.now(), limit)
+        columns = map(tuple, rows)
+        return tuple((BudgetAccount(*row[:6]), BudgetAmounts(*row[6:])) for row in columns)
+
+    async def renew(self, holder: str, expires_at: float) -> None:
+        await self._queries.write("renew", holder, expires_at)
+
+    async def release_holder(self, holder: str) -> None:
+        await self._queries.write("release_holder", holder)
+
+    async def expire(self) -> None:
+        for query in ("expire", "expire_holds"):
+            await self._queries.write(query, self._clock.now())
+
+    async def erase_owner(self, tenant: str, owner: str) -> int:
+        return len(await self._queries.write("erase_owner", tenant, owner))
+
+
+async def _reserve(
+    entries: Sequence[Entry], now: float, tx: Transaction
+) -> BudgetRefusal | dict[tuple[str, ...], BudgetAmounts]:
+    """Returns the granted amounts by account, or why none is granted."""
+    refusal: BudgetRefusal | None = None
+    granted: dict[tuple[str, ...], BudgetAmounts] = {}
+    wants: list[Reservation] = []
+    for account, settled, want, ended in entries:
+        for hold in ended:
+            await tx.execute("release", hold)
+        spent = await _add(account, settled, tx)
+        if want is None or refusal is not None:
+            continue
+        grant = grant_of(spent, await _reserved(want, now, tx), want)
+        if isinstance(grant, BudgetRefusal):
+            refusal = grant
+            continue
+        wants.append(want._replace(amounts=grant))
+        await _grant(wants[-1], tx)
+        granted[want.account[:4]] = grant
+    if refusal is None:
+        return granted
+    for want in wants:
+        await _take_back(want, tx)
+    return refusal
+
+
+async def _reserved(want: Reservation, now: float, tx: Transaction) -> BudgetAmounts:
+    """Returns what is reserved, without what this run has reserved in an earlier process."""
+    if want.hold is not None:
+        hold = want.hold
+        await tx.execute("delete_stale_holds", *want.account[:4], now, hold.run_id, hold.holder)
+    return BudgetAmounts(*(await tx.fetch("reserved", *want.account[:4], now))[0])
+
+
+async def _grant(want: Reservation, tx: Transaction) -> None:
+    if want.hold is None:
+        await _add(want.account, want.amounts, tx)
+    else:
+        await tx.execute("reserve", *want.account[:4], *want.hold, *want.amounts)
+
+
+async def _take_back(want: Reservation, tx: Transaction) -> None:
+    if want.hold is None:
+        await _add(want.account, negate(want.amounts), tx)
+    else:
+        await tx.execute("release", want.hold.id)
+
+
+async def _add(account: BudgetAccount, amounts: BudgetAmounts, tx: Transaction) -> BudgetAmounts:
+    return BudgetAmounts(*(await tx.fetch("add", *account, *amounts))[0])

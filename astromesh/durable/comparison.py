@@ -15,9 +15,10 @@ from typing import Any, NamedTuple
 import orjson
 from msgspec import convert
 
-from astromesh.durable.base import JournalStep, RunRow, TaskRow
+from astromesh.durable.base import JournalStep, RunRow
 from astromesh.durable.recording import requests_of
 from astromesh.durable.steps import input_of, kind_of, listed, name_of, output_of, usage_of
+from astromesh.durable.tasks import TaskRow
 from astromesh.types import JsonObject, Usage
 
 #: lines of one diff, and lines around a change

@@ -14,7 +14,7 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.durable.base import RunRow, RunSegment, Wake
+from astromesh.durable.base import RunRow, RunSegment, Wake, partition_of
 from astromesh.plugins import Deps
 
 
@@ -100,8 +100,3 @@ class InProcessBackend:
             if task is not None:
                 self._tasks.discard(task)
             self._start_ready()
-
-
-def partition_of(run: RunRow) -> str:
-    """Returns the partition of a run. Its segments are executed one after the other."""
-    return f"{run.tenant}/{run.agent}/{run.session_id}"

@@ -24,18 +24,17 @@ from astromesh.durable.base import (
     SegmentClaim,
     StoredCallback,
 )
-from astromesh.durable.graph_runs import GraphRuns
-from astromesh.durable.graph_store import SqlGraphs
-from astromesh.durable.rows import (
+from astromesh.durable.budgets import SqlBudgets
+from astromesh.durable.graph_runs import GraphRuns, SqlGraphs
+from astromesh.durable.serialization import (
     CHANGE_COLUMNS,
+    attachment_hashes,
     change_values,
     event_values,
     run_of,
     run_values,
     step_values,
 )
-from astromesh.durable.serialization import attachment_hashes
-from astromesh.durable.sql_budgets import SqlBudgets
 from astromesh.durable.sql_inbox import SqlInbox
 from astromesh.durable.sql_runs import Commit, SqlRuns, ends_nested
 from astromesh.durable.sql_tasks import SqlTasks

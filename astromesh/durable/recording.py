@@ -7,14 +7,15 @@ messages that it shares with the call before it on the same path, so that a long
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from time import perf_counter, time
 from typing import Any, NamedTuple, Protocol
 
 import orjson
+from msgspec import Struct
 from msgspec.structs import replace
 
-from astromesh.durable.base import JournalStep
+from astromesh.durable.base import NO_CONTENTS, JournalStep
 from astromesh.graph import call_record
 from astromesh.guardrails.base import Place
 from astromesh.telemetry.events import WAITING
@@ -290,3 +291,55 @@ def _redacted_node(record: JsonObject, redact: Redactor) -> JsonObject:
         if "arguments" in call:
             call["arguments"] = redacted_arguments(call["arguments"], redact)
     return record
+
+
+class Recording(Struct, frozen=True):
+    """A plain run that has ended, as it is stored beside its row.
+
+    Args:
+        steps: empty if they were too long.
+        request, manifest, caller: as in a `RunRow`; the request has `accepted_at`.
+        attachments: contents that the request refers to, by hash.
+    """
+
+    steps: Sequence[JournalStep]
+    request: JsonObject
+    manifest: JsonObject
+    caller: JsonObject
+    attachments: Mapping[str, bytes] = NO_CONTENTS
+
+
+class MemorySteps:
+    """The steps of a plain run in memory until it has ended: a `StepWriter`.
+
+    Nothing is answered from them, and no process continues the run. They are written with the row of the run,
+    by `astromesh.durable.run_registry.RunArchive`.
+
+    Args:
+        max_bytes: of all steps; beyond it none are kept.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._steps: dict[tuple[str, int], JournalStep] = {}
+        self._room = max_bytes
+
+    @property
+    def steps(self) -> tuple[JournalStep, ...]:
+        return tuple(self._steps.values()) if self._room >= 0 else ()
+
+    def step(self, step: JournalStep) -> None:
+        if step.state != "done" or self._room < 0:
+            return
+        known = (step.path, step.n) in self._steps  # it is redacted at the end
+        self._room -= 0 if known else _size(step)
+        if self._room < 0:
+            self._steps.clear()
+        else:
+            self._steps[step.path, step.n] = step
+
+    async def flush(self) -> None:
+        """Has nothing to write."""
+
+
+def _size(step: JournalStep) -> int:
+    return len(orjson.dumps([step.output, step.about], option=orjson.OPT_NON_STR_KEYS))

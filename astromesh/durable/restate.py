@@ -25,8 +25,7 @@ import restate
 import uvicorn
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field
 
-from astromesh.durable.base import RunRow, RunSegment, Wake
-from astromesh.durable.in_process import partition_of
+from astromesh.durable.base import RunRow, RunSegment, Wake, partition_of
 from astromesh.errors import AstromeshError, ConfigError, Unavailable
 from astromesh.logs import OutageLog, get_logger
 from astromesh.net.http import Http, HttpResponse

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 from astromesh.durable.base import (
     ENDED_STATUSES,
@@ -29,11 +29,15 @@ from astromesh.durable.base import (
     RunRow,
     RunSample,
     RunTotals,
+    Schedule,
+    ScheduleQuery,
     SegmentClaim,
     StoredCallback,
 )
-from astromesh.durable.rows import (
+from astromesh.durable.serialization import (
+    PLACE,
     archive_values,
+    attachment_hashes,
     event_of,
     event_values,
     run_fragments,
@@ -46,9 +50,7 @@ from astromesh.durable.rows import (
     usage_of,
     value_of,
 )
-from astromesh.durable.serialization import PLACE, attachment_hashes
 from astromesh.durable.sql_callbacks import SqlCallbacks, callback_values
-from astromesh.durable.sql_schedules import SqlSchedules
 from astromesh.errors import (
     DeadlineExceeded,
     IdempotencyConflict,
@@ -57,8 +59,70 @@ from astromesh.errors import (
     RunCrashed,
     SessionBusy,
 )
-from astromesh.storage.queries import Dialect, Row, Transaction, write_in_chunks
+from astromesh.storage.queries import Dialect, Row, SqlStore, Transaction, write_in_chunks
 from astromesh.types import Event, JsonObject, SessionKey, Usage
+
+
+class SqlSchedules(SqlStore):
+    """A ScheduleStore in the database of the runs."""
+
+    package: ClassVar[str] = "astromesh.durable"
+    name: ClassVar[str] = "runs"
+
+    async def add_schedule(self, schedule: Schedule, limit: int) -> bool:
+        async def add(tx: Transaction) -> bool:
+            who = (schedule.tenant, schedule.owner)
+            await tx.lock("schedules", *who)
+            if (await tx.fetch("count_schedules", *who))[0][0] >= limit:
+                return False
+            await tx.execute("add_schedule", *schedule)
+            return True
+
+        return await self._queries.transact(add, synced=True)
+
+    async def replace_file_schedules(self, schedules: Sequence[Schedule], kept: Collection[str]) -> None:
+        async def replace(tx: Transaction) -> None:
+            await tx.lock("schedules")
+            present = {one.id for one in schedules}
+            for stored, kind, target in await tx.fetch("file_schedules"):
+                if stored not in present and f"{kind} {target}" not in kept:
+                    await tx.execute("delete_schedule", stored)
+            for one in schedules:
+                await tx.execute("add_schedule", *one)
+
+        await self._queries.transact(replace, synced=True)
+
+    async def take_schedules(self, now: float, until: float, limit: int) -> tuple[Schedule, ...]:
+        return tuple(Schedule(*row) for row in await self._queries.write("take_schedules", now, until, limit))
+
+    async def next_schedule(self) -> float | None:
+        due_at: float | None = (await self._queries.read("next_schedule"))[0][0]
+        return due_at
+
+    async def settle_schedule(self, settled: Schedule, instant: float, run_expires_at: float) -> None:
+        async def settle(tx: Transaction) -> None:
+            outcome = (settled.instant, settled.due_at, settled.last_at, settled.last_id, settled.error)
+            await tx.execute("settle_schedule", settled.id, instant, *outcome)
+            await tx.execute("shorten_key", settled.last_id, run_expires_at)
+
+        await self._queries.transact(settle, synced=True)
+
+    async def postpone_schedule(self, id: str, instant: float, due_at: float, error: str) -> None:
+        await self._queries.write("postpone_schedule", id, instant, due_at, error)
+
+    async def schedule(self, id: str, tenant: str, owner: str | None) -> Schedule | None:
+        rows = await self._queries.read("schedule", id, tenant, owner)
+        return Schedule(*rows[0]) if rows else None
+
+    async def schedules(self, filter: ScheduleQuery) -> tuple[Schedule, ...]:
+        return tuple(Schedule(*row) for row in await self._queries.read("schedules", *filter))
+
+    async def pause_schedule(self, id: str, paused: bool, instant: float, due_at: float) -> None:
+        await self._queries.write("pause_schedule", id, int(paused), instant, due_at)
+
+    async def delete_schedule(self, id: str) -> None:
+        await self._queries.write("delete_schedule", id, synced=True)
+
 
 #: runs deleted in one transaction, so that others get their turn in between
 _CHUNK = 200

@@ -8,10 +8,15 @@ from typing import Self
 from pydantic import BaseModel
 
 from astromesh.durable.base import RunRow, SegmentClaim
-from astromesh.durable.graph_runs import GraphRuns
-from astromesh.durable.graph_store import SqlGraphs
-from astromesh.durable.rows import CHANGE_COLUMNS, change_values, run_of, sqlite_run_values, step_values
-from astromesh.durable.sql_budgets import SqlBudgets
+from astromesh.durable.budgets import SqlBudgets
+from astromesh.durable.graph_runs import GraphRuns, SqlGraphs
+from astromesh.durable.serialization import (
+    CHANGE_COLUMNS,
+    change_values,
+    run_of,
+    sqlite_run_values,
+    step_values,
+)
 from astromesh.durable.sql_inbox import SqlInbox
 from astromesh.durable.sql_runs import Commit, SqlRuns
 from astromesh.durable.sql_tasks import SqlTasks

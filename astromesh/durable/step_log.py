@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 from time import time
 from typing import NamedTuple, NoReturn, Protocol
 
+from astromesh.durable.approvals import Waits
 from astromesh.durable.base import JournalStep
 from astromesh.durable.fork import ForkEdits, is_effect, recalled, recorded_effect
 from astromesh.durable.recording import (
@@ -23,7 +24,6 @@ from astromesh.durable.recording import (
     redacted,
     redacted_arguments,
 )
-from astromesh.durable.waits import Waits
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import Divergence, NondeterministicGraph
 from astromesh.tools.base import HumanQuestion
@@ -89,7 +89,7 @@ class StepLog:
         suspended: the segment ends, and no step begins any more.
     """
 
-    #: whether the run is made again only to compare it (`durable.replay_check`)
+    #: whether the run is made again only to compare it (`durable.replay`)
     is_replay = False
 
     def __init__(  # noqa: PLR0913 (what a journal is opened with)

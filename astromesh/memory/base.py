@@ -9,7 +9,6 @@ from typing import NamedTuple, Protocol
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.durable.base import SessionLeases
 from astromesh.errors import InvalidInput, LeaseLost, SessionNotFound
 from astromesh.providers.base import ModelPort
 from astromesh.types import JsonObject, Message, SessionKey, Turn
@@ -264,3 +263,47 @@ def encode_events(events: Sequence[JsonObject]) -> list[str]:
         return [orjson.dumps(event).decode() for event in events]
     except orjson.JSONEncodeError as error:
         raise InvalidInput(f"JSON cannot represent an event: {error}") from error
+
+
+# -- session leases ------------------------------------------------------------------------------------------
+
+
+class SessionLease(NamedTuple):
+    """A lease of a session.
+
+    Args:
+        token: fencing token, unique to the lease; `ConversationStore.append` checks it.
+    """
+
+    key: SessionKey
+    token: int
+
+
+class SessionLeases(Protocol):
+    """The right to write to a session, in the store of its turns.
+
+    Raises (all of them):
+        StoreUnavailable: the store does not answer now.
+    """
+
+    @property
+    def shared(self) -> bool:
+        """False while no other process uses the store. Then the lock of this process suffices."""
+
+    def before_sharing(self, work: Callable[[], Awaitable[None]]) -> None:
+        """Awaits `work` when `shared` becomes True, before another process gets a lease."""
+
+    async def take(self, key: SessionKey, holder: str, seconds: float) -> int | None:
+        """Returns the token of a new lease, or None while another holder has the session."""
+
+    async def renew(self, held: Sequence[SessionLease], seconds: float) -> tuple[bool | None, ...]:
+        """Renews leases.
+
+        Returns for each: False; True if another holder requests an interrupt; None if lost.
+        """
+
+    async def release(self, held: SessionLease) -> None:
+        """Releases a lease; one that is lost stays lost."""
+
+    async def interrupt(self, key: SessionKey) -> None:
+        """Requests that the holder releases the session."""

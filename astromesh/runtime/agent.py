@@ -13,8 +13,7 @@ from astromesh.core.memory import MemoryManager
 from astromesh.core.model_router import ModelRouter
 from astromesh.core.prompt_engine import PromptTemplate
 from astromesh.core.tools import AgentTools
-from astromesh.durable.base import BudgetCaps
-from astromesh.durable.budgets import BudgetLimit
+from astromesh.durable.budgets import BudgetCaps, BudgetLimit
 from astromesh.errors import AgentUnavailable, InvalidManifest
 from astromesh.orchestration.base import Pattern
 from astromesh.runtime.declarations import NO_LIVE_PARTS, LiveParts

@@ -11,15 +11,19 @@ from typing import Any, NamedTuple
 from msgspec.structs import replace
 
 from astromesh.core.model_router import ModelRouter, Renew, RunModel
-from astromesh.durable.base import (
+from astromesh.durable.budgets import (
+    RETRY_SECONDS,
     BudgetAccount,
     BudgetAmounts,
     BudgetCaps,
     BudgetCharge,
+    BudgetLimit,
     BudgetRefusal,
+    Budgets,
     Reservation,
+    ReservedByOthers,
+    account_of,
 )
-from astromesh.durable.budgets import RETRY_SECONDS, BudgetLimit, Budgets, ReservedByOthers, account_of
 from astromesh.errors import BudgetExhausted
 from astromesh.graph.call_bounds import limited
 from astromesh.graph.ledger import RunLedger

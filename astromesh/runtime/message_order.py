@@ -15,8 +15,8 @@ from hashlib import sha256
 from itertools import count
 from typing import NamedTuple, TypeVar
 
-from astromesh.durable.base import SessionLease, SessionLeases
 from astromesh.errors import Interrupted
+from astromesh.memory.base import SessionLease, SessionLeases
 from astromesh.types import SessionKey
 
 K = TypeVar("K", bound=Hashable)

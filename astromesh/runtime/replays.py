@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from astromesh.durable.base import JournalStep, RunRow
 from astromesh.durable.budgets import Budgets
 from astromesh.durable.journal import RunJournal
-from astromesh.durable.replay_check import ReplayLog
+from astromesh.durable.replay import ReplayLog
 from astromesh.durable.serialization import caller_of
 from astromesh.errors import AstromeshError
 from astromesh.graph.scope import Scope

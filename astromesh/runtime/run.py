@@ -13,11 +13,12 @@ from astromesh.access.scopes import principal_of
 from astromesh.config.runtime import Recording as RecordingKeys
 from astromesh.core.guardrails import CheckedText, StreamGate, filter_data
 from astromesh.core.model_router import RunModel
-from astromesh.durable.base import BudgetAccount, ConcurrencyPolicy, RunRow
-from astromesh.durable.budgets import Budgets
+from astromesh.durable.approvals import NoWaits
+from astromesh.durable.base import ConcurrencyPolicy, RunRow
+from astromesh.durable.budgets import BudgetAccount, Budgets
 from astromesh.durable.event_stream import DurableStream
 from astromesh.durable.journal import NestedRun, RunJournal
-from astromesh.durable.plain_recording import MemorySteps, NoWaits, Recording
+from astromesh.durable.recording import MemorySteps, Recording
 from astromesh.durable.serialization import PLACE, caller_to_json, contents_of, ended_request
 from astromesh.durable.step_log import StepLog
 from astromesh.errors import Interrupted

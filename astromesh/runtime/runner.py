@@ -15,18 +15,8 @@ from msgspec.structs import replace
 from astromesh.access.scopes import Viewer, principal_of
 from astromesh.config.agent import CallbackSpec
 from astromesh.config.runtime import Recording as RecordingKeys
-from astromesh.durable.base import (
-    BudgetAmounts,
-    Callback,
-    IdempotencyKey,
-    JournalStep,
-    RunRow,
-    RunStore,
-    SessionLease,
-    SessionLeases,
-    StoredCallback,
-)
-from astromesh.durable.budgets import Budgets
+from astromesh.durable.base import Callback, IdempotencyKey, JournalStep, RunRow, RunStore, StoredCallback
+from astromesh.durable.budgets import BudgetAmounts, Budgets
 from astromesh.durable.callbacks import CallbackSender
 from astromesh.durable.journal import RunJournal
 from astromesh.durable.leases import DAY_SECONDS, WorkerHeartbeat
@@ -46,6 +36,7 @@ from astromesh.errors import (
 )
 from astromesh.graph.scope import NO_EVENTS, Scope
 from astromesh.logs import get_logger
+from astromesh.memory.base import SessionLease, SessionLeases
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory

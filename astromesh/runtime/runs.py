@@ -22,10 +22,9 @@ from astromesh.durable.base import (
     RunStore,
     RunTotals,
 )
-from astromesh.durable.remote_cancel import RemoteCancel
-from astromesh.durable.remote_events import RemoteEvents
-from astromesh.durable.run_archive import RunArchive
+from astromesh.durable.remote_runs import RemoteCancel, RemoteEvents
 from astromesh.durable.run_registry import (
+    RunArchive,
     RunRecords,
     RunRegistry,
     event_not_reached,

@@ -21,10 +21,11 @@ from types import TracebackType
 from typing import Any, Generic, Self, TypeVar
 from weakref import WeakValueDictionary
 
-from astromesh.durable.base import ConcurrencyPolicy, SessionLease, SessionLeases
+from astromesh.durable.base import ConcurrencyPolicy
 from astromesh.durable.leases import LEASE_SECONDS, REQUEST_SECONDS, PeriodicJob
 from astromesh.errors import AstromeshError, LeaseLost, SessionBusy
 from astromesh.logs import get_logger
+from astromesh.memory.base import SessionLease, SessionLeases
 from astromesh.runtime.message_order import (
     MessageOrder,
     Place,

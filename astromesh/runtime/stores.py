@@ -5,8 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from astromesh.durable.base import BudgetStore, DurableBackend, RunStore, TaskStore
+from astromesh.durable.base import DurableBackend, RunStore
+from astromesh.durable.budgets import BudgetStore
 from astromesh.durable.leases import RetentionPolicy
+from astromesh.durable.tasks import TaskStore
 from astromesh.plugins import Plugins
 from astromesh.runtime.bootstrap import RuntimeState, open_durable_backend
 from astromesh.storage.sqlite import default_file

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import orjson
 
-from astromesh.durable.base import JournalStep, StepKind, TaskWait
+from astromesh.durable.base import JournalStep, StepKind
 from astromesh.durable.fork import (
     Edit,
     check_edit,
@@ -28,6 +28,7 @@ from astromesh.durable.recording import Redactor, redacted_question
 from astromesh.durable.step_log import NESTED_MARK as _RUN
 from astromesh.durable.step_log import NODE_PREFIX
 from astromesh.durable.steps import EditKind, agent_at, as_shown, editable, listed, step_content, step_json
+from astromesh.durable.tasks import TaskWait
 from astromesh.errors import InvalidInput, TaskNotFound
 from astromesh.graph.call_record import hash_of
 from astromesh.runtime.task_journal import numbered_steps_of_runs, steps_of_runs

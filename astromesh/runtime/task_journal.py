@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+from astromesh.durable.approvals import UncountedWaits
 from astromesh.durable.base import JournalStep
 from astromesh.durable.fork import is_effect
 from astromesh.durable.journal import RunJournal
-from astromesh.durable.replay_check import ReplayLog
+from astromesh.durable.replay import ReplayLog
 from astromesh.durable.step_log import NODE_PREFIX, StepLog
 from astromesh.durable.steps import NESTED
-from astromesh.durable.waits import UncountedWaits
 from astromesh.errors import AstromeshError
 from astromesh.tools.base import HumanQuestion
 from astromesh.types import CompletionRequest, CompletionResult, JsonObject

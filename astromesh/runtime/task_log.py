@@ -10,9 +10,9 @@ from functools import partial
 from typing import Any, NamedTuple
 
 from astromesh.config.workflow.operations import METRICS
-from astromesh.durable.base import Artifact, TaskChange, TaskControl, TaskRow, TaskStore
 from astromesh.durable.failpoints import parse_failpoint
 from astromesh.durable.recording import Redactor
+from astromesh.durable.tasks import Artifact, TaskChange, TaskControl, TaskRow, TaskStore
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.runtime.task_forks import redacted_steps, redacted_waits
 from astromesh.telemetry.clock import Clock

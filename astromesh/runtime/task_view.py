@@ -8,9 +8,9 @@ from contextlib import suppress
 from typing import Any
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.base import ENDED_TASK_STATUSES, Artifact, ArtifactFilter, TaskRow, TaskStore
 from astromesh.durable.comparison import ComparedTask, compare
 from astromesh.durable.run_registry import event_not_reached
+from astromesh.durable.tasks import ENDED_TASK_STATUSES, Artifact, ArtifactFilter, TaskRow, TaskStore
 from astromesh.errors import Conflict, InvalidInput, NotWaiting, StoreError, TaskNotFound
 from astromesh.plugins import Resources
 from astromesh.runtime.agent_directory import AgentDirectory

@@ -14,7 +14,7 @@ from typing import Any
 
 from astromesh.access.scopes import DECIDE, Viewer, permits
 from astromesh.durable.approvals import check_decision
-from astromesh.durable.base import OpenQuestion, TaskControl, TaskRow, TaskStore, TaskWait
+from astromesh.durable.tasks import OpenQuestion, TaskControl, TaskRow, TaskStore, TaskWait
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import ApprovalNotFound, Conflict, Forbidden, InvalidInput, NotWaiting, TaskNotFound
 from astromesh.runtime.runs import Decision

@@ -13,15 +13,7 @@ from dataclasses import replace
 from functools import partial
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.base import (
-    Artifact,
-    IdempotencyKey,
-    StoredCallback,
-    TaskQueueDepth,
-    TaskRow,
-    TaskStatus,
-    TaskStore,
-)
+from astromesh.durable.base import IdempotencyKey, StoredCallback
 from astromesh.durable.callbacks import CallbackSource
 from astromesh.durable.fork import Edit
 from astromesh.durable.leases import (
@@ -34,6 +26,7 @@ from astromesh.durable.leases import (
     expiry_job,
 )
 from astromesh.durable.serialization import caller_of, caller_to_json
+from astromesh.durable.tasks import Artifact, TaskQueueDepth, TaskRow, TaskStatus, TaskStore
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import (
     AstromeshError,

@@ -10,8 +10,8 @@ from typing import Any
 
 from astromesh.config.schedules import WorkflowSchedule
 from astromesh.config.workflow.folder import WORKFLOW
-from astromesh.durable.base import TaskRow
 from astromesh.durable.recording import Redactor
+from astromesh.durable.tasks import TaskRow
 from astromesh.errors import (
     Conflict,
     InvalidConfiguration,

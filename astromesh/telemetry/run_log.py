@@ -123,7 +123,7 @@ class RunLog(Struct, eq=False):
         sampled: whether the caller samples the trace; None: not decided.
         ended_at: `clock.monotonic()` of its end.
         dropped_through: `seq` of the last dropped event.
-        recording: its steps until they are stored (`durable.plain_recording`). None: it is not recorded.
+        recording: its steps until they are stored (`durable.recording.Recording`). None: it is not recorded.
     """
 
     run_id: str

@@ -18,8 +18,8 @@ from typing import Any
 
 from astromesh.access.scopes import Viewer
 from astromesh.durable import sqlite
-from astromesh.durable.base import ENDED_TASK_STATUSES
 from astromesh.durable.failpoints import parse_failpoint
+from astromesh.durable.tasks import ENDED_TASK_STATUSES
 from astromesh.orchestration import patterns
 from astromesh.runtime import task_log
 from astromesh.runtime.records import TaskRequest

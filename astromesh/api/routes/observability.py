@@ -15,8 +15,9 @@ from astromesh.api.dependencies import Limit, LongLimit, PageCursor, scope
 from astromesh.api.fast_routes import HEALTH_PATH, LIVE_PATH, READY_PATH, live, ready
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import LiveOut, ReadyOut, TracesOut, TraceSpansOut, answers, problems
-from astromesh.durable.base import QueueDepth, RunQuery, RunStatus, TaskQueueDepth
+from astromesh.durable.base import QueueDepth, RunQuery, RunStatus
 from astromesh.durable.leases import LEASE_SECONDS
+from astromesh.durable.tasks import TaskQueueDepth
 from astromesh.errors import TraceNotFound
 from astromesh.telemetry.clock import iso_time
 from astromesh.telemetry.prometheus import exposition

@@ -15,7 +15,8 @@ from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, pa
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import ReceivedOut, answers, problems
 from astromesh.channels.base import ChannelBacklog, InboxWorker, WebhookRequest
-from astromesh.durable.base import BudgetAccount, BudgetAmounts, DeliveryQuery
+from astromesh.durable.base import DeliveryQuery
+from astromesh.durable.budgets import BudgetAccount, BudgetAmounts
 from astromesh.durable.callbacks import delivery_json
 from astromesh.errors import CallbackNotFound, ChannelNotFound
 from astromesh.runtime.agent import Agent

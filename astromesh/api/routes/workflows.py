@@ -55,8 +55,8 @@ from astromesh.api.schemas import (
     problems,
     request_body,
 )
-from astromesh.durable.base import Artifact, ArtifactFilter, ArtifactType
 from astromesh.durable.steps import EditKind
+from astromesh.durable.tasks import Artifact, ArtifactFilter, ArtifactType
 from astromesh.runtime.records import TaskRequest
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import JsonObject

@@ -24,7 +24,7 @@ from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.durable.approvals import decide, decisions_of
 from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore
-from astromesh.durable.remote_cancel import cancel_remotely
+from astromesh.durable.remote_runs import cancel_remotely
 from astromesh.durable.run_registry import run_json
 from astromesh.errors import AstromeshError, InvalidInput, NetError, RunNotFound, UpstreamError
 from astromesh.net.http import Http

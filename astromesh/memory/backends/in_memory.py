@@ -10,13 +10,13 @@ from typing import ClassVar, NamedTuple, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.durable.base import SessionLeases
 from astromesh.memory.base import (
     NO_SESSION,
     EpisodicOptions,
     OwnedEvent,
     RecalledTurns,
     SessionInfo,
+    SessionLeases,
     Summary,
     encode_events,
     no_session,

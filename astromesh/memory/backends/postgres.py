@@ -8,11 +8,11 @@ from typing import Any, ClassVar, Self
 
 from pydantic import BaseModel
 
-from astromesh.durable.base import SessionLease
 from astromesh.memory.backends.sql import SqlConversations, SqlEvents, SqlLeases
 from astromesh.memory.base import (
     EpisodicOptions,
     RecalledTurns,
+    SessionLease,
     Summary,
     encode_events,
     lease_lost,

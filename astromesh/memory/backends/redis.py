@@ -11,12 +11,12 @@ from typing import Any, ClassVar, Self
 import orjson
 from pydantic import BaseModel, ConfigDict, Field, SecretStr
 
-from astromesh.durable.base import SessionLease
 from astromesh.errors import InvalidInput
 from astromesh.memory.base import (
     NO_SESSION,
     RecalledTurns,
     SessionInfo,
+    SessionLease,
     Summary,
     lease_lost,
     no_session,

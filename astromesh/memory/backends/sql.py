@@ -10,13 +10,13 @@ from typing import Any, ClassVar
 
 import orjson
 
-from astromesh.durable.base import SessionLease
 from astromesh.memory.base import (
     NO_SESSION,
     EpisodicOptions,
     OwnedEvent,
     RecalledTurns,
     SessionInfo,
+    SessionLease,
     Summary,
     session_info,
 )

@@ -14,9 +14,15 @@ from typing import ClassVar, NamedTuple, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.durable.base import SessionLease, SessionLeases
 from astromesh.memory.backends.sql import SqlConversations, SqlEvents, SqlLeases
-from astromesh.memory.base import EpisodicOptions, encode_events, lease_lost, no_session
+from astromesh.memory.base import (
+    EpisodicOptions,
+    SessionLease,
+    SessionLeases,
+    encode_events,
+    lease_lost,
+    no_session,
+)
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import expire_periodically, opened_store, store_schema
 from astromesh.storage.queries import SqlStore, Transaction, store_queries

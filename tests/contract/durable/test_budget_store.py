@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astromesh.durable.base import (
+from astromesh.durable.budgets import (
     BudgetAccount,
     BudgetAmounts,
     BudgetCaps,
@@ -20,8 +20,11 @@ from astromesh.durable.base import (
     BudgetRefusal,
     BudgetStore,
     Reservation,
+    add_amounts,
+    entries_of,
+    grant_of,
+    negate,
 )
-from astromesh.durable.budgets import add_amounts, entries_of, grant_of, negate
 from astromesh.plugins import Plugins
 from astromesh.testing import ManualClock
 from tests.platform.stores import deps_of

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.durable.base import GraphRunRow, GraphStore, JournalStep, SegmentClaim
-from astromesh.durable.graph_store import MAX_CACHED
+from astromesh.durable.base import GraphRunRow, JournalStep, SegmentClaim
+from astromesh.durable.graph_runs import MAX_CACHED, GraphStore
 from astromesh.errors import Conflict, InvalidInput, LeaseLost
 from astromesh.plugins import Deps, Plugins
 from astromesh.testing import ManualClock

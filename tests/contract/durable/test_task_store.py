@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from astromesh.durable.base import (
+from astromesh.durable.base import DeliveryQuery, StoredCallback
+from astromesh.durable.tasks import (
     Artifact,
     ArtifactFilter,
-    DeliveryQuery,
-    StoredCallback,
     TaskChange,
     TaskControl,
     TaskRow,

@@ -8,9 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.durable.base import SessionLease
 from astromesh.errors import LeaseLost
-from astromesh.memory.base import ConversationStore
+from astromesh.memory.base import ConversationStore, SessionLease
 from astromesh.plugins import Plugins
 from astromesh.testing import ManualClock
 from astromesh.types import SessionKey, Turn

@@ -10,7 +10,7 @@ import asyncpg
 import pytest
 import yaml
 
-from astromesh.durable.base import (
+from astromesh.durable.budgets import (
     BudgetAccount,
     BudgetAmounts,
     BudgetCaps,

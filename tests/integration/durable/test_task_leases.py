@@ -9,8 +9,8 @@ import pytest
 import yaml
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.base import ENDED_TASK_STATUSES, TaskRow
 from astromesh.durable.leases import EXPIRY_SECONDS, FOLDER, LEASE_SECONDS
+from astromesh.durable.tasks import ENDED_TASK_STATUSES, TaskRow
 from astromesh.errors import LeaseLost, QueueFull, StoreUnavailable, TaskNotFound
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest

@@ -12,7 +12,7 @@ import typer
 from msgspec import Struct, field
 
 from astromesh.cli.commands import workflow as command
-from astromesh.durable.base import ArtifactFilter
+from astromesh.durable.tasks import ArtifactFilter
 from astromesh.errors import AstromeshError, InvalidInput, MissingKey, ProviderUnavailable
 from astromesh.graph.call_record import request_hash
 from astromesh.runtime.records import TaskRequest

@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from astromesh.durable.payloads import MAX_INLINE, Joiner, Splitter, references, to_json, unpack
+from astromesh.durable.sql_tasks import MAX_INLINE, Joiner, Splitter, references, to_json, unpack
 
 LARGE = "x" * (MAX_INLINE + 1)
 

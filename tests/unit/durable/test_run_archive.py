@@ -10,7 +10,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from astromesh.durable.base import RunRow
-from astromesh.durable.run_archive import RunArchive
+from astromesh.durable.run_registry import RunArchive
 from astromesh.errors import StoreError, StoreUnavailable
 from astromesh.graph.ledger import RunLedger
 from astromesh.telemetry.run_log import RunLog

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
-from astromesh.durable.base import SessionLease
+from astromesh.memory.base import SessionLease
 from astromesh.runtime.sessions import SessionLeaseHolder, SessionLock, Sessions
 from astromesh.types import SessionKey
 
