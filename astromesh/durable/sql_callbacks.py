@@ -1,16 +1,28 @@
-"""Callbacks for both databases: queries in `sql/runs.sql` and `sql/tasks.sql`; triggers make deliveries."""
+"""Callbacks for both databases; triggers of the tables of runs and Tasks make the deliveries.
+
+Queries are in `sql/callbacks.sql`, those of the callbacks of runs alone in `sql/runs.sql`.
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 from astromesh.durable.base import Delivery, DeliveryQuery, StoredCallback, TakenDelivery
-from astromesh.storage.queries import Row, SqlStore, Transaction
+from astromesh.storage.queries import Dialect, Row, SqlStore, Transaction
 
 
 class SqlDeliveries(SqlStore):
     """A DeliveryStore in the database of the runs or Tasks."""
+
+    #: the fragments of `sql/callbacks.sql`
+    delivery_tables: ClassVar[Mapping[str, str]]
+    shared_files: ClassVar[Sequence[str]] = ("callbacks",)
+
+    @classmethod
+    def fragments(cls, dialect: Dialect) -> Mapping[str, str]:
+        return cls.delivery_tables
 
     async def take_callbacks(self, now: float, until: float, limit: int) -> tuple[TakenDelivery, ...]:
         rows = await self._queries.write("take_callbacks", now, until, limit)
@@ -40,6 +52,16 @@ class SqlDeliveries(SqlStore):
 
 class SqlCallbacks(SqlDeliveries):
     """A CallbackStore in the database of the runs."""
+
+    delivery_tables: ClassVar[Mapping[str, str]] = {
+        "callbacks": "callbacks",
+        "deliveries": "callback_deliveries",
+        "subjects": "runs",
+        "id": "run_id",
+        "target": "agent",
+        "is_open": "s.status IN ('queued', 'running', 'waiting')",
+        "words": "publisher, name",
+    }
 
     package: ClassVar[str] = "astromesh.durable"
     name: ClassVar[str] = "runs"

@@ -161,7 +161,7 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
 
     @classmethod
     def fragments(cls, dialect: Dialect) -> Mapping[str, str]:
-        return run_fragments(dialect)
+        return {**super().fragments(dialect), **run_fragments(dialect)}
 
     async def accept(
         self,
@@ -603,7 +603,7 @@ async def _store_attachments(
 
 
 def _where(filter: RunQuery) -> tuple[object, ...]:
-    """Returns the parameters of the queries `list`, `count` and `usage`, without the page."""
+    """Returns the parameters of the fragment `matches`."""
     # a text, and a number or boolean, as JSON writes them
     values = [(key, json.dumps(value, ensure_ascii=False), value) for key, value in filter.metadata]
     said = json.dumps(filter.tags), json.dumps(values)

@@ -61,12 +61,22 @@ class SqlTasks(SqlDeliveries):
 
     package: ClassVar[str] = "astromesh.durable"
     name: ClassVar[str] = "tasks"
+    delivery_tables: ClassVar[Mapping[str, str]] = {
+        "callbacks": "task_callbacks",
+        "deliveries": "task_deliveries",
+        "subjects": "tasks",
+        "id": "task_id",
+        "target": "workflow",
+        "is_open": "s.finished_at = 0",
+        "words": "'', ''",
+    }
 
     @classmethod
     def fragments(cls, dialect: Dialect) -> Mapping[str, str]:
         mark = "?" if dialect == "sqlite" else "$"
         values = (f"{mark}{n}" for n in range(1, len(_COLUMNS) + 1))
-        return {"columns": ", ".join(_COLUMNS), "values": ", ".join(values)}
+        own = {"columns": ", ".join(_COLUMNS), "values": ", ".join(values)}
+        return {**super().fragments(dialect), **own}
 
     def __init__(self, queries: Queries, clock: Clock) -> None:
         super().__init__(queries, clock)

@@ -23,7 +23,7 @@ from astromesh.errors import AstromeshError, ConfigError, InvalidInput, StoreErr
 from astromesh.logs import get_logger
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, store_schema
-from astromesh.storage.queries import Dialect, SqlStore, TransactionWork, store_queries
+from astromesh.storage.queries import Dialect, SqlStore, TransactionWork, queries_of
 from astromesh.storage.retry import NOT_TEXT, NotSent, ShieldedTasks, retry_until_deadline
 
 #: the store as a whole is unavailable now; longest prefix first
@@ -456,7 +456,7 @@ class PostgresStore(SqlStore):
         """Raises: ConfigError: no URL, or a newer astromesh wrote the tables. StoreError: no permission."""
         database = await shared_postgres(deps)
         await database.migrate(store_schema(cls, "postgres"))
-        statements = store_queries(cls.package, cls.name, "postgres", cls.fragments("postgres"))
+        statements = queries_of(cls, "postgres")
         return cls(PostgresQueries(database, statements), deps.clock)
 
 

@@ -121,6 +121,8 @@ class SqlStore:
     #: package that holds the folder `sql`, and name of the files there and of the schema
     package: ClassVar[str]
     name: ClassVar[str]
+    #: names of further files, which other stores of the package have too
+    shared_files: ClassVar[Sequence[str]] = ()
 
     def __init__(self, queries: Queries, clock: Clock) -> None:
         self._queries, self._clock = queries, clock
@@ -168,10 +170,18 @@ def to_sqlite(query: str) -> str:
     return query
 
 
+def queries_of(store: type[SqlStore], dialect: Dialect) -> Mapping[str, str]:
+    """Returns the queries of a store by name, those of its shared files included."""
+    found: dict[str, str] = {}
+    for name in (*store.shared_files, store.name):
+        found.update(store_queries(store.package, name, dialect, store.fragments(dialect)))
+    return found
+
+
 def store_queries(
     package: str, name: str, dialect: Dialect, fragments: Mapping[str, str]
 ) -> Mapping[str, str]:
-    """Returns the queries of a store by name.
+    """Returns the queries of a file by name, and of the one beside it for this database alone.
 
     Args:
         fragments: replace `{NAME}` in the queries, as the sections `-- fragment: NAME` of the files do.
@@ -183,11 +193,11 @@ def store_queries(
     sections = {**shared, **own}
     parts = {key: text for (kind, key), text in sections.items() if kind == "fragment"}
     parts.update(fragments)
-    return {
-        key: _PLACEHOLDER.sub(lambda found: parts[found[1]], text)
-        for (kind, key), text in sections.items()
-        if kind == "name"
-    }
+
+    def filled(text: str) -> str:
+        return _PLACEHOLDER.sub(lambda found: filled(parts[found[1]]), text)
+
+    return {key: filled(text) for (kind, key), text in sections.items() if kind == "name"}
 
 
 def _sections(file: Traversable) -> dict[tuple[str, str], str]:

@@ -29,7 +29,7 @@ from astromesh.errors import AstromeshError, StoreUnavailable
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, migrate, store_schema
 from astromesh.storage.private_files import private_file, private_folder
-from astromesh.storage.queries import Dialect, Row, SqlStore, TransactionWork, store_queries
+from astromesh.storage.queries import Dialect, Row, SqlStore, TransactionWork, queries_of
 from astromesh.storage.writer_thread import UNSYNCED, ConnectionThread, Item, Result, Work
 
 T = TypeVar("T")
@@ -303,7 +303,7 @@ class SqliteStore(SqlStore):
         """Raises: StoreUnavailable: the file cannot be used. ConfigError: a newer astromesh wrote it."""
         database = await shared_database(deps)
         await database.migrate(store_schema(cls, "sqlite"))
-        statements = store_queries(cls.package, cls.name, "sqlite", cls.fragments("sqlite"))
+        statements = queries_of(cls, "sqlite")
         return cls(SqliteQueries(database, statements), deps.clock)
 
 

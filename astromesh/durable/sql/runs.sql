@@ -35,6 +35,13 @@ t (tenant) AS (
         WHERE status = 'queued' AND durable = TRUE AND agent = $1 AND tenant > t.tenant)
     FROM t WHERE t.tenant IS NOT NULL)
 
+-- fragment: matches
+-- What a caller asks for: the values 1 to 11 of `_where` (sql_runs.py).
+tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
+    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
+    AND run_id >= $8 AND ($9 = '' OR run_id < $9) AND cost_usd >= $10
+    AND ($11 = 0.0 OR finished_at - created_at >= $11)
+
 -- name: add
 INSERT INTO astromesh.runs ({columns}, queued_at) VALUES ({values})
 
@@ -67,18 +74,12 @@ SELECT {columns} FROM astromesh.runs WHERE run_id = $1
 
 -- name: list
 SELECT {columns} FROM astromesh.runs
-WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
-    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
-    AND run_id >= $8 AND ($9 = '' OR run_id < $9) AND cost_usd >= $10
-    AND ($11 = 0.0 OR finished_at - created_at >= $11) AND ($13 = '' OR run_id < $13)
+WHERE {matches} AND ($13 = '' OR run_id < $13)
 ORDER BY run_id DESC LIMIT $12
 
 -- name: count
 SELECT count(*) FROM astromesh.runs
-WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
-    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
-    AND run_id >= $8 AND ($9 = '' OR run_id < $9) AND cost_usd >= $10
-    AND ($11 = 0.0 OR finished_at - created_at >= $11)
+WHERE {matches}
 
 -- name: queued
 -- A run that is accepted for later is not ordered and does not count before its time.
@@ -308,10 +309,7 @@ SELECT coalesce(sum(input_tokens), 0)::bigint, coalesce(sum(output_tokens), 0)::
     coalesce(sum(cached_tokens), 0)::bigint, coalesce(sum(cost_usd), 0.0), coalesce(bool_or(estimated), FALSE),
     coalesce(sum(reasoning_tokens), 0)::bigint, coalesce(sum(cache_write_tokens), 0)::bigint
 FROM astromesh.runs r
-WHERE tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
-    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
-    AND run_id >= $8 AND ($9 = '' OR run_id < $9) AND cost_usd >= $10
-    AND ($11 = 0.0 OR finished_at - created_at >= $11)
+WHERE {matches}
     AND (parent = '' OR NOT EXISTS (
         SELECT 1 FROM astromesh.runs a WHERE a.run_id = split_part(r.parent, '.', 1)
             AND a.tenant = $1 AND ($2::text IS NULL OR a.owner = $2) AND ($3 = '' OR a.agent = $3)
@@ -387,41 +385,6 @@ DELETE FROM astromesh.callback_deliveries WHERE run_id = $1 AND callback IN (
 
 -- name: delete_callback
 DELETE FROM astromesh.callbacks WHERE run_id = $1 AND publisher = $2 AND name = $3
-
--- name: take_callbacks
--- A delivery that is taken is due again if the process that has it dies.
-UPDATE astromesh.callback_deliveries
-SET attempts = attempts + 1, due_at = $2, began_at = CASE WHEN began_at > 0.0 THEN began_at ELSE $1 END
-WHERE id IN (
-    SELECT id FROM astromesh.callback_deliveries WHERE state = 'pending' AND due_at <= $1
-    ORDER BY due_at LIMIT $3 FOR UPDATE SKIP LOCKED)
-RETURNING id, callback, run_id, event, attempts, began_at
-
--- name: callback
-SELECT url, events, headers, publisher, name FROM astromesh.callbacks WHERE id = $1
-
--- name: end_callback_attempt
-UPDATE astromesh.callback_deliveries SET state = $2, due_at = $3, http_status = $4, error = $5
-WHERE id = $1 AND state = 'pending'
-
--- name: callbacks_expected
-SELECT EXISTS (SELECT 1 FROM astromesh.callback_deliveries WHERE state = 'pending')
-    OR EXISTS (
-        SELECT 1 FROM astromesh.callbacks c JOIN astromesh.runs r ON r.run_id = c.run_id
-        WHERE r.status IN ('queued', 'running', 'waiting'))
-
--- name: callbacks
-SELECT d.id, d.run_id, r.agent, d.event, c.url, d.state, d.attempts, d.began_at, d.due_at, d.http_status, d.error
-FROM astromesh.callback_deliveries d
-    JOIN astromesh.callbacks c ON c.id = d.callback JOIN astromesh.runs r ON r.run_id = d.run_id
-WHERE r.tenant = $1 AND ($2::text IS NULL OR r.owner = $2) AND ($3 = '' OR d.state = $3)
-    AND ($4 = '' OR d.run_id = $4) AND ($5 = 0 OR d.id < $5)
-ORDER BY d.id DESC LIMIT $6
-
--- name: retry_callback
-UPDATE astromesh.callback_deliveries SET state = 'pending', due_at = 0.0, began_at = 0.0
-WHERE id = $1 AND state = 'dead' AND run_id IN (
-    SELECT run_id FROM astromesh.runs WHERE tenant = $2 AND ($3::text IS NULL OR owner = $3))
 
 -- fragment: schedule_columns
 id, tenant, owner, caller, kind, target, request, cron, timezone, jitter, on_missed, from_file, paused, created_at,

@@ -9,7 +9,8 @@ import pytest
 
 from astromesh.durable.sql_runs import SqlRuns
 from astromesh.durable.sql_tasks import SqlTasks
-from astromesh.storage.queries import store_queries, to_sqlite
+from astromesh.durable.sqlite import SqliteRuns
+from astromesh.storage.queries import queries_of, store_queries, to_sqlite
 
 
 @pytest.mark.parametrize(
@@ -46,5 +47,19 @@ def test_a_fragment_that_nobody_defines_is_an_error():
 
 
 def test_every_query_of_tasks_is_sql_that_sqlite_knows():
-    statements = store_queries("astromesh.durable", "tasks", "sqlite", SqlTasks.fragments("sqlite"))
+    statements = queries_of(SqlTasks, "sqlite")
     assert all(sqlite3.complete_statement(text + ";") for text in statements.values())
+
+
+def test_runs_and_tasks_have_the_queries_of_one_file_for_their_own_tables():
+    runs, tasks = queries_of(SqliteRuns, "sqlite"), queries_of(SqlTasks, "sqlite")
+    assert "FROM callback_deliveries d" in runs["callbacks"]
+    assert (
+        runs["callbacks"]
+        .replace("callback_deliveries", "task_deliveries")
+        .replace("JOIN callbacks", "JOIN task_callbacks")
+        .replace("JOIN runs", "JOIN tasks")
+        .replace("run_id", "task_id")
+        .replace("s.agent", "s.workflow")
+        == (tasks["callbacks"])
+    )
