@@ -46,10 +46,11 @@ run: $(VENV)/.runtime $(VENV)/.project $(VENV)/.console ## serve the agents in c
 # -- checking -------------------------------------------------------------------------------------
 
 # Types are checked beside the tests, whose assertions are rewritten once for all workers.
+# The slowest fifty tests stand above the summary.
 test: lint ## lint, types and all tests
 	@report=$$(mktemp); $(BIN)/mypy >$$report 2>&1 & types=$$!; \
 	$(PYTEST) --collect-only -q >/dev/null 2>&1; \
-	$(PYTEST) -n auto --maxschedchunk 40 $(AGAIN) $(ARGS); tests=$$?; \
+	$(PYTEST) -n auto --maxschedchunk 40 --durations=50 --durations-min=1 $(AGAIN) $(ARGS); tests=$$?; \
 	wait $$types; types=$$?; cat $$report; rm -f $$report; [ $$types -ne 0 ] || exit $$tests; exit $$types
 
 lint: venv ## style and layout of the code

@@ -86,6 +86,13 @@ def trust_one_authority() -> None:
     os.environ["SSL_CERT_FILE"] = str(path)
 
 
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Lets a worker of xdist clean up: it is interrupted where that takes longer than five seconds."""
+    if hasattr(session.config, "workerinput"):
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+
+
 def pytest_unconfigure() -> None:
     if forked.shared.cache_info().currsize:
         forked.shared().close()

@@ -15,7 +15,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit, urlunsplit
 
-from tests.platform.processes import Command, Server, User, free_port, plain_environment
+from tests.platform.processes import Command, ServerInFolder, User, free_port, plain_environment
 from tests.platform.reaper import reaper
 
 SETTINGS = {
@@ -41,7 +41,7 @@ EMPTY = """
 """
 
 
-class PostgresServer:
+class PostgresServer(ServerInFolder):
     """A server of its own, stoppable and startable at one URL.
 
     Attributes:
@@ -49,43 +49,30 @@ class PostgresServer:
     """
 
     def __init__(self) -> None:
-        self._home = reaper().temporary_directory("postgres")
+        home = reaper().temporary_directory("postgres")
         self._user = _user()
-        self._binaries = _binaries(self._home, self._user)
+        self._binaries = _binaries(home, self._user)
         self._password = secrets.token_hex(16)
         self.port = free_port()
         self.url = f"postgresql://postgres:{self._password}@127.0.0.1:{self.port}/postgres"
-        self._initdb()
-        self._server = Server(self._serve(), self._home / "log", self._answers, signal.SIGINT)
+        self._initdb(home)
+        super().__init__(home, self._serve(home), self._is_ready, signal.SIGINT)
 
     @property
     def binaries(self) -> Path:
         """The folder of pg_dump, pg_restore and the others."""
         return self._binaries
 
-    @property
-    def running(self) -> bool:
-        return self._server.running
-
-    def start(self) -> None:
-        self._server.start()
-
-    def stop(self) -> None:
-        """Fast shutdown: all connections are cut, data is written."""
-        self._server.terminate()
-
     def crash(self) -> None:
         """Immediate shutdown: nothing is written any more, the next start recovers from the log."""
-        self._server.signal(signal.SIGQUIT)
-        self._server.terminate()
+        self.signal(signal.SIGQUIT)
+        self.terminate()
 
     def close(self) -> None:
+        """A fast shutdown, which cuts all connections and leaves no shared memory behind."""
         if self.running:
             self.stop()
-        shutil.rmtree(self._home, ignore_errors=True)
-
-    def log(self) -> str:
-        return self._server.log()
+        super().close()
 
     def execute(self, statement: str) -> str:
         return execute(self.url, statement)
@@ -97,11 +84,11 @@ class PostgresServer:
             " where backend_type = 'client backend' and pid <> pg_backend_pid()"
         )
 
-    def _initdb(self) -> None:
-        secret = self._home / "password"
+    def _initdb(self, home: Path) -> None:
+        secret = home / "password"
         secret.write_text(self._password)
         if self._user:
-            for path in (self._home, secret):
+            for path in (home, secret):
                 os.chown(path, self._user.uid, self._user.gid)
         options = [
             "--auth=scram-sha-256",
@@ -110,32 +97,32 @@ class PostgresServer:
             "--no-locale",
             "--encoding=UTF8",
         ]
-        self._run("initdb", *options, f"--pwfile={secret}", f"--pgdata={self._home / 'data'}")
+        self._run(home, "initdb", *options, f"--pwfile={secret}", f"--pgdata={home / 'data'}")
         secret.unlink()
 
-    def _serve(self) -> Command:
+    def _serve(self, home: Path) -> Command:
         settings = [word for name, value in SETTINGS.items() for word in ("-c", f"{name}={value}")]
         argv = [
             str(self._binaries / "postgres"),
             "-D",
-            str(self._home / "data"),
+            str(home / "data"),
             "-p",
             str(self.port),
             *settings,
         ]
-        return Command(argv, plain_environment(self._home), self._home, self._user)
+        return Command(argv, plain_environment(home), home, self._user)
 
-    def _answers(self) -> bool:
+    def _is_ready(self) -> bool:
         asked = subprocess.run(
             [BINARIES / "pg_isready", "-q", "-h", "127.0.0.1", "-p", str(self.port)], check=False
         )
         return asked.returncode == 0
 
-    def _run(self, program: str, *arguments: str) -> None:
+    def _run(self, home: Path, program: str, *arguments: str) -> None:
         done = subprocess.run(
             [str(self._binaries / program), *arguments],
-            env=plain_environment(self._home),
-            cwd=self._home,
+            env=plain_environment(home),
+            cwd=home,
             capture_output=True,
             text=True,
             check=False,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import random
+import shutil
 import signal
 import socket
 import subprocess
@@ -169,6 +170,29 @@ class Server:
 
     def log(self) -> str:
         return self._log.read_text(errors="replace") if self._log.exists() else ""
+
+
+class ServerInFolder(Server):
+    """A server with a folder of its own, which is removed when it is closed.
+
+    Args:
+        home: the folder; it takes the log, too.
+    """
+
+    def __init__(
+        self, home: Path, command: Command, answers: Callable[[], bool], quit_signal: int = signal.SIGTERM
+    ) -> None:
+        super().__init__(command, home / "log", answers, quit_signal)
+        self.home = home
+
+    def stop(self) -> None:
+        """Ask it to stop, and wait for its end; what it holds survives."""
+        self.terminate()
+
+    def close(self) -> None:
+        if self.running:
+            self.kill()
+        shutil.rmtree(self.home, ignore_errors=True)
 
 
 def free_port() -> int:

@@ -10,13 +10,13 @@ import urllib.request
 from pathlib import Path
 from typing import Any
 
-from tests.platform.processes import Command, Server, answers_http, free_port, plain_environment
+from tests.platform.processes import Command, ServerInFolder, answers_http, free_port, plain_environment
 from tests.platform.reaper import reaper
 
 _NO_LOOKUPS = Path(__file__).with_name("no_lookups.py")
 
 
-class RestateServer:
+class RestateServer(ServerInFolder):
     """A server of its own, which can be killed and started again; what it holds survives that.
 
     It looks for a newer release when it starts. No setting ends that, so it runs without lookups of names.
@@ -27,7 +27,7 @@ class RestateServer:
     """
 
     def __init__(self) -> None:
-        self._home = reaper().temporary_directory("restate")
+        home = reaper().temporary_directory("restate")
         ingress, admin, node = free_port(), free_port(), free_port()
         self.url, self.admin_url = f"http://127.0.0.1:{ingress}", f"http://127.0.0.1:{admin}"
         settings = {
@@ -49,28 +49,17 @@ class RestateServer:
             str(_binary()),
             "--no-logo",
             "--base-dir",
-            str(self._home / "data"),
+            str(home / "data"),
             "--node-name",
             "one",
         ]
-        command = Command(argv, plain_environment(self._home, settings), self._home)
-        self._server = Server(command, self._home / "log", self._answers)
-
-    @property
-    def running(self) -> bool:
-        return self._server.running
-
-    def start(self) -> None:
-        self._server.start()
-
-    def kill(self) -> None:
-        self._server.kill()
+        super().__init__(home, Command(argv, plain_environment(home, settings), home), self._is_healthy)
 
     def restart_empty(self) -> None:
         """Kills the server, and starts it without what it had stored."""
         if self.running:
             self.kill()
-        shutil.rmtree(self._home / "data", ignore_errors=True)
+        shutil.rmtree(self.home / "data", ignore_errors=True)
         self.start()
 
     def query(self, sql: str) -> list[dict[str, Any]]:
@@ -84,15 +73,7 @@ class RestateServer:
             rows: list[dict[str, Any]] = json.load(response)["rows"]
             return rows
 
-    def close(self) -> None:
-        if self.running:
-            self.kill()
-        shutil.rmtree(self._home, ignore_errors=True)
-
-    def log(self) -> str:
-        return self._server.log()
-
-    def _answers(self) -> bool:
+    def _is_healthy(self) -> bool:
         return answers_http(f"{self.url}/restate/health") and answers_http(f"{self.admin_url}/health")
 
 

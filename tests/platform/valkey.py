@@ -4,17 +4,16 @@ from __future__ import annotations
 
 import platform
 import secrets
-import shutil
 import socket
 from importlib.util import find_spec
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from tests.platform.processes import Command, Server, free_port, plain_environment
+from tests.platform.processes import Command, ServerInFolder, free_port, plain_environment
 from tests.platform.reaper import reaper
 
 
-class RedisServer:
+class RedisServer(ServerInFolder):
     """A server of its own, stoppable and startable at one URL; what it holds survives a restart.
 
     Attributes:
@@ -22,44 +21,23 @@ class RedisServer:
     """
 
     def __init__(self) -> None:
-        self._home = reaper().temporary_directory("redis")
+        home = reaper().temporary_directory("redis")
         self.port = free_port()
         password = secrets.token_hex(16)
         self.url = f"redis://:{password}@127.0.0.1:{self.port}/0"
-        settings = self._home / "valkey.conf"
+        settings = home / "valkey.conf"
         settings.write_text(
-            f"bind 127.0.0.1\nport {self.port}\nrequirepass {password}\ndir {self._home}\n"
+            f"bind 127.0.0.1\nport {self.port}\nrequirepass {password}\ndir {home}\n"
             'save ""\nappendonly yes\nappendfsync no\n'
         )
-        command = Command([str(_binary()), str(settings)], plain_environment(self._home), self._home)
-        self._server = Server(command, self._home / "log", self._answers)
-
-    @property
-    def running(self) -> bool:
-        return self._server.running
-
-    def start(self) -> None:
-        self._server.start()
-
-    def stop(self) -> None:
-        self._server.terminate()
-
-    def kill(self) -> None:
-        self._server.kill()
+        command = Command([str(_binary()), str(settings)], plain_environment(home), home)
+        super().__init__(home, command, self._pings)
 
     def flush(self) -> None:
         """Empty all databases."""
         ask(self.url, "FLUSHALL")
 
-    def close(self) -> None:
-        if self.running:
-            self.kill()
-        shutil.rmtree(self._home, ignore_errors=True)
-
-    def log(self) -> str:
-        return self._server.log()
-
-    def _answers(self) -> bool:
+    def _pings(self) -> bool:
         try:
             return ask(self.url, "PING") == "+PONG"
         except OSError:

@@ -306,7 +306,7 @@ def test_servers_die_with_pytest_even_when_it_is_killed(tmp_path: Path) -> None:
 
         def test_it(postgres_server, redis_server):
             here = Path(__file__).parent
-            (here / "homes").write_text(f"{postgres_server._home}\\n{redis_server._home}")
+            (here / "homes").write_text(f"{postgres_server.home}\\n{redis_server.home}")
             (here / "ready").touch()
             time.sleep(60)
     """
