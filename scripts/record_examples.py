@@ -21,7 +21,7 @@ import orjson
 from starlette.testclient import TestClient
 
 from astromesh.api.app import create_app
-from astromesh.graph.model_recording import VERSION, call_json
+from astromesh.graph.call_record import VERSION, call_json
 from astromesh.plugins import Plugins
 from astromesh.providers.base import Capabilities
 from astromesh.runtime.engine import AgentRuntime

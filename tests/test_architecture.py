@@ -72,7 +72,7 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # it reads the keys of `@tool(…)` as a block of YAML, for graphs that no agent surrounds
     "graph": ("telemetry", "tools", *SEAMS),
     # it opens models by name, for engines that no agent surrounds
-    "graph.engine_models": ("event_loops", "graph", "net", *SEAMS),
+    "graph.engine_plugins": ("event_loops", "graph", "net", *SEAMS),
     # facts about a user that have the same words are one
     "core": ("config", "knowledge.ranking", *GRAPHS),
     "orchestration": GRAPHS,
@@ -419,10 +419,10 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "graph.node_cache": ("a key of a cache raised",),
     "durable.writer": ("a store of any kind refused steps",),
     "graph.calls": ("books the usage and raises", "books the usage and raises"),
-    "graph.copies": ("comparing foreign values raised",),
+    "graph.private_state": ("comparing foreign values raised",),
     "graph.effects": ("copying a result runs foreign code", "a summary model raised", "an effect raised"),
     "graph.hooks": ("a hook raised",) * 3 + ("notifies hooks and raises",) * 2,
-    "graph.merging": ("a reducer raised",),
+    "graph.branches": ("a reducer raised",),
     "graph.nodes.guard": ("a guard raised",),
     "graph.nodes.human": ("a handler raised",),
     "graph.reasoning.prompts": ("a model raised",),

@@ -71,8 +71,8 @@ from astromesh.graph import prebuilt
 from astromesh.graph.base import BaseNode
 from astromesh.graph.engine import Input, as_messages
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.model_output import OutputSchema
 from astromesh.graph.records import ExecutionReport, GraphResult
-from astromesh.graph.structured_output import OutputSchema
 from astromesh.plugins import Plugins
 from astromesh.runtime.declarations import Declaration, LiveParts, SystemPrompt
 from astromesh.runtime.engine import AgentRuntime

@@ -18,7 +18,7 @@ from astromesh.errors import ConfigError, ToolFailed
 from astromesh.graph import prebuilt
 from astromesh.graph.base import BaseNode
 from astromesh.graph.graph import PromptGraph
-from astromesh.graph.structured_output import OutputSchema
+from astromesh.graph.model_output import OutputSchema
 from astromesh.guardrails.base import CheckContext, Rule, RuleStream, Verdict
 from astromesh.plugins import Plugins
 from astromesh.tools.base import Tool, ToolContext, ToolPort, ToolSource

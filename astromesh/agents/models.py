@@ -8,7 +8,7 @@ from typing import Any, TypeAlias
 
 from astromesh.agents.manifest import Live
 from astromesh.errors import ConfigError
-from astromesh.graph.models import FunctionModel, ModelFunction
+from astromesh.graph.calls import FunctionModel, ModelFunction
 from astromesh.plugins import Plugins
 from astromesh.providers.base import Capabilities, ModelPort, Provider, split_model_name
 from astromesh.types import CompletionRequest, CompletionResult, Delta, JsonObject, StreamBroken

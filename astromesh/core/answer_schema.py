@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from astromesh.errors import ConfigError
-from astromesh.graph.structured_output import OutputSchema
+from astromesh.graph.model_output import OutputSchema
 from astromesh.types import JsonObject, Message
 
 _MAX_FAULT_LENGTH = 1500

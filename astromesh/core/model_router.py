@@ -37,8 +37,7 @@ from astromesh.errors import (
     ProviderTimeout,
     ProviderUnavailable,
 )
-from astromesh.graph.call_bounds import CallBounds, bounds_of_providers, limited
-from astromesh.graph.ledger import OPEN_CALL
+from astromesh.graph.ledger import OPEN_CALL, CallBounds, bounds_of_providers, limited
 from astromesh.graph.scope import Scope
 from astromesh.providers.base import Provider
 from astromesh.telemetry.clock import Clock, SystemClock

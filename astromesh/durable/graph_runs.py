@@ -30,9 +30,8 @@ from astromesh.durable.serialization import step_of, step_values, text_of, value
 from astromesh.durable.step_log import StepLog
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import ApprovalNotFound, Conflict, Divergence, InvalidInput, LeaseLost, RunNotFound
-from astromesh.graph.checkpoints import Checkpoint
 from astromesh.graph.node_json import NotRecordable, to_json
-from astromesh.graph.records import Interrupt
+from astromesh.graph.records import Checkpoint, Interrupt
 from astromesh.plugins import Deps
 from astromesh.storage.queries import NoOptions, SqlStore, Transaction
 from astromesh.telemetry.clock import Clock

@@ -30,7 +30,7 @@ from astromesh.evaluation.base import (
     Verdict,
     golden_record,
 )
-from astromesh.graph.structured_output import OutputSchema
+from astromesh.graph.model_output import OutputSchema
 from astromesh.types import JsonObject
 
 #: entry of `ignore` for every key that ends with `_at`

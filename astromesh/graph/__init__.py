@@ -28,7 +28,6 @@ function with `@node`. During `execute`:
 from astromesh.graph import prebuilt
 from astromesh.graph.active_node import emit, interrupt
 from astromesh.graph.base import BaseNode
-from astromesh.graph.checkpoints import Checkpoint, GraphSnapshot
 from astromesh.graph.engine import PromptGraphEngine
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
@@ -69,7 +68,16 @@ from astromesh.graph.nodes.guard import Guard, GuardVerdict
 from astromesh.graph.nodes.human import HumanDecision, HumanRequest
 from astromesh.graph.nodes.system_prompt import Examples, FromState, Rules, Text
 from astromesh.graph.policies import CachePolicy, RetryPolicy
-from astromesh.graph.records import END, ExecutionReport, GraphResult, Interrupt, Mutation, NodeResult
+from astromesh.graph.records import (
+    END,
+    Checkpoint,
+    ExecutionReport,
+    GraphResult,
+    GraphSnapshot,
+    Interrupt,
+    Mutation,
+    NodeResult,
+)
 from astromesh.graph.state import GraphState
 from astromesh.graph.streams import GraphStream, StreamPart
 from astromesh.graph.transitions import Edge, Fork, Send

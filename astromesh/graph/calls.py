@@ -7,7 +7,8 @@ judge, worker, critic) are calls that a pattern makes for itself.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+import inspect
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
 from contextlib import aclosing
 from functools import partial
 from time import perf_counter
@@ -15,10 +16,16 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from astromesh.errors import AnswerTooLong, AstromeshError, ConfigError, InvalidToolCall, ProviderUnavailable
+from astromesh.errors import (
+    AnswerTooLong,
+    AstromeshError,
+    ConfigError,
+    InvalidToolCall,
+    ProviderRejected,
+    ProviderUnavailable,
+)
 from astromesh.graph.active_node import enter_tool, leave
-from astromesh.graph.call_bounds import bounds_of, limited
-from astromesh.graph.ledger import OPEN_CALL, OpenCall, RunLedger
+from astromesh.graph.ledger import OPEN_CALL, OpenCall, RunLedger, bounds_of, limited
 from astromesh.graph.runner import together
 from astromesh.graph.scope import NO_EVENTS, Journal, Scope, ToolCallRecord
 from astromesh.providers.base import ModelPort
@@ -442,3 +449,54 @@ def _visible_name(scope: Scope, tools: ToolPort, call: ToolCall) -> str:
     if any(spec.name == name for spec in tools.specs()):
         return name
     return (name if scope.visible_name is None else scope.visible_name(name))[:_MAX_NAME]
+
+
+# -- a function as a model --------------------------------------------------------------------------------
+
+
+#: Takes a CompletionRequest, returns a text or a CompletionResult.
+ModelFunction: TypeAlias = Callable[[CompletionRequest], Awaitable["CompletionResult | str"]]
+
+
+def as_model(value: Any) -> ModelPort:
+    """Returns a model, or a function as one.
+
+    Raises:
+        ConfigError: It is neither.
+    """
+    if hasattr(value, "complete"):
+        return value  # type: ignore[no-any-return]
+    if callable(value):
+        return FunctionModel(value)
+    raise ConfigError(f"{value!r} is not a model. Pass 'provider:name', a Provider or an async function.")
+
+
+class FunctionModel:
+    """A model that calls a function.
+
+    Args:
+        function: Takes a CompletionRequest; returns a text or a CompletionResult, or a coroutine of one.
+    """
+
+    def __init__(self, function: Callable[[CompletionRequest], Any]) -> None:
+        self._function = function
+        self.model = getattr(function, "__name__", type(function).__name__)
+        self.name = f"function/{self.model}"
+
+    async def complete(self, request: CompletionRequest) -> CompletionResult:
+        result = self._function(request)
+        if inspect.isawaitable(result):
+            result = await result
+        if isinstance(result, str):
+            return CompletionResult(result, provider="function", model=self.model)
+        if isinstance(result, CompletionResult):
+            return result
+        raise ProviderRejected(
+            f"The model function returned {result!r}, neither a text nor a CompletionResult."
+        )
+
+    async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
+        result = await self.complete(request)
+        if result.content:
+            yield Delta(result.content)
+        yield result

@@ -6,7 +6,7 @@
 
 SUMMARIZE_OUTPUT and VALIDATE_OUTPUT come first, so that nothing is written or cached before. LIGHTWEIGHT
 restores nothing: it replaces the model in the config of this execution alone. RETRYABLE wraps all of this
-(`retries`). The other flags work elsewhere: ENTRY and TERMINAL in the plan, INJECT_TOOLS in the tools of the
+(`policies`). The other flags work elsewhere: ENTRY and TERMINAL in the plan, INJECT_TOOLS in the tools of the
 node, PARALLEL_SAFE in `together`.
 """
 
@@ -26,6 +26,7 @@ from astromesh.errors import (
 from astromesh.graph.base import BaseNode
 from astromesh.graph.flags import BIT, NodeFlag
 from astromesh.graph.hooks import HookSet, NodeMetrics
+from astromesh.graph.model_output import output_schema
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.guard import as_guards, run_guards
 from astromesh.graph.records import ACTION_KEY, NO_USAGE, OUTPUT_SUFFIX, NodeResult, as_text, canonical_json
@@ -37,7 +38,6 @@ from astromesh.graph.state import (
     GraphState,
     read_only_view,
 )
-from astromesh.graph.structured_output import output_schema
 from astromesh.graph.transitions import ROUTE_FIELDS
 from astromesh.types import CompletionRequest, Message
 

@@ -11,16 +11,15 @@ from typing import Any, Generic, TypeAlias, cast
 
 from astromesh.durable.base import JournalStep
 from astromesh.errors import InvalidGraph, InvalidInput
-from astromesh.graph.checkpoints import Checkpoint, GraphSnapshot
+from astromesh.graph.calls import ModelFunction, as_model
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
-from astromesh.graph.models import ModelFunction, as_model
 from astromesh.graph.node_cache import NodeCache
 from astromesh.graph.node_config import NO_MODEL
 from astromesh.graph.nodes.human import human_handler
 from astromesh.graph.plan import CompileOptions, Plan, compile_graph
 from astromesh.graph.problems import known_roles, named_roles, unknown_role, unknown_roles
-from astromesh.graph.records import GraphResult, Interrupt, S
+from astromesh.graph.records import Checkpoint, GraphResult, GraphSnapshot, Interrupt, S
 from astromesh.graph.run import UNLIMITED_RETRIES, Run, RunSettings
 from astromesh.graph.scope import Scope
 from astromesh.graph.state import MAX_ITERATIONS
@@ -116,14 +115,14 @@ _CLOCK: Clock = SystemClock()
 
 def _named_models(main: ModelPort | str, names: Iterable[str], clock: Clock) -> ModelPort:
     # imported on first use, as the store is
-    module = importlib.import_module("astromesh.graph.engine_models")
+    module = importlib.import_module("astromesh.graph.engine_plugins")
     model: ModelPort = module.NamedModels(main, names, clock)
     return model
 
 
 def _store_of(url: str, clock: Clock) -> RunsStore:
     # imported on first use: it imports plugins, which an engine without a store does not need
-    module = importlib.import_module("astromesh.graph.engine_store")
+    module = importlib.import_module("astromesh.graph.engine_plugins")
     store: RunsStore = module.EngineStore(url, clock)
     return store
 

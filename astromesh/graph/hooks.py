@@ -16,9 +16,9 @@ from typing import Any, Protocol, TypeAlias
 
 from astromesh.errors import BudgetExhausted, ToolFailed, described, is_failure, text_of
 from astromesh.graph.base import BaseNode
-from astromesh.graph.inline_calls import HELD_SECONDS, call_inline, warn_of_hold
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.records import END, NO_USAGE, ExecutionReport, Mutation, NodeResult, invalid_field
+from astromesh.graph.runner import HELD_SECONDS, call_inline, warn_of_hold
 from astromesh.graph.state import GraphState
 from astromesh.types import ToolCall, ToolResult, Usage
 

@@ -278,7 +278,7 @@ class NodeConfig(UserDict[str, Any]):
         on_error: OnError = "fail",
         max_concurrency: int = MAX_CONCURRENCY,
     ) -> list[NodeResult]:
-        """Runs children concurrently, each on a copy of the state. `merging` describes what remains.
+        """Runs children concurrently, each on a copy of the state. `branches` describes what remains.
 
         Args:
             on_error: `fail` cancels the others and raises. `collect` returns every result, failed ones too.

@@ -23,6 +23,7 @@ from astromesh.graph.call_record import (
     message_to_json,
     messages_with_contents,
 )
+from astromesh.graph.model_output import output_schema
 from astromesh.graph.records import NO_USAGE, TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import (
     NO_RESTORES,
@@ -35,7 +36,6 @@ from astromesh.graph.state import (
     engine_forget,
     engine_write,
 )
-from astromesh.graph.structured_output import output_schema
 from astromesh.types import JsonObject, Message, ToolCall, Usage
 
 #: Keys of the context that hold objects of the engine. They are not shown.

@@ -26,17 +26,17 @@ from astromesh.graph.audibility import (
     nodes_before_guards,
 )
 from astromesh.graph.base import BaseNode
+from astromesh.graph.calls import as_model
 from astromesh.graph.effects import NodeCall, NodeWrapper, with_flags
 from astromesh.graph.flags import BIT, NodeFlag, mask
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.hooks import HookSet
-from astromesh.graph.models import as_model
 from astromesh.graph.node_cache import with_cache
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import AutonomousNode, is_built_in
 from astromesh.graph.nodes.function import FunctionNode, as_result
 from astromesh.graph.nodes.guard import Guard, GuardResults, as_guards, run_guards
-from astromesh.graph.policies import ATTEMPTS, RetryPolicy
+from astromesh.graph.policies import ATTEMPTS, RetryPolicy, with_retries
 from astromesh.graph.records import (
     ERROR_NODE,
     GRAPH_ONLY_STOPS,
@@ -46,7 +46,6 @@ from astromesh.graph.records import (
     NodeResult,
     invalid_field,
 )
-from astromesh.graph.retries import with_retries
 from astromesh.graph.runner import bounded, unit, wrapped
 from astromesh.graph.state import (
     NO_REDUCERS,

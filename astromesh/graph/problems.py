@@ -10,9 +10,9 @@ from typing import Any, Self, cast
 
 from astromesh.graph.base import BaseNode
 from astromesh.graph.flags import NodeFlag
-from astromesh.graph.nodes.autonomous import SKIPPABLE_GUARD
 from astromesh.graph.nodes.composite import FanOutNode, LoopNode, ParallelNode, RetryNode, SubgraphNode
 from astromesh.graph.nodes.guard import GuardNode
+from astromesh.graph.nodes.routing import SKIPPABLE_GUARD
 from astromesh.graph.records import END, ERROR_NODE, OUTPUT_SUFFIX
 from astromesh.graph.topology import GraphView, declared_targets, is_graph, nested_nodes, reachable, targets
 from astromesh.providers.base import missing_provider

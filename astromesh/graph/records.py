@@ -1,4 +1,4 @@
-"""The records of a run: node results, the report, the result.
+"""The records of a run: node results, the report, the result, the history of a stored run.
 
 It also holds the check of results that foreign code made, and canonical JSON.
 """
@@ -19,7 +19,7 @@ from msgspec import Struct, structs
 from typing_extensions import TypeVar
 
 from astromesh.errors import GraphError, GraphStopped, NodeFailed, OutputRefused
-from astromesh.graph.structured_output import json_of, whole_object
+from astromesh.graph.model_output import json_of, whole_object
 from astromesh.logs import redact_secrets
 from astromesh.types import JsonObject, Message, ToolCall, Usage
 
@@ -541,3 +541,48 @@ def invalid_field(result: NodeResult) -> str | None:
             shown = f"{value!r:.80}" if isinstance(value, str) else type(value).__name__
             return f"{name} must be {expected}, not {shown}"
     return None
+
+
+# -- the history of a stored run --------------------------------------------------------------------------
+
+
+class Checkpoint(Struct, frozen=True):
+    """A finished node of a stored run.
+
+    Args:
+        step: Its number among the steps of the run. Model calls and tool calls are steps, too.
+        path: The place of the node: `outer/inner`.
+        next: The node that follows, `__end__`, or an empty text if the run was stopped.
+        output: Of the node, as JSON.
+        error: Empty if the node succeeded.
+        finished_at: Seconds since the epoch.
+    """
+
+    step: int
+    path: str
+    next: str = ""
+    output: Any = None
+    error: str = ""
+    duration_ms: float = 0.0
+    usage: Usage = NO_USAGE
+    finished_at: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class GraphSnapshot(Generic[S]):
+    """The state of a run after a step.
+
+    Args:
+        step: The finished node, 0 for the start of the run.
+        path: Its place, empty for the start.
+        next: The node that follows, `__end__`, or an empty text if the run was stopped.
+        state: The typed state. None if the graph has none.
+    """
+
+    run_id: str
+    step: int
+    path: str
+    next: str
+    state: S
+    context: Mapping[str, Any]
+    messages: list[Message]

@@ -34,17 +34,15 @@ from astromesh.errors import (
     ToolError,
     is_failure,
 )
-from astromesh.graph import mutations
 from astromesh.graph.active_node import enter_node, leave
 from astromesh.graph.audibility import Audibility
 from astromesh.graph.base import BaseNode
+from astromesh.graph.branches import Branches, Branching
 from astromesh.graph.call_record import to_lenient_json
 from astromesh.graph.calls import SelectedTools, call_tool, call_tools
 from astromesh.graph.flags import BIT, NodeFlag
-from astromesh.graph.forks import Branching
-from astromesh.graph.inline_calls import HELD_SECONDS, warn_of_hold
+from astromesh.graph.graph import apply_actions, requested_actions
 from astromesh.graph.ledger import RunLedger
-from astromesh.graph.merging import Branches
 from astromesh.graph.node_cache import NodeCache
 from astromesh.graph.node_config import NO_CONFIG, STOPPED_MODEL, Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.node_record import NodeRecorder, RecordedVisit
@@ -65,7 +63,7 @@ from astromesh.graph.records import (
     StopReason,
     is_json_of,
 )
-from astromesh.graph.runner import together
+from astromesh.graph.runner import HELD_SECONDS, together, warn_of_hold
 from astromesh.graph.scope import NO_EVENTS, Scope
 from astromesh.graph.state import (
     NODE_CACHE,
@@ -944,7 +942,7 @@ async def apply_mutations(run: Run, plan: Plan, state: GraphState, result: NodeR
     node, settings = result.node_name, run.settings
     left = settings.max_mutations - sum(m.applied for m in run.mutations)
     limit = left if settings.allow_self_modification else None
-    graph, done = mutations.apply_actions(plan.graph, mutations.requested_actions(result.output), node, limit)
+    graph, done = apply_actions(plan.graph, requested_actions(result.output), node, limit)
     result.graph_mutations = done
     run.mutations += tuple(done)
     for mutation in done:

@@ -277,7 +277,7 @@ class GraphState:
         return other
 
     def fork(self, context: Mapping[str, Any]) -> GraphState:
-        """Returns a copy for one of several concurrent children. See `merging`.
+        """Returns a copy for one of several concurrent children. See `branches`.
 
         Args:
             context: Values that only this child sees.

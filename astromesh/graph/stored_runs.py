@@ -18,11 +18,10 @@ from msgspec.structs import replace
 
 from astromesh.durable.base import GraphRunRow, JournalStep, RunStatus
 from astromesh.errors import Divergence, GraphError, InvalidInput
-from astromesh.graph.checkpoints import Checkpoint
 from astromesh.graph.node_json import NotRecordable, Snapshot, context_to_json, to_json
 from astromesh.graph.node_record import NodeRecorder, RecordedVisit
 from astromesh.graph.plan import Plan, Step
-from astromesh.graph.records import TOOL_CALLS_PRESENT, Interrupt, NodeResult
+from astromesh.graph.records import TOOL_CALLS_PRESENT, Checkpoint, Interrupt, NodeResult
 from astromesh.graph.run import Run
 from astromesh.graph.scope import Journal
 from astromesh.graph.state import RESERVED_KEYS, GraphState
@@ -100,7 +99,7 @@ class GraphRuns(Protocol):
 
 
 class RunsStore(Protocol):
-    """The store of an engine. `engine_store.EngineStore` is one."""
+    """The store of an engine. `engine_plugins.EngineStore` is one."""
 
     def opened(self) -> AbstractAsyncContextManager[GraphRuns]:
         """Opens the store unless it is open."""

@@ -26,8 +26,8 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from astromesh.errors import described, is_failure
-from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.records import ACTION_KEY, END, ERROR_NODE, TOOL_CALLS_PRESENT, NodeResult
+from astromesh.graph.runner import call_inline
 from astromesh.graph.state import GraphState
 from astromesh.graph.validation import positional_arity
 

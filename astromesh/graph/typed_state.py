@@ -31,9 +31,9 @@ from typing import (
 )
 
 from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey, is_failure, text_of
+from astromesh.graph.model_output import type_adapter
 from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.state import GraphState, Reducer, engine_write
-from astromesh.graph.structured_output import type_adapter
 
 #: Types whose empty value is the start of a field without a default.
 _EMPTY = (list, dict, set, frozenset, tuple, str, int, float, bool, bytes)

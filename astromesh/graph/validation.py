@@ -7,7 +7,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping
 from math import inf, isfinite
 from typing import Any
 
-from astromesh.graph.inline_calls import call_inline
+from astromesh.graph.runner import call_inline
 from astromesh.graph.state import RESERVED_KEYS
 
 ROUTINGS = ("", "edges_only")

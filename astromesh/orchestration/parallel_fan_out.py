@@ -16,14 +16,20 @@ from astromesh.errors import IterationsExhausted
 from astromesh.graph.base import BaseNode, NodeKeywords
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.model_output import extract_values
 from astromesh.graph.node_config import Child, NodeConfig
 from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.nodes.prompt import PromptNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.graph.structured_output import extract_values
-from astromesh.orchestration.graph_pattern import NAME_PATTERN, NOTES, GraphPattern, PatternOptions
-from astromesh.orchestration.workers import IsolatedNode, ToolLoop
+from astromesh.orchestration.graph_pattern import (
+    NAME_PATTERN,
+    NOTES,
+    GraphPattern,
+    IsolatedNode,
+    PatternOptions,
+    ToolLoop,
+)
 from astromesh.plugins import Deps
 from astromesh.types import JsonObject, Message
 

@@ -18,13 +18,21 @@ from astromesh.errors import ConfigError, InvalidGraph
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
 from astromesh.graph.node_config import NodeConfig
-from astromesh.graph.nodes.autonomous import DONE, AutonomousNode
+from astromesh.graph.nodes.routing import DONE, AutonomousNode
 from astromesh.graph.prebuilt import react
 from astromesh.graph.problems import unknown_roles
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.orchestration.graph_pattern import NAME_PATTERN, NOTES, GraphPattern, PatternOptions
-from astromesh.orchestration.workers import IsolatedNode, ToolLoop, append_sections, best_fit
+from astromesh.orchestration.graph_pattern import (
+    NAME_PATTERN,
+    NOTES,
+    GraphPattern,
+    IsolatedNode,
+    PatternOptions,
+    ToolLoop,
+    append_sections,
+    best_fit,
+)
 from astromesh.plugins import Deps
 from astromesh.types import STANDARD_ROLES, JsonObject, Message
 

@@ -15,14 +15,21 @@ from pydantic import Field
 
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.model_output import extract_values
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import PromptNode, SynthesizeNode
 from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.graph.structured_output import extract_values
-from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, PatternOptions
-from astromesh.orchestration.workers import IsolatedNode, ToolLoop, append_sections, rounds_error
+from astromesh.orchestration.graph_pattern import (
+    NOTES,
+    GraphPattern,
+    IsolatedNode,
+    PatternOptions,
+    ToolLoop,
+    append_sections,
+    rounds_error,
+)
 from astromesh.plugins import Deps
 from astromesh.types import JsonObject, Message
 

@@ -33,16 +33,22 @@ from astromesh.graph.base import BaseNode
 from astromesh.graph.calls import tool_message
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.model_output import extract_values, whole_object
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import PromptNode, SynthesizeNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.runner import together
 from astromesh.graph.scope import Scope
 from astromesh.graph.state import GraphState
-from astromesh.graph.structured_output import extract_values, whole_object
 from astromesh.orchestration.base import Outcome, PatternTask
-from astromesh.orchestration.graph_pattern import NOTES, GraphPattern, PatternOptions, agents_of
-from astromesh.orchestration.workers import best_fit, isolated_state
+from astromesh.orchestration.graph_pattern import (
+    NOTES,
+    GraphPattern,
+    PatternOptions,
+    agents_of,
+    best_fit,
+    isolated_state,
+)
 from astromesh.plugins import Deps
 from astromesh.providers.base import ModelPort
 from astromesh.tools.base import NestedRunOptions, RunAgent, ToolContext, ToolPort

@@ -21,10 +21,10 @@ from astromesh.errors import InvalidToolCall
 from astromesh.graph.base import BaseNode
 from astromesh.graph.flags import NodeFlag
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.model_output import whole_object
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.graph.structured_output import whole_object
 from astromesh.orchestration.base import PatternTask
 from astromesh.orchestration.graph_pattern import NOTES, UNFINISHED, GraphPattern, PatternOptions, agents_of
 from astromesh.plugins import Deps

@@ -25,8 +25,7 @@ from astromesh.durable.budgets import (
     account_of,
 )
 from astromesh.errors import BudgetExhausted
-from astromesh.graph.call_bounds import limited
-from astromesh.graph.ledger import RunLedger
+from astromesh.graph.ledger import RunLedger, limited
 from astromesh.graph.scope import Scope
 from astromesh.orchestration.base import Outcome
 from astromesh.runtime.agent import Agent

@@ -12,8 +12,8 @@ from typing import Any
 from astromesh.core.guardrails import GuardrailsEngine, filter_data
 from astromesh.durable.recording import Redactor
 from astromesh.graph.call_record import arguments_of
+from astromesh.graph.model_output import without_thinking
 from astromesh.graph.scope import Scope
-from astromesh.graph.thinking import without_thinking
 from astromesh.guardrails.base import CheckContext, Guardrail, Place, RuleStream, Verdict
 from astromesh.logs import get_logger
 from astromesh.runtime.agent import Agent

@@ -16,8 +16,13 @@ from astromesh.durable.steps import listed, name_of, output_of, without_kept
 from astromesh.errors import AstromeshError, Conflict
 from astromesh.evaluation.base import CalledTool
 from astromesh.evaluation.dataset import FOLDER, ProposedCase
-from astromesh.graph.call_record import arguments_of, completion_of
-from astromesh.graph.model_recording import RecordedAnswer, RecordedToolCall, recording_json
+from astromesh.graph.call_record import (
+    RecordedAnswer,
+    RecordedToolCall,
+    arguments_of,
+    completion_of,
+    recording_json,
+)
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.types import CompletionRequest, JsonObject, ToolCall
 

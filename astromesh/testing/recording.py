@@ -19,7 +19,7 @@ from astromesh.errors import (
     ToolFailed,
     error_class,
 )
-from astromesh.graph.model_recording import VERSION, call_json, key_of
+from astromesh.graph.call_record import VERSION, call_json, key_of
 from astromesh.plugins import Deps
 from astromesh.providers.base import Capabilities
 from astromesh.tools.base import ToolContext

@@ -16,8 +16,8 @@ from astromesh.core.answer_schema import AnswerSchema, repair_message
 from astromesh.core.model_router import Health, ModelRouter
 from astromesh.errors import AgentNotFoundError, InvalidOutput, MissingKey
 from astromesh.graph.ledger import RunLedger
+from astromesh.graph.model_output import extract_values
 from astromesh.graph.scope import Journal, Scope
-from astromesh.graph.structured_output import extract_values
 from astromesh.orchestration.base import Pattern, PatternTask
 from astromesh.plugins import Deps, Plugins
 from astromesh.providers.base import ModelPort

@@ -31,9 +31,9 @@ from astromesh.errors import (
     UnreadableModule,
     is_failure,
 )
+from astromesh.graph.model_output import OutputSchema
 from astromesh.graph.runner import Call, bounded, unit
 from astromesh.graph.scope import Journal, Scope
-from astromesh.graph.structured_output import OutputSchema
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import standing_still
 from astromesh.tools.base import HumanQuestion, RunAgent, Tool

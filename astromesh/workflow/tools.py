@@ -17,8 +17,8 @@ from astromesh.config.workflow.operations import PolicySpec
 from astromesh.core.tools import approval_predicate
 from astromesh.errors import ForeignError, ToolFailed
 from astromesh.graph.call_record import to_lenient_json
+from astromesh.graph.model_output import OutputSchema
 from astromesh.graph.scope import Journal, Scope
-from astromesh.graph.structured_output import OutputSchema
 from astromesh.plugins import Deps, Plugins
 from astromesh.tools.base import Tool, ToolContext, ToolPolicy
 from astromesh.tools.process_pool import Port, call_in_process, is_isolated

@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from types import MappingProxyType
 
 from astromesh.graph.base import BaseNode
-from astromesh.graph.nodes.autonomous import AutonomousNode
 from astromesh.graph.nodes.composite import FanOutNode, LoopNode, ParallelNode, RetryNode, SubgraphNode
-from astromesh.graph.nodes.function import FunctionNode, TransformNode
+from astromesh.graph.nodes.function import FunctionNode, ToolNode, TransformNode
 from astromesh.graph.nodes.guard import GuardNode
 from astromesh.graph.nodes.human import HumanNode
 from astromesh.graph.nodes.prompt import PromptNode
@@ -22,8 +21,7 @@ from astromesh.graph.nodes.reasoning import (
     ThinkNode,
     ValidateNode,
 )
-from astromesh.graph.nodes.router import RouterNode
-from astromesh.graph.nodes.tool import ToolNode
+from astromesh.graph.nodes.routing import AutonomousNode, RouterNode
 
 KINDS: Mapping[str, type[BaseNode]] = MappingProxyType({
     "prompt": PromptNode,

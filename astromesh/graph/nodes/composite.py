@@ -11,11 +11,11 @@ from typing import Any, ClassVar, Unpack
 
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
 from astromesh.graph.flags import NodeFlag
-from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.node_config import MAX_CONCURRENCY, Child, Graph, Node, NodeConfig, OnError
 from astromesh.graph.nodes.function import declared_input
 from astromesh.graph.policies import is_retryable
 from astromesh.graph.records import NodeResult
+from astromesh.graph.runner import call_inline
 from astromesh.graph.state import GraphState
 from astromesh.graph.topology import is_graph
 from astromesh.graph.validation import check_int, check_key, positional_arity
@@ -24,7 +24,7 @@ from astromesh.graph.validation import check_int, check_key, positional_arity
 class ParallelNode(BaseNode):
     """Runs its children concurrently. Its output is a dict of theirs, by name.
 
-    Each child works on a copy of the state. The writes of all are merged when all have ended: see `merging`.
+    Each child works on a copy of the state. The writes of all are merged when all have ended: see `branches`.
 
     Args:
         nodes: The children, with different names.

@@ -15,10 +15,10 @@ from typing import Any, ClassVar, Literal, Unpack
 
 from astromesh.errors import OutputRefused, is_failure, text_of
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
-from astromesh.graph.inline_calls import call_inline
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.function import declared_input, may_answer
 from astromesh.graph.records import NodeResult
+from astromesh.graph.runner import call_inline
 from astromesh.graph.state import GraphState, retries_key
 from astromesh.graph.validation import check_int, positional_arity
 from astromesh.types import Message

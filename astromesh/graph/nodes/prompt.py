@@ -22,13 +22,13 @@ from astromesh.errors import InvalidOutput, text_of
 from astromesh.graph.base import BaseNode, NodeKeywords
 from astromesh.graph.calls import ASSISTANT, goto_of, tool_message
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.model_output import json_of, output_schema, whole_object
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes import system_prompt
 from astromesh.graph.nodes.guard import Guard, GuardResults, as_guards, run_guards
 from astromesh.graph.nodes.system_prompt import PERSPECTIVES, STRATEGIES, Perspective, Strategy, as_block
 from astromesh.graph.records import TOOL_CALLS_PRESENT, NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.graph.structured_output import json_of, output_schema, whole_object
 from astromesh.graph.validation import postprocessor, preprocessor
 from astromesh.types import CompletionRequest, CompletionResult, Message, ToolCall, ToolSpec
 

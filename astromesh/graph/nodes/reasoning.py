@@ -12,11 +12,11 @@ from typing import Any, ClassVar, Unpack
 
 from astromesh.graph.base import NodeKeywords
 from astromesh.graph.flags import NodeFlag
+from astromesh.graph.model_output import extract_object, extract_values
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.prompt import PromptNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.graph.structured_output import extract_object, extract_values
 
 _NUMBERED = re.compile(r"^\s*(?:\d+[.)]|[-*•])\s+", re.MULTILINE)
 SEVERITIES = ("none", "low", "medium", "high")

@@ -22,14 +22,14 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.reasoning import controller, setup
 from astromesh.graph.reasoning.rules import SCHEMA
-from astromesh.graph.reasoning.settings import (
+from astromesh.graph.reasoning.state import (
     BUDGETS,
     STRATEGIES,
     InvalidSettings,
     ReasoningSettings,
+    ReasoningState,
     StrategySpec,
 )
-from astromesh.graph.reasoning.state import ReasoningState
 from astromesh.graph.records import END
 
 __all__ = [

@@ -15,8 +15,7 @@ from typing import Any
 
 import orjson
 
-from astromesh.graph.structured_output import extract_object, whole_object
-from astromesh.graph.thinking import without_thinking
+from astromesh.graph.model_output import extract_object, whole_object, without_thinking
 from astromesh.types import JsonObject
 
 #: The hidden fields of the controller's own schema, by their letters alone: `chainOfThought` is one of them.

@@ -6,8 +6,7 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any, NamedTuple
 
 from astromesh.graph.reasoning.parsing import REPORT_KEYS, line_of, one_line
-from astromesh.graph.reasoning.settings import BUDGETS, STRATEGIES
-from astromesh.graph.reasoning.state import Notes, ReasoningState
+from astromesh.graph.reasoning.state import BUDGETS, STRATEGIES, Notes, ReasoningState
 from astromesh.types import JsonObject
 
 # -- strategies --------------------------------------------------------------------------------------------

@@ -11,13 +11,14 @@ from astromesh.graph.reasoning import prompts
 from astromesh.graph.reasoning.parsing import DEFAULT_PROFILE, MAX_LINES, cut, one_line, profile_of, text_list
 from astromesh.graph.reasoning.prompts import ask_object
 from astromesh.graph.reasoning.rules import Resources, by_rule, eligible
-from astromesh.graph.reasoning.settings import STRATEGIES, ReasoningSettings
 from astromesh.graph.reasoning.state import (
     KEY,
     NOTES,
     RESTORES,
+    STRATEGIES,
     Budgets,
     Notes,
+    ReasoningSettings,
     ReasoningState,
     narrow_caps,
     notes_of,

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from astromesh.errors import ProviderUnavailable
-from astromesh.graph.call_bounds import MIN_ANSWER_TOKENS
+from astromesh.graph.ledger import MIN_ANSWER_TOKENS
 from astromesh.orchestration.graph_pattern import UNFINISHED
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.stages import OUT_OF_TIME

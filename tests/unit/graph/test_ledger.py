@@ -10,8 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astromesh.errors import BudgetExhausted
-from astromesh.graph.call_bounds import CallBounds
-from astromesh.graph.ledger import MODEL_KEYS, Claim, OpenCall, RunLedger
+from astromesh.graph.ledger import MODEL_KEYS, CallBounds, Claim, OpenCall, RunLedger
 from astromesh.types import Usage
 
 

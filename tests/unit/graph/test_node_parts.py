@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 from pydantic import BaseModel
 
 from astromesh.graph import NodeResult
+from astromesh.graph.model_output import extract_object, extract_values, output_schema, whole_object
 from astromesh.graph.nodes.guard import Guard, GuardVerdict, as_guards, run_guards
 from astromesh.graph.nodes.system_prompt import PERSPECTIVES, STRATEGIES, Examples, Rules, Text, as_block
 from astromesh.graph.state import GraphState
-from astromesh.graph.structured_output import extract_object, extract_values, output_schema, whole_object
 
 # -- JSON in prose -------------------------------------------------------------------------------------------
 

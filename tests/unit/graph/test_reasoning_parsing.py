@@ -6,8 +6,8 @@ import json
 
 import pytest
 
+from astromesh.graph.model_output import without_thinking
 from astromesh.graph.reasoning.parsing import answer_in
-from astromesh.graph.thinking import without_thinking
 from astromesh.testing import RecordingTool
 from tests.unit.graph.reasoning_runs import ACCEPTED, LOOKUP, NEEDS_TOOL, STEP, reason
 
