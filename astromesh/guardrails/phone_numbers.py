@@ -1,14 +1,16 @@
-"""Finds phone numbers with and without a country code; the numbering plans of `phonenumbers` confirm them."""
+"""Finds phone numbers with and without a country code; the numbering plans of `phonenumbers` confirm them.
+
+The library is loaded with the first text that has digits, not at start.
+"""
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
+from importlib import import_module
 from typing import Any, NamedTuple
-
-import phonenumbers
 
 from astromesh.guardrails.pii_formats import (
     DASH,
@@ -35,7 +37,6 @@ _MAX_GROUPS = 10
 #: lengths behind a plus that are a phone number even if no plan knows it
 INTERNATIONAL_DIGITS = range(10, 16)
 
-_REGIONS = phonenumbers.COUNTRY_CODE_TO_REGION_CODE
 #: the region of numbers of no country, such as +800
 _NO_COUNTRY = "001"
 #: kinds of numbers in a plan
@@ -74,6 +75,19 @@ _WHOLE_BEFORE = re.compile(r"(?<![\d.])(?:0|[1-9]\d{0,14})\.\Z")
 _TIME_BEFORE = re.compile(r"(?<!\d)\d{1,2}:\Z")
 
 
+@cache
+def _library() -> Any:
+    return import_module("phonenumbers")
+
+
+def check_region(region: str) -> None:
+    """Raises: ValueError: the region does not exist; empty is none."""
+    if region and not _library().country_code_for_region(region.upper()):
+        raise ValueError(
+            f"{region!r} is not a region. Use an ISO 3166 code such as US or DE, or leave it empty."
+        )
+
+
 class _Row(NamedTuple):
     """Groups that may be one phone number: start, end, digits, and the size of each group."""
 
@@ -87,21 +101,24 @@ class PhoneNumbers:
     """Finds phone numbers.
 
     Args:
-        region: ISO 3166 code of the country whose numbers are written without a country code, or empty.
-
-    Raises:
-        ValueError: the region does not exist.
+        region: ISO 3166 code of the country whose numbers are written without a country code, or empty; see
+            `check_region`.
     """
 
     def __init__(self, region: str) -> None:
         self._region = region.upper()
-        self._code = phonenumbers.country_code_for_region(self._region) if region else 0
-        if region and not self._code:
-            raise ValueError(
-                f"{region!r} is not a region. Use an ISO 3166 code such as US or DE, or leave it empty."
-            )
-        self._american = self._code == 1
-        self._abroad = ("00", "011") if self._american else ("00",)
+
+    @cached_property
+    def _code(self) -> int:
+        return int(_library().country_code_for_region(self._region)) if self._region else 0
+
+    @cached_property
+    def _american(self) -> bool:
+        return self._code == 1
+
+    @cached_property
+    def _abroad(self) -> tuple[str, ...]:
+        return ("00", "011") if self._american else ("00",)
 
     def find(self, text: str, groups: Sequence[Span], start: int, end: int) -> list[Finding]:
         """Phone numbers between two places, from left to right."""
@@ -344,14 +361,15 @@ def _code_of(digits: str) -> int:
 @lru_cache(maxsize=1024)
 def _code_in(beginning: str) -> int:
     codes = (int(beginning[:size]) for size in range(1, len(beginning) + 1) if beginning[0] != "0")
-    return next((code for code in codes if code in _REGIONS), 0)
+    return next((code for code in codes if code in _library().COUNTRY_CODE_TO_REGION_CODE), 0)
 
 
 @lru_cache(maxsize=1024)
 def _is_number(written: str, region: str | None) -> bool:
+    library = _library()
     try:
-        return phonenumbers.is_valid_number(phonenumbers.parse(written, region))
-    except phonenumbers.NumberParseException:
+        return bool(library.is_valid_number(library.parse(written, region)))
+    except library.NumberParseException:
         return False
 
 
@@ -363,7 +381,7 @@ class _Plan:
     """
 
     def __init__(self, code: int, region: str) -> None:
-        plans = [_metadata(code, one) for one in _REGIONS[code]]
+        plans = [_metadata(code, one) for one in _library().COUNTRY_CODE_TO_REGION_CODE[code]]
         uses = [use for plan in plans for name in _USES if (use := getattr(plan, name))]
         patterns = {use.national_number_pattern for use in uses} - {None}
         self._national = re.compile("|".join(sorted(patterns)) or "(?!)").fullmatch
@@ -400,10 +418,10 @@ def _plan(code: int, region: str) -> _Plan:
 
 @lru_cache(maxsize=512)
 def _plan_abroad(code: int) -> _Plan:
-    return _Plan(code, phonenumbers.region_code_for_country_code(code))
+    return _Plan(code, _library().region_code_for_country_code(code))
 
 
 def _metadata(code: int, region: str) -> Any:
     if region == _NO_COUNTRY:
-        return phonenumbers.PhoneMetadata.metadata_for_nongeo_region(code)
-    return phonenumbers.PhoneMetadata.metadata_for_region(region)
+        return _library().PhoneMetadata.metadata_for_nongeo_region(code)
+    return _library().PhoneMetadata.metadata_for_region(region)

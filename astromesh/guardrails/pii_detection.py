@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import Field, field_validator
 
 from astromesh.guardrails import pii_formats
-from astromesh.guardrails.phone_numbers import PhoneNumbers
+from astromesh.guardrails.phone_numbers import PhoneNumbers, check_region
 from astromesh.guardrails.pii_formats import (
     OPEN,
     PLUS,
@@ -180,7 +180,7 @@ class PiiDetection(SpanRule):
     @field_validator("default_region")
     @classmethod
     def _known(cls, region: str) -> str:
-        PhoneNumbers(region)
+        check_region(region)
         return region
 
     @cached_property

@@ -20,9 +20,10 @@ import re
 from array import array
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import ClassVar, NamedTuple, Self, TypeAlias
+from functools import cache
+from importlib import import_module
+from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 
-from markdown_it import MarkdownIt
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from astromesh.knowledge.base import Chunk, Document, Embedder, Passage, Piece, StoredDocument, Vector
@@ -181,11 +182,15 @@ SEPARATOR = " > "
 _LINE_END = re.compile(r"\r\n?|\n")
 _MARKUP = re.compile(r"[*_`]+|!?\[([^\]]*)\]\([^)]*\)")
 _FRONT_MATTER = re.compile(r"\A---[ \t]*\r?\n.*?^(?:---|\.\.\.)[ \t]*(?:\r?\n|\Z)", re.DOTALL | re.MULTILINE)
-# inline markup is not needed; parsing blocks only is several times faster
-_PARSER = MarkdownIt("commonmark").enable("table")
 
 
-_PARSER.core.ruler.enableOnly(["normalize", "block"])
+@cache
+def _parser() -> Any:
+    """The parser, which is loaded with the first document, not at start."""
+    parser = import_module("markdown_it").MarkdownIt("commonmark").enable("table")
+    # inline markup is not needed; parsing blocks only is several times faster
+    parser.core.ruler.enableOnly(["normalize", "block"])
+    return parser
 
 
 class Heading(NamedTuple):
@@ -234,7 +239,7 @@ def headings(text: str) -> list[Heading]:
     """Every heading outside of quotations, lists and code blocks."""
     start = front_matter(text).end
     lines = [start, *(end.end() for end in _LINE_END.finditer(text, start)), len(text)]
-    tokens = _PARSER.parse(text[start:])
+    tokens = _parser().parse(text[start:])
     return [
         Heading(int(token.tag[1]), _plain(tokens[i + 1].content), lines[token.map[0]], lines[token.map[1]])
         for i, token in enumerate(tokens)

@@ -8,7 +8,7 @@ import sys
 import pytest
 
 _NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "fastapi", "numpy", "redis", "rich"}
-_NAMES |= {"boto3", "botocore", "google.auth", "onnxruntime", "tokenizers"}
+_NAMES |= {"boto3", "botocore", "google.auth", "markdown_it", "onnxruntime", "phonenumbers", "tokenizers"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
 _LEAN = "from astromesh.cli import startup; startup.prepare_imports(); "
 _SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.commands.serve"
@@ -42,7 +42,11 @@ _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}
         (_LOAD.format(group="patterns", name="reasoning"), ["astromesh.graph.reasoning"]),
         (_LOAD.format(group="conversation_stores", name="postgres"), ["asyncpg"]),
         (_LOAD.format(group="conversation_stores", name="redis"), ["redis"]),
-        (_LOAD.format(group="semantic_stores", name="sqlite"), ["numpy"]),
+        (_LOAD.format(group="semantic_stores", name="in_memory"), []),
+        (_LOAD.format(group="semantic_stores", name="sqlite"), []),
+        (_LOAD.format(group="vector_stores", name="sqlite"), []),
+        (_LOAD.format(group="pipelines", name="rag"), []),
+        (_LOAD.format(group="guardrails", name="pii_detection"), []),
         (_LOAD.format(group="semantic_stores", name="pgvector"), ["asyncpg"]),
     ],
 )
