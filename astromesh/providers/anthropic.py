@@ -22,15 +22,17 @@ from astromesh.providers.wire import (
     TokenCounts,
     alternating_turns,
     arguments_object,
+    close_objects,
     has_foreign_calls,
+    input_of,
     json_instruction,
-    pack_model_state,
     parse_json,
     renamed,
     require_content,
     sum_counts,
+    thoughtful_parts,
     truncated_answer,
-    unpack_model_state,
+    with_thoughts,
 )
 from astromesh.text import TextBuffer
 from astromesh.tokens import utf8_size
@@ -55,22 +57,16 @@ _GROWING = {
 
 def _calls(blocks: Iterable[tuple[JsonObject, str]], owner: str) -> tuple[ToolCall, ...]:
     """Returns the tool calls among blocks with their streamed input; each has the thoughts before it."""
-    calls, thoughts = [], []
-    for block, streamed in blocks:
-        if block["type"] in _THOUGHTS:
-            thoughts.append(block)
-        elif block["type"] == "tool_use":
-            arguments = streamed or orjson.dumps(block.get("input") or {}).decode()
-            calls.append(
-                ToolCall(
-                    block["id"],
-                    block["name"],
-                    arguments,
-                    pack_model_state(owner, thoughts) if thoughts else "",
-                )
-            )
-            thoughts = []
-    return tuple(calls)
+    return with_thoughts(map(_thought_or_call, blocks), owner)
+
+
+def _thought_or_call(found: tuple[JsonObject, str]) -> JsonObject | ToolCall | None:
+    block, streamed = found
+    if block["type"] in _THOUGHTS:
+        return block
+    if block["type"] != "tool_use":
+        return None
+    return ToolCall(block["id"], block["name"], streamed or input_of(block))
 
 
 class AnthropicReader(StreamReader):
@@ -165,67 +161,7 @@ def token_counts(usage: JsonObject) -> TokenCounts | None:
     return TokenCounts(inputs, usage.get("output_tokens"), read, written)
 
 
-# -- JSON Schema for constrained decoding --------------------------------------------------------------------
-# Objects are closed, few keywords are allowed, and other keywords move to the description.
-# Source: https://docs.claude.com/en/docs/build-with-claude/structured-outputs
-
-_KEYWORDS = frozenset({"type", "description", "title", "enum", "const", "required", "$ref"})
-_FORMATS = frozenset(
-    {"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"}
-)
-_MAPS = ("properties", "$defs")
-_LISTS = {"anyOf": "anyOf", "oneOf": "anyOf", "allOf": "allOf"}
-
-
-def close_objects(schema: Mapping[str, Any]) -> JsonObject | None:
-    """Returns the schema with every object closed; None if it contains objects of open shape."""
-    try:
-        return _close_schema(schema)
-    except _OpenShape:
-        return None
-
-
-class _OpenShape(ValueError):
-    pass
-
-
-def _close_schema(schema: Any) -> JsonObject:
-    if not isinstance(schema, Mapping):
-        raise _OpenShape
-    result: JsonObject = {key: value for key, value in schema.items() if key in _KEYWORDS}
-    for key in _MAPS:
-        if key in schema:
-            result[key] = {name: _close_schema(inner) for name, inner in schema[key].items()}
-    for key, becomes in _LISTS.items():
-        if key in schema:
-            result[becomes] = [_close_schema(inner) for inner in schema[key]]
-    if "items" in schema:
-        result["items"] = _close_schema(schema["items"])
-    if schema.get("format") in _FORMATS:
-        result["format"] = schema["format"]
-    if not _is_definite(schema, result):
-        raise _OpenShape
-    if "properties" in result:
-        result["additionalProperties"] = False
-    return _with_description(schema, result)
-
-
-def _is_definite(schema: Mapping[str, Any], result: JsonObject) -> bool:
-    """Whether a grammar can represent it: objects list their properties, other values have a type."""
-    if schema.get("type") == "object" or "properties" in schema:
-        return bool(schema.get("properties"))
-    return bool(result.keys() & {"type", "anyOf", "allOf", "enum", "const", "$ref"})
-
-
-def _with_description(schema: Mapping[str, Any], result: JsonObject) -> JsonObject:
-    """Adds keywords that the grammar cannot represent to the description, for the model to read."""
-    known = {*result, *_LISTS, "items", "default", "examples", "$schema", "$id"}
-    left = {key: value for key, value in schema.items() if key not in known}
-    if left:
-        keywords = orjson.dumps(left, default=str).decode()
-        result["description"] = "\n\n".join(filter(None, (result.get("description"), keywords)))
-    return result
-
+# -- writing requests ----------------------------------------------------------------------------------------
 
 ENDPOINT = "https://api.anthropic.com"
 VERSION = "2023-06-01"
@@ -333,17 +269,13 @@ class Anthropic(Wire[AnthropicOptions]):
         """The content of a message; the model receives its own thoughts before the calls they led to."""
         if message.role == "tool":
             return [{"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}]
-        thoughts = [unpack_model_state(call, self._owner) or [] for call in message.tool_calls]
-        blocks: list[JsonObject] = [*map(_attached, message.attachments)]
-        if thoughts:
-            blocks += thoughts[0]  # thoughts begin a message
-            thoughts[0] = []
-        if message.content.strip():  # the API rejects blank texts
-            blocks.append({"type": "text", "text": message.content})
-        for call, before in zip(message.tool_calls, thoughts, strict=True):
-            arguments = arguments_object(call.arguments)
-            blocks += (*before, {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments})
-        return blocks
+        # the API rejects blank texts
+        text = [{"type": "text", "text": message.content}] if message.content.strip() else []
+        return [*map(_attached, message.attachments), *thoughtful_parts(message, self._owner, text, _called)]
+
+
+def _called(call: ToolCall) -> JsonObject:
+    return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(call.arguments)}
 
 
 def _attached(one: Attachment) -> JsonObject:

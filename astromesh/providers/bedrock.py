@@ -28,7 +28,6 @@ from astromesh.net import provider_errors
 from astromesh.net.service_options import read_key
 from astromesh.net.stream_parsers import ServerEvent, SseParser
 from astromesh.plugins import Deps
-from astromesh.providers.anthropic import close_objects
 from astromesh.providers.authorization import Worker
 from astromesh.providers.options import ModelOptions
 from astromesh.providers.service import ServiceProvider, Wire
@@ -40,15 +39,17 @@ from astromesh.providers.wire import (
     TokenCounts,
     alternating_turns,
     arguments_object,
+    close_objects,
     has_foreign_calls,
+    input_of,
     json_instruction,
-    pack_model_state,
     parse_json,
     renamed,
     require_content,
     sum_counts,
+    thoughtful_parts,
     truncated_answer,
-    unpack_model_state,
+    with_thoughts,
 )
 from astromesh.text import TextBuffer
 from astromesh.tokens import utf8_size
@@ -238,16 +239,16 @@ def _finished_block(block: JsonObject, streamed: Mapping[str, TextBuffer]) -> tu
 
 def _calls(blocks: Iterable[tuple[JsonObject, str]], owner: str) -> tuple[ToolCall, ...]:
     """Returns the tool calls among blocks with their streamed input; each has the thoughts before it."""
-    calls, thoughts = [], []
-    for block, streamed in blocks:
-        if "reasoningContent" in block:
-            thoughts.append({"reasoningContent": block["reasoningContent"]})
-        elif called := block.get("toolUse"):
-            arguments = streamed or orjson.dumps(called.get("input") or {}).decode()
-            state = pack_model_state(owner, thoughts) if thoughts else ""
-            calls.append(ToolCall(called["toolUseId"], called["name"], arguments, state))
-            thoughts = []
-    return tuple(calls)
+    return with_thoughts(map(_thought_or_call, blocks), owner)
+
+
+def _thought_or_call(found: tuple[JsonObject, str]) -> JsonObject | ToolCall | None:
+    block, streamed = found
+    if "reasoningContent" in block:
+        return {"reasoningContent": block["reasoningContent"]}
+    if not (called := block.get("toolUse")):
+        return None
+    return ToolCall(called["toolUseId"], called["name"], streamed or input_of(called))
 
 
 def _reply(text: str, calls: tuple[ToolCall, ...], reason: str, counts: TokenCounts | None) -> Reply:
@@ -413,19 +414,17 @@ class Bedrock(Wire[BedrockOptions]):
         if message.role == "tool":
             content = [{"text": message.content if message.content.strip() else "(empty)"}]
             return [{"toolResult": {"toolUseId": message.tool_call_id, "content": content}}]
-        thoughts = [unpack_model_state(call, self._owner) or [] for call in message.tool_calls]
-        blocks: list[JsonObject] = [*map(_attached, message.attachments)]
-        if thoughts:
-            blocks += thoughts[0]  # thoughts begin a message
-            thoughts[0] = []
-        if message.content.strip():  # the API rejects blank texts
-            blocks.append({"text": message.content})
-        elif any("document" in block for block in blocks):  # and documents without a text
-            blocks.append({"text": "(see the document)"})
-        for call, before in zip(message.tool_calls, thoughts, strict=True):
-            called = {"toolUseId": call.id, "name": call.name, "input": arguments_object(call.arguments)}
-            blocks += (*before, {"toolUse": called})
-        return blocks
+        attached = [*map(_attached, message.attachments)]
+        text = message.content if message.content.strip() else ""  # the API rejects blank texts
+        if not text and any("document" in block for block in attached):  # and documents without a text
+            text = "(see the document)"
+        parts = [{"text": text}] if text else []
+        return [*attached, *thoughtful_parts(message, self._owner, parts, _called)]
+
+
+def _called(call: ToolCall) -> JsonObject:
+    called = {"toolUseId": call.id, "name": call.name, "input": arguments_object(call.arguments)}
+    return {"toolUse": called}
 
 
 def _endpoint(region: str) -> str:

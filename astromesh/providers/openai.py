@@ -164,14 +164,21 @@ class _GrowingCall:
         return _call(self.id, {"name": self.name, "arguments": "".join(self.arguments)})
 
 
-def token_counts(usage: Any) -> TokenCounts | None:
-    """Returns the reported tokens; None if the server reports none."""
+def token_counts(usage: Any, prompt: str = "prompt", answer: str = "completion") -> TokenCounts | None:
+    """Returns the reported tokens; None if the server reports none.
+
+    Args:
+        usage: as the server sends it.
+        prompt: what the format calls the tokens that the model reads.
+        answer: what it calls those that the model writes.
+    """
     if not usage:
         return None
-    read, written = usage.get("prompt_tokens_details") or {}, usage.get("completion_tokens_details") or {}
+    read = usage.get(f"{prompt}_tokens_details") or {}
+    written = usage.get(f"{answer}_tokens_details") or {}
     return TokenCounts(
-        usage.get("prompt_tokens"),
-        usage.get("completion_tokens"),
+        usage.get(f"{prompt}_tokens"),
+        usage.get(f"{answer}_tokens"),
         read.get("cached_tokens") or 0,
         read.get("cache_write_tokens") or 0,
         written.get("reasoning_tokens") or 0,
@@ -283,22 +290,23 @@ def _types(schema: JsonObject) -> tuple[Any, ...]:
 
 ENDPOINT = "https://api.openai.com/v1"
 Structured = Literal["json_schema", "json_object", "none"]
-_PLAIN_CHOICES = ("auto", "none", "required")
+PLAIN_CHOICES = ("auto", "none", "required")
 
 
 class OpenAIKeys(EntraOptions):
-    """Options of every wire format of OpenAI: its key, or tokens for Azure."""
+    """Options of every wire format of OpenAI. The defaults fit OpenAI itself."""
 
     usual_variable, usual_endpoints = "OPENAI_API_KEY", (ENDPOINT,)
-
-
-class OpenAIOptions(OpenAIKeys):
-    """Options of `openai`. The defaults fit OpenAI itself."""
 
     structured_output: Structured = Field(
         "json_schema",
         description="How an output schema is requested: by JSON Schema, by JSON mode, or only in the prompt.",
     )
+
+
+class OpenAIOptions(OpenAIKeys):
+    """Options of `openai`."""
+
     api_version: str = Field(
         "",
         pattern=r"^[\w.-]*$",
@@ -466,4 +474,4 @@ def image_url(image: Attachment) -> str:
 
 
 def _tool_choice(choice: str) -> object:
-    return choice if choice in _PLAIN_CHOICES else {"type": "function", "function": {"name": choice}}
+    return choice if choice in PLAIN_CHOICES else {"type": "function", "function": {"name": choice}}

@@ -17,7 +17,14 @@ from astromesh.errors import ProviderRejected
 from astromesh.net import provider_errors
 from astromesh.net.stream_parsers import SseParser
 from astromesh.providers.entra import EntraWire
-from astromesh.providers.openai import ENDPOINT, OpenAIKeys, Structured, image_url, strict_schema
+from astromesh.providers.openai import (
+    ENDPOINT,
+    PLAIN_CHOICES,
+    OpenAIKeys,
+    image_url,
+    strict_schema,
+    token_counts,
+)
 from astromesh.providers.options import capabilities_of
 from astromesh.providers.wire import (
     CALL_SIZE,
@@ -69,7 +76,7 @@ class ResponsesReader(StreamReader):
 
     def partial(self) -> Reply:
         calls = tuple(ToolCall("", name, text.getvalue()) for name, text in self._calls.values())
-        return Reply(self._text.getvalue(), calls, "", token_counts(self._response.get("usage")))
+        return Reply(self._text.getvalue(), calls, "", _token_counts(self._response.get("usage")))
 
     def read_event(self, data: bytes) -> Any:
         if data == b"[DONE]":
@@ -111,7 +118,7 @@ def _reply(response: JsonObject, owner: str) -> Reply:
         "".join(part["text"] if part["type"] == "output_text" else part.get("refusal", "") for part in parts),
         calls,
         _finish(response, calls, refused=any(part["type"] == "refusal" for part in parts)),
-        token_counts(response.get("usage")),
+        _token_counts(response.get("usage")),
         response.get("model") or "",
     )
     return require_content(reply, status)
@@ -145,18 +152,8 @@ def _is_worth_keeping(items: Iterable[JsonObject]) -> bool:
     return any(item["type"] == "reasoning" or "phase" in item for item in items)
 
 
-def token_counts(usage: Any) -> TokenCounts | None:
-    """Returns the reported tokens; None if the server reports none."""
-    if not usage:
-        return None
-    read, written = usage.get("input_tokens_details") or {}, usage.get("output_tokens_details") or {}
-    return TokenCounts(
-        usage.get("input_tokens"),
-        usage.get("output_tokens"),
-        read.get("cached_tokens") or 0,
-        read.get("cache_write_tokens") or 0,
-        written.get("reasoning_tokens") or 0,
-    )
+def _token_counts(usage: Any) -> TokenCounts | None:
+    return token_counts(usage, "input", "output")
 
 
 # -- writing requests ----------------------------------------------------------------------------------------
@@ -165,23 +162,18 @@ def token_counts(usage: Any) -> TokenCounts | None:
 _PARAMETERS = frozenset({"temperature", "top_p", "max_tokens"})
 #: parameters of chat completions that are fields of an object here -> the object and the field
 _NESTED = {"reasoning_effort": ("reasoning", "effort"), "verbosity": ("text", "verbosity")}
-_PLAIN_CHOICES = ("auto", "none", "required")
 _ENCRYPTED = ["reasoning.encrypted_content"]
 #: models that reason; the API rejects the request for encrypted reasoning for others
 _REASONS = re.compile(r"(^|/)(o\d|gpt-([5-9]|\d\d)|codex|gpt-oss)(?!.*-chat)")
 
 
 class ResponsesOptions(OpenAIKeys):
-    """Options of `openai_responses`. The defaults fit OpenAI itself."""
+    """Options of `openai_responses`."""
 
     reserved: ClassVar[tuple[str, ...]] = (
         "input", "instructions", "messages", "model", "store", "stream", "tools",
     )  # fmt: skip
 
-    structured_output: Structured = Field(
-        "json_schema",
-        description="How an output schema is requested: by JSON Schema, by JSON mode, or only in the prompt.",
-    )
     encrypted_reasoning: Literal["auto", "always", "never"] = Field(
         "auto",
         description="Whether to ask for the encrypted reasoning of an answer, which goes back with the "
@@ -215,7 +207,7 @@ class OpenAIResponses(EntraWire[ResponsesOptions]):
             body["tools"] = self._tools.of(request.tools)
             if request.tool_choice != "auto":
                 choice = request.tool_choice
-                plain = choice in _PLAIN_CHOICES
+                plain = choice in PLAIN_CHOICES
                 body["tool_choice"] = choice if plain else {"type": "function", "name": choice}
         messages = request.messages
         if request.output_schema is not None and self._structured != "json_schema":
@@ -237,7 +229,7 @@ class OpenAIResponses(EntraWire[ResponsesOptions]):
         return _reply(payload, self._owner)
 
     def token_counts(self, payload: Any) -> TokenCounts | None:
-        return token_counts(payload["usage"])
+        return _token_counts(payload["usage"])
 
     def reader(self) -> ResponsesReader:
         return ResponsesReader(self._owner)

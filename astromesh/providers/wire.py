@@ -66,6 +66,41 @@ def unpack_model_state(call: ToolCall, model: str) -> Any:
     return value if owner == model else None
 
 
+def with_thoughts(found: Iterable[JsonObject | ToolCall | None], owner: str) -> tuple[ToolCall, ...]:
+    """Returns the calls of an answer, each with the thoughts before it as the state of its model.
+
+    Args:
+        found: thoughts and calls in the order of the answer; None: something else.
+        owner: the model to which its thoughts are sent back.
+    """
+    calls: list[ToolCall] = []
+    thoughts: list[JsonObject] = []
+    for one in found:
+        if isinstance(one, ToolCall):
+            calls.append(replace(one, kept=pack_model_state(owner, thoughts)) if thoughts else one)
+            thoughts = []
+        elif one is not None:
+            thoughts.append(one)
+    return tuple(calls)
+
+
+def thoughtful_parts(
+    message: Message, owner: str, text: list[JsonObject], encode: Callable[[ToolCall], JsonObject]
+) -> list[JsonObject]:
+    """Returns text and calls of a message; the model receives its own thoughts before the calls they led to.
+
+    Args:
+        text: as a part, if there is one; it stands behind the first thoughts, which begin a message.
+        encode: returns a call as a part.
+    """
+    parts = list(text)
+    for number, call in enumerate(message.tool_calls):
+        thoughts = unpack_model_state(call, owner) or []
+        parts = [*parts, *thoughts] if number else [*thoughts, *parts]
+        parts.append(encode(call))
+    return parts
+
+
 def has_foreign_calls(messages: Sequence[Message], owner: str) -> bool:
     """Whether the tool loop has calls of another model: inside one, Anthropic's models start no thinking."""
     for message in reversed(messages):
@@ -239,6 +274,11 @@ def arguments_of(value: Any, empty: str = "{}") -> str:
     return empty if value is None else orjson.dumps(value).decode()
 
 
+def input_of(call: JsonObject) -> str:
+    """Returns the JSON text of the `input` of a call."""
+    return orjson.dumps(call.get("input") or {}).decode()
+
+
 def arguments_object(text: str) -> JsonObject:
     """Returns the arguments of a call as an object, which some services require.
 
@@ -310,3 +350,65 @@ def require_content(reply: Reply, reason: object) -> Reply:
     if not (reason or reply.content or reply.tool_calls):
         raise ProviderUnavailable("ended its answer without any content")
     return reply
+
+
+# -- JSON Schema for constrained decoding --------------------------------------------------------------------
+# For models of Anthropic, objects are closed, few keywords are allowed, and other keywords move to the
+# description. Source: https://docs.claude.com/en/docs/build-with-claude/structured-outputs
+
+_KEYWORDS = frozenset({"type", "description", "title", "enum", "const", "required", "$ref"})
+_FORMATS = frozenset(
+    {"date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6", "uuid"}
+)
+_MAPS = ("properties", "$defs")
+_LISTS = {"anyOf": "anyOf", "oneOf": "anyOf", "allOf": "allOf"}
+
+
+def close_objects(schema: Mapping[str, Any]) -> JsonObject | None:
+    """Returns the schema with every object closed; None if it contains objects of open shape."""
+    try:
+        return _close_schema(schema)
+    except _OpenShape:
+        return None
+
+
+class _OpenShape(ValueError):
+    pass
+
+
+def _close_schema(schema: Any) -> JsonObject:
+    if not isinstance(schema, Mapping):
+        raise _OpenShape
+    result: JsonObject = {key: value for key, value in schema.items() if key in _KEYWORDS}
+    for key in _MAPS:
+        if key in schema:
+            result[key] = {name: _close_schema(inner) for name, inner in schema[key].items()}
+    for key, becomes in _LISTS.items():
+        if key in schema:
+            result[becomes] = [_close_schema(inner) for inner in schema[key]]
+    if "items" in schema:
+        result["items"] = _close_schema(schema["items"])
+    if schema.get("format") in _FORMATS:
+        result["format"] = schema["format"]
+    if not _is_definite(schema, result):
+        raise _OpenShape
+    if "properties" in result:
+        result["additionalProperties"] = False
+    return _with_description(schema, result)
+
+
+def _is_definite(schema: Mapping[str, Any], result: JsonObject) -> bool:
+    """Whether a grammar can represent it: objects list their properties, other values have a type."""
+    if schema.get("type") == "object" or "properties" in schema:
+        return bool(schema.get("properties"))
+    return bool(result.keys() & {"type", "anyOf", "allOf", "enum", "const", "$ref"})
+
+
+def _with_description(schema: Mapping[str, Any], result: JsonObject) -> JsonObject:
+    """Adds keywords that the grammar cannot represent to the description, for the model to read."""
+    known = {*result, *_LISTS, "items", "default", "examples", "$schema", "$id"}
+    left = {key: value for key, value in schema.items() if key not in known}
+    if left:
+        keywords = orjson.dumps(left, default=str).decode()
+        result["description"] = "\n\n".join(filter(None, (result.get("description"), keywords)))
+    return result

@@ -12,13 +12,13 @@ from pydantic import ValidationError
 from astromesh.errors import ProviderRejected, ProviderUnavailable
 from astromesh.graph.call_record import completion_of, completion_to_json
 from astromesh.net.provider_errors import from_body
-from astromesh.providers.anthropic import Anthropic, AnthropicOptions, close_objects
+from astromesh.providers.anthropic import Anthropic, AnthropicOptions
 from astromesh.providers.catalog import Price, cost, model_info
 from astromesh.providers.gemini import Gemini, GeminiOptions
 from astromesh.providers.ollama import Ollama, OllamaOptions
 from astromesh.providers.openai import OpenAI, OpenAIOptions
 from astromesh.providers.options import ModelOptions, capabilities_of, price_of
-from astromesh.providers.wire import FragmentCache
+from astromesh.providers.wire import FragmentCache, close_objects
 from astromesh.types import (
     CompletionRequest,
     CompletionResult,
