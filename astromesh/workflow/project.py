@@ -31,7 +31,7 @@ from astromesh.config.workflow.manifest import (
     TaskSpec,
     WorkflowFile,
 )
-from astromesh.config.workflow.operations import (
+from astromesh.config.workflow.settings import (
     METRICS,
     METRICS_FILE,
     MetricsFile,

@@ -24,7 +24,7 @@ from astromesh.config.environment import hide_api_keys, literal
 from astromesh.config.workflow.agents import ADAPTER_PLUGINS, PythonTool, ToolsFile
 from astromesh.config.workflow.folder import UNDECISIVE, WorkflowFolder
 from astromesh.config.workflow.manifest import EvaluationsFile
-from astromesh.config.workflow.operations import MetricsFile
+from astromesh.config.workflow.settings import MetricsFile
 from astromesh.graph.call_record import hash_of
 from astromesh.types import JsonObject, ManifestSnapshot
 

@@ -16,7 +16,7 @@ from astromesh.config.validation import suggest_name
 from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
 from astromesh.config.workflow.folder import SCHEMAS, WORKFLOW, WorkflowFolder
 from astromesh.config.workflow.manifest import MemoryFile, NodeSpec, RefersTo, WorkflowFile
-from astromesh.config.workflow.operations import (
+from astromesh.config.workflow.settings import (
     METRICS,
     METRICS_FILE,
     MetricsFile,

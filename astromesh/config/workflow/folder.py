@@ -23,7 +23,7 @@ from astromesh.config.workflow.manifest import (
     Section,
     WorkflowFile,
 )
-from astromesh.config.workflow.operations import (
+from astromesh.config.workflow.settings import (
     MetricsFile,
     ObserversFile,
     PolicyFile,

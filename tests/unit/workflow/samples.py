@@ -10,7 +10,7 @@ import orjson
 from astromesh.config.workflow.agents import AgentsFile, ToolsFile
 from astromesh.config.workflow.folder import WorkflowFolder
 from astromesh.config.workflow.manifest import MemoryFile, WorkflowFile
-from astromesh.config.workflow.operations import PolicyFile, SchedulerFile
+from astromesh.config.workflow.settings import PolicyFile, SchedulerFile
 from astromesh.workflow import Engine, Project, TaskResult, validation
 
 OPS = "tests.unit.workflow.operations"

@@ -9,7 +9,7 @@ import orjson
 import pytest
 
 from astromesh.config.workflow.manifest import ContextProfile
-from astromesh.config.workflow.operations import PolicySpec
+from astromesh.config.workflow.settings import PolicySpec
 from astromesh.errors import ProviderUnavailable
 from astromesh.testing import Reply, ScriptedProvider
 from astromesh.tools.base import NestedRunOptions, ToolContext
