@@ -12,10 +12,9 @@ import jsonschema_rs
 
 from astromesh.config.agent import AgentManifest, ToolBlock
 from astromesh.config.base import GraphMention, Node, Place, PromptCheck, Steps, TemplateCheck
-from astromesh.config.connections import MCPOAuth, MCPServer
 from astromesh.config.environment import displayable_name
 from astromesh.config.records import Block, IsJsonSchema, IsTemplate, JsonMap, marked_fields
-from astromesh.config.runtime import Auth, RuntimeSpec
+from astromesh.config.runtime import Auth, MCPOAuth, MCPServer, RuntimeSpec
 from astromesh.config.skills import READ_SKILL, FoundSkills
 from astromesh.config.validation import suggest_name
 from astromesh.providers.base import missing_provider

@@ -23,7 +23,6 @@ from astromesh.config.agent import (
 )
 from astromesh.config.base import Node, OptionsResolver, Place, Steps, node_from_value
 from astromesh.config.checks import Finding
-from astromesh.config.connections import ChannelBlock, ChannelManifest, MCPManifest
 from astromesh.config.parser import NUMBER_FAULTS, manifest_fault, read_file
 from astromesh.config.providers import (
     KEY_SOURCES,
@@ -35,7 +34,7 @@ from astromesh.config.providers import (
 )
 from astromesh.config.rag import RAGManifest
 from astromesh.config.records import Block, Manifest, records_in
-from astromesh.config.runtime import RuntimeManifest
+from astromesh.config.runtime import ChannelBlock, ChannelManifest, MCPManifest, RuntimeManifest
 from astromesh.config.validation import MISSING, accepts_key, keys_of, salvage, suggest_name, validate
 from astromesh.errors import ConfigError, InvalidManifest, UnknownPlugin
 

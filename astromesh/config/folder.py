@@ -24,12 +24,11 @@ from astromesh.config.base import (
     TemplateCheck,
 )
 from astromesh.config.checks import Finding, KnownNames, Names
-from astromesh.config.connections import ChannelManifest, MCPManifest
 from astromesh.config.file import BindingContext, ConfigFile, with_defaults
 from astromesh.config.parser import manifest_fault
 from astromesh.config.providers import ProviderEntryNode, ProviderManifest
 from astromesh.config.rag import RAGManifest, Source
-from astromesh.config.runtime import OrchestrationDefaults, RuntimeManifest
+from astromesh.config.runtime import ChannelManifest, MCPManifest, OrchestrationDefaults, RuntimeManifest
 from astromesh.config.skills import read_skills
 from astromesh.config.validation import suggest_name
 from astromesh.errors import InvalidConfiguration, InvalidManifest

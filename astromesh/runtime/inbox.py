@@ -15,7 +15,7 @@ from astromesh.channels.base import (
     Inbox,
     InboxWorker,
 )
-from astromesh.config.connections import ChannelBlock
+from astromesh.config.runtime import ChannelBlock
 from astromesh.durable.approvals import question_id, questions_in
 from astromesh.durable.base import IdempotencyKey, RunRow
 from astromesh.errors import (

@@ -14,21 +14,19 @@ from pydantic import BaseModel, ValidationError
 
 from astromesh.config.environment import restore_api_keys
 from astromesh.config.validation import suggest_name
-from astromesh.config.workflow.agents import (
-    AgentsFile,
-    CredentialsFile,
-    OwnAgent,
-    ProvidersFile,
-    PythonTool,
-    ToolsFile,
-)
 from astromesh.config.workflow.folder import WORKFLOW, WorkflowFolder, read_folder
 from astromesh.config.workflow.manifest import (
+    AgentsFile,
     ContextProfile,
+    CredentialsFile,
     EvaluationsFile,
     MemoryFile,
     MemorySpec,
+    OwnAgent,
+    ProvidersFile,
+    PythonTool,
     TaskSpec,
+    ToolsFile,
     WorkflowFile,
 )
 from astromesh.config.workflow.settings import (

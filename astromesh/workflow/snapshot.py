@@ -21,9 +21,8 @@ import yaml
 
 from astromesh import __version__
 from astromesh.config.environment import hide_api_keys, literal
-from astromesh.config.workflow.agents import ADAPTER_PLUGINS, PythonTool, ToolsFile
 from astromesh.config.workflow.folder import UNDECISIVE, WorkflowFolder
-from astromesh.config.workflow.manifest import EvaluationsFile
+from astromesh.config.workflow.manifest import ADAPTER_PLUGINS, EvaluationsFile, PythonTool, ToolsFile
 from astromesh.config.workflow.settings import MetricsFile
 from astromesh.graph.call_record import hash_of
 from astromesh.types import JsonObject, ManifestSnapshot

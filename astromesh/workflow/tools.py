@@ -12,7 +12,7 @@ from uuid import UUID, uuid5
 
 import orjson
 
-from astromesh.config.workflow.agents import BuiltinTool, PythonTool
+from astromesh.config.workflow.manifest import BuiltinTool, PythonTool
 from astromesh.config.workflow.settings import PolicySpec
 from astromesh.core.tools import approval_predicate
 from astromesh.errors import ForeignError, ToolFailed

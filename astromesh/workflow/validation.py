@@ -13,9 +13,17 @@ from typing import Any, NamedTuple
 from astromesh.config.base import Steps
 from astromesh.config.records import JsonMap, marked_fields
 from astromesh.config.validation import suggest_name
-from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
 from astromesh.config.workflow.folder import SCHEMAS, WORKFLOW, WorkflowFolder
-from astromesh.config.workflow.manifest import MemoryFile, NodeSpec, RefersTo, WorkflowFile
+from astromesh.config.workflow.manifest import (
+    AgentsFile,
+    CredentialsFile,
+    MemoryFile,
+    NodeSpec,
+    ProvidersFile,
+    RefersTo,
+    ToolsFile,
+    WorkflowFile,
+)
 from astromesh.config.workflow.settings import (
     METRICS,
     METRICS_FILE,

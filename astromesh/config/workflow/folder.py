@@ -14,13 +14,16 @@ from astromesh.config.base import Node, Place, Steps, node_from_value
 from astromesh.config.parser import Document, manifest_fault, parse_text, read_file
 from astromesh.config.records import JsonMap, subclasses_of
 from astromesh.config.validation import salvage
-from astromesh.config.workflow.agents import AgentsFile, CredentialsFile, ProvidersFile, ToolsFile
 from astromesh.config.workflow.manifest import (
     MANIFEST_VERSION,
+    AgentsFile,
+    CredentialsFile,
     EvaluationsFile,
     ManifestFile,
     MemoryFile,
+    ProvidersFile,
     Section,
+    ToolsFile,
     WorkflowFile,
 )
 from astromesh.config.workflow.settings import (

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from astromesh.cli.commands import access as command
-from astromesh.config.workflow.agents import AuthSpec
+from astromesh.config.workflow.manifest import AuthSpec
 from astromesh.errors import InvalidInput, MissingKey
 from astromesh.runtime.records import TaskRequest
 from astromesh.telemetry.prometheus import exposition

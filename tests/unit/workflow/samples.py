@@ -7,9 +7,8 @@ from typing import Any
 
 import orjson
 
-from astromesh.config.workflow.agents import AgentsFile, ToolsFile
 from astromesh.config.workflow.folder import WorkflowFolder
-from astromesh.config.workflow.manifest import MemoryFile, WorkflowFile
+from astromesh.config.workflow.manifest import AgentsFile, MemoryFile, ToolsFile, WorkflowFile
 from astromesh.config.workflow.settings import PolicyFile, SchedulerFile
 from astromesh.workflow import Engine, Project, TaskResult, validation
 
