@@ -20,6 +20,8 @@ from typing import Any
 import orjson
 import structlog
 
+from astromesh.text import counted
+
 _SECRET_KEY = re.compile(r"(?i)(^|_)(authorization|api_?key|token|secret|password|cookie)$")
 #: tokens and keys by their form; values of keys that name secrets; passwords in URLs (not a port, unless a
 #: host follows it)
@@ -221,7 +223,7 @@ def _run_line(run: _Line) -> str:
         f"{run['duration_ms'] / 1000:.2f} s",
         f"{run['tokens']} tokens",
         f"${run['cost_usd']:.6f}".rstrip("0").rstrip(".") if run["cost_usd"] else "$0",
-        *([f"{run['tools']} tools"] if run["tools"] else []),
+        *([counted(run["tools"], "tool")] if run["tools"] else []),
         str(run.get("link", run["run_id"])),
     ]
     return "  ".join(parts)

@@ -37,7 +37,7 @@ ADAPTER = ("access", "net", "storage", "telemetry", *SEAMS)
 MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
     # the ground
     "errors": (),
-    "logs": (),
+    "logs": ("text",),
     "text": (),
     "types": (),
     "tokens": GROUND,

@@ -79,6 +79,26 @@ def test_for_people_it_is_lines_of_text() -> None:
     assert lines[-1].endswith(r"ValueError: with *** in caf\udce9.txt")
 
 
+RUNS = """
+from astromesh.logs import PRETTY, configure_logging, get_logger
+
+configure_logging("info", PRETTY)
+for tools in (0, 1, 2):
+    get_logger("astromesh.run").info(
+        "run", status="completed", reason="completed", agent="helper", run_id="run_1", duration_ms=1500.0,
+        tokens=40, cost_usd=0.0, tools=tools,
+    )
+"""
+
+
+def test_at_development_a_run_is_one_line_of_what_it_took() -> None:
+    done = subprocess.run([sys.executable, "-c", RUNS], capture_output=True, text=True, check=True)
+    lines = [line.partition(" ")[2] for line in done.stderr.splitlines()]
+    assert lines == [
+        f"helper completed  1.50 s  40 tokens  $0{tools}  run_1" for tools in ("", "  1 tool", "  2 tools")
+    ]
+
+
 @pytest.mark.parametrize(
     ("said", "left"),
     [

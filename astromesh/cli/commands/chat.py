@@ -201,16 +201,22 @@ class Chat:
 
     async def _approval(self, question: JsonObject) -> Decision | None:
         which, may_edit = question.get("question"), question["kind"] == "approval"
-        prompt = "[a]pprove, [d]eny" + (", [e]dit the arguments: " if may_edit else ": ")
-        while (word := await self._lines.next(prompt=prompt)) is not None:
+        choices = "[a]pprove, [d]eny" + (" or [e]dit the arguments" if may_edit else "")
+        while (word := await self._lines.next(prompt=f"{choices}: ")) is not None:
             match word.strip().lower():
-                case "a" | "approve":
+                case "a" | "approve" | "y" | "yes":
                     return Decision("approve", question=which)
-                case "d" | "deny":
+                case "d" | "deny" | "n" | "no":
                     return Decision("deny", question=which)
                 case "e" | "edit" if may_edit:
                     text = await self._lines.next(orjson.dumps(question["arguments"]).decode(), "arguments: ")
-                    return None if text is None else Decision("approve", _arguments(text), question=which)
+                    if text is None:
+                        return None
+                    if (arguments := _object_in(text)) is not None:
+                        return Decision("approve", arguments, question=which)
+                    note("The arguments must be a JSON object.", "red")
+                case _:
+                    note(f"Answer {choices}. Ctrl-D decides later.", "red")
         return None
 
     # -- the conversation ------------------------------------------------------------------------------------
@@ -335,12 +341,10 @@ def _attachment(path: str) -> Attachment:
     return Attachment(data=data, media_type=kind, name=file.name)
 
 
-def _arguments(text: str) -> JsonObject:
-    """Raises: InvalidInput: the text is no JSON object."""
+def _object_in(text: str) -> JsonObject | None:
+    """Returns a JSON object, or None for any other text."""
     found = _json_or_text(text)
-    if not isinstance(found, dict):
-        raise InvalidInput("The arguments must be a JSON object. The run still waits.")
-    return found
+    return found if isinstance(found, dict) else None
 
 
 def _json_or_text(text: str) -> Any:

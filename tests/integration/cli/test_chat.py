@@ -117,7 +117,13 @@ async def test_a_session_that_is_continued_shows_its_turns(talk: Talk) -> None:
 
 @pytest.mark.parametrize(
     ("lines", "amounts"),
-    [(("a",), [5]), (("d",), []), (("maybe", "e", '{"amount": 3}'), [3])],
+    [
+        (("a",), [5]),
+        (("y",), [5]),
+        (("d",), []),
+        (("No",), []),
+        (("maybe", "e", "3", "e", '{"amount": 3}'), [3]),
+    ],
 )
 async def test_an_approval_is_asked_in_place_with_its_arguments(
     talk: Talk, lines: tuple[str, ...], amounts: list[int]
@@ -128,6 +134,8 @@ async def test_an_approval_is_asked_in_place_with_its_arguments(
     assert (code, paid) == (0, amounts)
     assert "pay asks (approval)" in err
     assert '"amount": 5' in err
+    assert ("Answer [a]pprove, [d]eny or [e]dit the arguments." in err) is ("maybe" in lines)
+    assert ("The arguments must be a JSON object." in err) is ("3" in lines)
     assert out == "Done.\n"
 
 
