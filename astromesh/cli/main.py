@@ -31,7 +31,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     ),
     "drain": (
         "astromesh.cli.commands.worker",
-        "Let the servers and workers of a data folder end their work, and take no more.",
+        "Let servers and workers end their work, and take no more.",
     ),
     "new": ("astromesh.cli.commands.new", "Write a project that runs at once."),
     "init": ("astromesh.cli.commands.new", "Add a configuration to an existing project."),
@@ -47,7 +47,7 @@ COMMANDS: Mapping[str, tuple[str, str]] = {
     "graph": ("astromesh.cli.commands.agents", "Draw what an agent does as a Mermaid diagram."),
     "audit": (
         "astromesh.cli.commands.access",
-        "Show who created keys, cancelled runs, decided for runs, and saw or erased data.",
+        "Show who did what: the audit log.",
     ),
 }
 #: commands with subcommands
@@ -59,7 +59,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
     "rag": ("astromesh.cli.commands.rag", "Knowledge pipelines: add documents, search them."),
     "mcp": (
         "astromesh.cli.commands.mcp",
-        "Serve the agents as MCP tools over stdio, for editors; log in at MCP servers.",
+        "Serve the agents as MCP tools; log in at MCP servers.",
     ),
     # this module adds `repl` to the commands of `workflow`
     "workflow": ("astromesh.cli.commands.workflow_repl", "Workflows: the DAGs in workflows/NAME/."),

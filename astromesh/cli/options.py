@@ -14,7 +14,10 @@ from astromesh.text import CONTROL_CHARACTERS
 CONFIG_FOLDER, DATA_FOLDER = Path("config"), Path(".astromesh")
 
 Config = Annotated[
-    Path, typer.Option("--config", "-c", metavar="DIR", envvar="ASTROMESH_CONFIG_DIR", help="Configuration.")
+    Path,
+    typer.Option(
+        "--config", "-c", metavar="DIR", envvar="ASTROMESH_CONFIG_DIR", help="Folder of the configuration."
+    ),
 ]
 Data = Annotated[
     Path, typer.Option("--data", metavar="DIR", envvar="ASTROMESH_DATA_DIR", help="Folder of the data.")
@@ -55,7 +58,8 @@ DevEnvFile = Annotated[
         help="File of variables; default: .env. Variables that are set keep their values.",
     ),
 ]  # fmt: skip
-Json = Annotated[bool, typer.Option("--json", help="Machine-readable output.")]
+AgentName = Annotated[str, typer.Argument(help="Name of the agent.")]
+Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 def _check_session(session: str) -> str:

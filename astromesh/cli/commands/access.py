@@ -108,7 +108,10 @@ def encrypt(
     new_key: Annotated[bool, typer.Option("--new-key", help="Write a new key to that file first.")] = False,
     json: Json = False,
 ) -> None:
-    """Encrypt a secret from stdin for provider_credentials.yaml (auth.type: encrypted)."""
+    """Encrypt a secret from stdin.
+
+    Write the result to provider_credentials.yaml of a workflow, with auth.type: encrypted.
+    """
     key = _write_new_key(key_file) if new_key else _read_key(key_env, key_file)
     if sys.stdin.isatty():
         note("Type the secret, then Ctrl-D.")
@@ -193,7 +196,10 @@ def audit(
     limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
     json: Json = False,
 ) -> None:
-    """Show who created keys, cancelled runs, decided for runs, and saw or erased data."""
+    """Show who did what: the audit log.
+
+    It names who created keys, cancelled runs, decided for runs, and saw or erased data.
+    """
     acts = AuditLog(data).read(tenant or None, AuditFilter(action, principal, object, limit))
     if json:
         print_json(acts)

@@ -15,7 +15,16 @@ from pydantic import BaseModel, ConfigDict
 
 from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
 from astromesh.cli.event_loop import EventLoop
-from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, Session, folders_of
+from astromesh.cli.options import (
+    CONFIG_FOLDER,
+    DATA_FOLDER,
+    AgentName,
+    Config,
+    Data,
+    Json,
+    Session,
+    folders_of,
+)
 from astromesh.cli.terminal import JsonEvents, Printer, note, plain, print_fallback, print_json, print_table
 from astromesh.errors import AgentNotFoundError, InvalidInput
 from astromesh.logs import configure_logging
@@ -57,7 +66,7 @@ def checked_query(query: str) -> str:
 
 
 def graph(
-    agent: Annotated[str, typer.Argument()],
+    agent: AgentName,
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     json: Json = False,
@@ -112,7 +121,7 @@ class _DrawnServer:
 
 
 def run(
-    agent: Annotated[str, typer.Argument()],
+    agent: AgentName,
     query: Annotated[str, typer.Argument(help="The message; '-' reads it from stdin.")],
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
@@ -188,7 +197,10 @@ def call(
     ] = "",
     json: Json = False,
 ) -> None:
-    """Call a tool as an agent would, with its permissions, limits and checks."""
+    """Call a tool as an agent would.
+
+    The permissions, limits and checks of the agent hold.
+    """
     folders = folders_of(config, data)
     configure_logging("warning")
     arguments = sys.stdin.read() if arguments == "-" else arguments

@@ -17,7 +17,7 @@ import typer
 from astromesh.access.scopes import principal_of
 from astromesh.cli.commands.agents import checked_query, find_agent
 from astromesh.cli.event_loop import EventLoop
-from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Session, folders_of
+from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, AgentName, Config, Data, Session, folders_of
 from astromesh.cli.repl import Command, Lines, Repl, is_rich_terminal, open_lines
 from astromesh.cli.terminal import Printer, note, print_fallback, write
 from astromesh.durable.approvals import questions_in
@@ -45,7 +45,7 @@ class AnswerPrinter(EventSink, Protocol):
 
 
 def chat(
-    agent: Annotated[str, typer.Argument()],
+    agent: AgentName,
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     session: Session = "",

@@ -18,7 +18,7 @@ from astromesh.access.scopes import Viewer
 from astromesh.agents.agent import Agent
 from astromesh.agents.evaluation import AgentTarget, ModelJudge, with_model
 from astromesh.agents.models import ModelLike
-from astromesh.cli.errors import RUN_FAILED, reported_errors
+from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
 from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import note, print_json, print_table
@@ -87,7 +87,10 @@ def run(
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write the report as JSON here.")] = None,
     json: Json = False,
 ) -> None:
-    """Run the cases of an agent or a workflow; exit code 1 where one does not pass."""
+    """Run the cases of an agent or a workflow.
+
+    The exit code is 1 where a case does not pass.
+    """
     wanted = Wanted(
         dataset, tag, case, tuple(model or ()), judge, Options(repeat, live or bool(model), max_cost)
     )
@@ -107,7 +110,10 @@ def add(
     tenant: Annotated[str, typer.Option(metavar="ID", help="Tenant of the run.")] = "default",
     json: Json = False,
 ) -> None:
-    """Make a case of a run: input, checks to edit, and its recording. Shows the file before it writes."""
+    """Make a case of a run.
+
+    The case has the input, checks to edit, and the recording. The command shows it before it writes.
+    """
     folders = folders_of(config, data)
     configure_logging("warning")
     with reported_errors(as_json=json), asyncio.Runner(loop_factory=EventLoop) as runner:
@@ -124,7 +130,7 @@ def add(
         note(proposed.note, "yellow")
     if not yes and not sys.stdin.isatty():
         note(f"Nothing was written. --yes adds this to {change.file}.")
-        return
+        raise typer.Exit(USAGE_ERROR)
     if yes or typer.confirm(f"Add this to {change.file}?"):
         with reported_errors():
             change.write()

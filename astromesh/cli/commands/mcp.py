@@ -63,7 +63,10 @@ def login(
         bool, typer.Option("--paste", help="Without a browser here: paste the address of the last page.")
     ] = False,
 ) -> None:
-    """Log in at an MCP server that has 'oauth' in mcp.yaml, with the browser."""
+    """Log in at an MCP server with the browser.
+
+    The server has 'oauth' in mcp.yaml.
+    """
     configure_logging("warning")
     with reported_errors():
         asyncio.run(_login(server, folders_of(config, data), paste=paste))

@@ -47,6 +47,7 @@ from astromesh.logs import configure_logging
 from astromesh.runtime.bootstrap import open_single_pipeline, pipeline_of
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.telemetry.ids import new_id
+from astromesh.text import counted
 from astromesh.types import DEFAULT_TENANT
 
 app = typer.Typer()
@@ -98,7 +99,10 @@ def query(
     ] = None,
     json: Json = False,
 ) -> None:
-    """Print the passages that answer a question best, with their sources."""
+    """Print the passages that answer a question best.
+
+    Each has its source and its score.
+    """
     folders, conditions = folders_of(config, data), _filters(where or [])
     configure_logging("warning")
     text = sys.stdin.read() if text == "-" else text
@@ -175,15 +179,14 @@ def evaluate(
     data: Data = DATA_FOLDER,
     json: Json = False,
 ) -> None:
-    """Measure how well a pipeline finds what a file of questions asks for, and list what came instead.
+    """Measure how well a pipeline finds what questions ask for.
 
-    The report is stored in the data folder; the console shows it with those before.
+    It lists what came first instead of the right passage. The report is stored in the data folder; the
+    console shows it with those before.
     """
     folders = folders_of(config, data)
     configure_logging("warning")
-    if not questions.is_file():
-        raise InvalidInput(f"There is no file {questions}.")
-    wanted = read_questions(questions.read_text(encoding="utf-8"))
+    wanted = read_questions(_text_of(questions))
     started = time()
     asked = asyncio.run(_ask(folders, pipeline, wanted, tenant))
     found = measures(asked)
@@ -209,6 +212,14 @@ def evaluate(
     print(", ".join(f"{name} {value}" for name, value in found.items()))
 
 
+def _text_of(file: Path) -> str:
+    """Raises: InvalidInput: the file cannot be read, or is not UTF-8."""
+    try:
+        return file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidInput(f"Cannot read {file}: {error}.") from error
+
+
 @app.command()
 def questions(
     pipeline: Pipeline,
@@ -222,20 +233,26 @@ def questions(
     passages: Annotated[int, typer.Option(min=1, help="Passages at most, spread over all documents.")] = 100,
     per_passage: Annotated[int, typer.Option(min=1, max=10, help="Questions for each passage.")] = 1,
 ) -> None:
-    """Write a file of questions for `rag eval` from the documents of a pipeline, by an agent's model."""
+    """Write a file of questions for 'rag eval'.
+
+    The model of an agent makes them from the documents of the pipeline.
+    """
     folders = folders_of(config, data)
     configure_logging("warning")
     wanted = Wanted(pipeline, agent, tenant, passages, per_passage)
     made, missing = asyncio.run(_questions(folders, wanted))
     if missing:
-        note(f"The model has written no question for {missing} passages.")
+        note(f"The model has written no question for {counted(missing, 'passage')}.")
     if not made:
         raise InvalidInput("There are no questions: there is no passage, or the model has written none.")
     if out is None:
         print(question_lines(made), end="")
         return
-    out.write_text(question_lines(made), encoding="utf-8")
-    print(f"{len(made)} questions in {out}")
+    try:
+        out.write_text(question_lines(made), encoding="utf-8")
+    except OSError as error:
+        raise InvalidInput(f"Cannot write {out}: {error.strerror}.") from error
+    print(f"{counted(len(made), 'question')} in {out}")
 
 
 class Wanted(NamedTuple):

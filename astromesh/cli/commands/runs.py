@@ -89,7 +89,7 @@ def list_runs(
     status: Annotated[
         str, typer.Option(metavar="STATUS", help="queued, running, waiting, completed, …")
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000)] = 50,
+    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many, the newest.")] = 50,
     url: Url = "",
     key: ApiKey = "",
     tenant: Tenant = "default",
@@ -117,7 +117,10 @@ def show(
     tenant: Tenant = "default",
     json: Json = False,
 ) -> None:
-    """Show one run: its state, its answer or its error, what it waits for."""
+    """Show one run.
+
+    It prints the state, the answer or the error, and what the run waits for.
+    """
     place = Place(folders_of(config, data), url, key, tenant)
     _print(place, asyncio.run(_with_runs(place, lambda runs: runs.show(run))), as_json=json)
 
@@ -132,7 +135,10 @@ def cancel(
     tenant: Tenant = "default",
     json: Json = False,
 ) -> None:
-    """Cancel a run and all its nested runs, whichever server executes it."""
+    """Cancel a run and all its nested runs.
+
+    It does not matter which server executes them.
+    """
     place = Place(folders_of(config, data), url, key, tenant)
     act = AuditEntry("run.cancel", run, "done")
     _print(place, _audited(place, act, lambda runs: runs.cancel(run)), as_json=json)

@@ -68,7 +68,10 @@ def drain(
     timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for what runs.")] = 30.0,
     json: Json = False,
 ) -> None:
-    """Let the servers and workers of a data folder end their work, and take no more."""
+    """Let servers and workers end their work, and take no more.
+
+    It asks all those of the data folder that run on this machine. They stay until SIGTERM.
+    """
     waiting, ends = set(_requested(data)), time.monotonic() + timeout
     found: dict[int, JsonObject] = {pid: {"pid": pid, "state": "draining", "active": 0} for pid in waiting}
     while waiting:

@@ -204,7 +204,10 @@ def replay(
     data: Data = DATA_FOLDER,
     json: Json = False,
 ) -> None:
-    """Run a recorded Task again, offline, and report the first divergence."""
+    """Run a recorded Task again, offline.
+
+    It reports the first divergence.
+    """
     loaded = Recording.read(Path(recording)) if Path(recording).is_file() else None
 
     async def work(workflows: WorkflowTasks) -> JsonObject:
@@ -235,7 +238,10 @@ def evaluate(
     tag: Annotated[str, typer.Option(metavar="TAG", help="Only suites with this tag.")] = "",
     json: Json = False,
 ) -> None:
-    """Run the suites of evaluations.yaml; exit code 1 where a case does not pass."""
+    """Run the suites of evaluations.yaml.
+
+    The exit code is 1 where a case does not pass.
+    """
     evaluation.evaluate(
         folders_of(config, data),
         name,
@@ -300,7 +306,10 @@ def inspect_task(
     ] = None,
     start: Start = "",
 ) -> None:
-    """Show a stored Task, or step through a new one: context packages, inputs, outputs."""
+    """Show a stored Task, or step through a new one.
+
+    It shows context packages, inputs and outputs.
+    """
     folders = folders_of(config, data)
     if what.startswith("task_"):
         inspect(folders, name, what, stage, path)

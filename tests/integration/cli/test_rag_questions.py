@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from astromesh.cli.commands.rag import Wanted, generate_questions
+import pytest
+
+from astromesh.cli.commands.rag import Wanted, evaluate, generate_questions
+from astromesh.errors import InvalidInput
 from astromesh.evaluation.retrieval import question_lines, read_questions, spread
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
@@ -26,3 +29,13 @@ async def test_a_question_file_is_made_from_the_documents(tmp_path: Path) -> Non
     assert read_questions(lines) == tuple(questions)
     assert "Steep it." in provider.requests[0].messages[-1].content
     assert spread(10, 3) == [0, 3, 6]
+
+
+@pytest.mark.parametrize("content", [None, b"Caf\xe9?\tmenu.md"])
+def test_a_file_of_questions_that_cannot_be_read_is_named(tmp_path: Path, content: bytes | None) -> None:
+    """One that does not exist, and one that is not UTF-8."""
+    file = tmp_path / "questions.tsv"
+    if content is not None:
+        file.write_bytes(content)
+    with pytest.raises(InvalidInput, match=r"Cannot read .*questions\.tsv"):
+        evaluate("k", file, config=tmp_path, data=tmp_path)

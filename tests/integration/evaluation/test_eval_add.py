@@ -96,7 +96,9 @@ def test_a_run_becomes_a_case_that_passes_offline(
 ) -> None:
     run_id = recorded(config, CALL, "It costs 5 EUR.")
     capsys.readouterr()  # it may have logged
-    add(config, run_id)
+    with pytest.raises(typer.Exit) as nothing_written:
+        add(config, run_id)
+    assert nothing_written.value.exit_code == 2
     shown = capsys.readouterr()
     assert "Nothing was written" in shown.err and not (config / "evals").exists()
     add(config, run_id, yes=True)
