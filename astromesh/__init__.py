@@ -7,10 +7,10 @@ if TYPE_CHECKING:
     from astromesh.agents.agent import Agent as Agent
     from astromesh.agents.agent import Session as Session
     from astromesh.agents.agent import build_agent as build_agent
-    from astromesh.agents.attachments import File as File
+    from astromesh.agents.parameters import File as File
     from astromesh.agents.results import Question as Question
     from astromesh.agents.results import Result as Result
-    from astromesh.agents.streams import RunStream as RunStream
+    from astromesh.agents.results import RunStream as RunStream
     from astromesh.errors import AstromeshError as AstromeshError
     from astromesh.errors import ModelRetry as ModelRetry
     from astromesh.runtime.engine import AgentRuntime as AgentRuntime
@@ -32,13 +32,13 @@ _PUBLIC = {
     "AstromeshError": "astromesh.errors",
     "CallerContext": "astromesh.types",
     "Event": "astromesh.types",
-    "File": "astromesh.agents.attachments",
+    "File": "astromesh.agents.parameters",
     "Image": "astromesh.types",
     "Message": "astromesh.types",
     "ModelRetry": "astromesh.errors",
     "Question": "astromesh.agents.results",
     "Result": "astromesh.agents.results",
-    "RunStream": "astromesh.agents.streams",
+    "RunStream": "astromesh.agents.results",
     "Session": "astromesh.agents.agent",
     "ToolContext": "astromesh.tools.base",
     "Usage": "astromesh.types",

@@ -20,7 +20,7 @@ from astromesh.evaluation.base import golden_record
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest
-from astromesh.runtime.task_evaluation import outcome_of
+from astromesh.runtime.task_view import outcome_of
 from astromesh.testing import ScriptedProvider, plugin_of
 from astromesh.types import CompletionRequest, ToolCall
 

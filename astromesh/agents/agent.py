@@ -27,10 +27,19 @@ from msgspec import UNSET, UnsetType
 
 from astromesh.access.scopes import Viewer, principal_of
 from astromesh.agents import arguments
-from astromesh.agents.arguments import AgentTool, GuardrailLike, MemoryLike, PatternLike
-from astromesh.agents.attachments import read_attachments
-from astromesh.agents.declared import KeptStores, Place, Source, place_of, source_of_file
-from astromesh.agents.keys import (
+from astromesh.agents.arguments import (
+    AgentTool,
+    GuardrailLike,
+    KeptStores,
+    MemoryLike,
+    PatternLike,
+    Place,
+    Source,
+    place_of,
+    source_of_file,
+)
+from astromesh.agents.manifest import AgentKeys, Live, ModelLike, model_block, plain
+from astromesh.agents.parameters import (
     AllKeys,
     DecisionKeys,
     OnError,
@@ -41,13 +50,13 @@ from astromesh.agents.keys import (
     check_on_error,
     check_resume,
     check_run,
+    read_attachments,
 )
-from astromesh.agents.manifest import AgentKeys, Live, plain
-from astromesh.agents.models import ModelLike, model_block
 from astromesh.agents.results import (
     OutputT,
     Question,
     Result,
+    RunStream,
     explained,
     failed_graph_result,
     failed_result,
@@ -57,7 +66,6 @@ from astromesh.agents.results import (
     result_of,
     waiting_result,
 )
-from astromesh.agents.streams import RunStream
 from astromesh.errors import (
     ApprovalRequired,
     AstromeshError,
@@ -74,7 +82,7 @@ from astromesh.graph.graph import PromptGraph
 from astromesh.graph.model_output import OutputSchema
 from astromesh.graph.records import ExecutionReport, GraphResult
 from astromesh.plugins import Plugins
-from astromesh.runtime.declarations import Declaration, LiveParts, SystemPrompt
+from astromesh.runtime.agent import Declaration, LiveParts, SystemPrompt
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run

@@ -13,7 +13,7 @@ import orjson
 from msgspec import UNSET
 
 from astromesh.agents.agent import Agent
-from astromesh.agents.models import ModelLike
+from astromesh.agents.manifest import ModelLike
 from astromesh.agents.results import Result
 from astromesh.config.workflow.manifest import Assertion
 from astromesh.errors import InvalidInput

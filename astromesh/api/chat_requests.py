@@ -15,7 +15,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from astromesh.errors import InvalidInput, NotOverridable
 from astromesh.providers.base import Provider
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.request_options import is_open
+from astromesh.runtime.request_checks import is_open
 from astromesh.text import is_blank
 from astromesh.types import Attachment, Message, ToolCall
 

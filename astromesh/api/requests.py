@@ -42,8 +42,7 @@ from astromesh.errors import InvalidInput
 from astromesh.runtime.attachments import MAX_ATTACHMENTS
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.idempotency import KEY_SECONDS
-from astromesh.runtime.records import RunRequest
-from astromesh.runtime.run_metadata import MAX_KEYS, MAX_TAG_LENGTH, MAX_TAGS, metadata_fault
+from astromesh.runtime.records import MAX_KEYS, MAX_TAG_LENGTH, MAX_TAGS, RunRequest, metadata_fault
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.text import SINGLE_LINE, is_blank
 from astromesh.tools.base import ClientTools

@@ -24,8 +24,17 @@ from msgspec.structs import replace
 
 from astromesh.core.circuit_breaker import CLOSED, BreakerRules, CircuitBreaker, CircuitOpen, Entry
 from astromesh.core.guardrails import GuardrailsEngine, filter_error
-from astromesh.core.model_limits import NO_LIMITS, NOTHING, ModelLimits, fitted
-from astromesh.core.routing import STRATEGIES, Candidate, missing_capabilities, rank, request_needs
+from astromesh.core.routing import (
+    NO_LIMITS,
+    NOTHING,
+    STRATEGIES,
+    Candidate,
+    ModelLimits,
+    fitted,
+    missing_capabilities,
+    rank,
+    request_needs,
+)
 from astromesh.errors import (
     AllProvidersFailed,
     BudgetExhausted,

@@ -9,18 +9,32 @@ from __future__ import annotations
 
 import asyncio
 import operator
+import os
 from collections import deque
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from html import escape
+from itertools import islice
+from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 from msgspec.structs import replace
+from pydantic import ValidationError
 
 from astromesh.config.agent import ApprovalRule, ToolBlock
+from astromesh.config.skills import READ_SKILL, SKILL_FILE, Skill
 from astromesh.core.templates import STRICT, CompiledTemplate
-from astromesh.errors import AgentNotFoundError, ConfigError, InvalidToolCall, TemplateFailed
+from astromesh.errors import (
+    AgentNotFoundError,
+    AstromeshError,
+    ConfigError,
+    InvalidToolCall,
+    TemplateFailed,
+    text_of,
+)
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.text import did_you_mean
 from astromesh.tools.base import (
     DeclaredSource,
     DeclaredTool,
@@ -31,6 +45,8 @@ from astromesh.tools.base import (
     ToolPolicy,
     ToolSource,
 )
+from astromesh.tools.file_root import FileRoot
+from astromesh.tools.functions import FunctionTool
 from astromesh.tools.json_schema import schema_validator
 from astromesh.tools.policies import (
     Layer,
@@ -398,3 +414,89 @@ def _check_names(agent_name: str, names: Sequence[str], permitted: Collection[st
             f"The agent {agent_name!r} permits the undeclared tool {missing[0]!r}. "
             f"Declared: {', '.join(names) or 'none'}."
         )
+
+
+def declared(tool: FunctionTool[..., object]) -> DeclaredTool:
+    """Returns a tool with the policy of its keys.
+
+    Raises:
+        ConfigError: a key has a value that it cannot have.
+    """
+    name = tool.spec.name
+    keys = {**tool.policy, "name": name, "type": "internal", "effect": tool.spec.effect}
+    try:
+        return declare_tool(tool, ToolBlock.model_validate(keys))
+    except ValidationError as error:
+        faults = "; ".join(f"{'.'.join(map(str, one['loc']))}: {one['msg']}" for one in error.errors())
+        raise ConfigError(f"The keys of the tool {name!r} are not valid: {faults}") from error
+    except (AstromeshError, ValueError) as error:  # of a rule for approvals
+        raise ConfigError(f"The approval of the tool {name!r} is not valid: {text_of(error)}") from error
+
+
+# -- Agent Skills --------------------------------------------------------------------------------------------
+#
+# They come in three levels: names and descriptions in the prompt, instructions and files on request (Agent
+# Skills specification, agentskills.io, "Progressive disclosure"). Nothing of a skill is run: a script is a
+# file that the model can read. What it shall call is a tool of the agent.
+
+#: bytes of one file, and files that the instructions are followed by
+_MAX_BYTES, _MAX_FILES = 1_048_576, 100
+#: files beyond these are not looked for
+_MAX_WALKED = 1000
+_INTRODUCTION = f"""## Skills
+
+A skill has instructions for one kind of work. If a description fits the task, read the skill with the tool
+{READ_SKILL} first, and follow it. Scripts of skills cannot be run; only your tools can."""
+
+
+def skills_prompt(skills: Mapping[str, Skill]) -> str:
+    """Returns the part of a system prompt that names the skills of an agent; empty without skills."""
+    if not skills:
+        return ""
+    listed = "\n".join(
+        f"<skill>\n<name>{escape(one.name)}</name>\n"
+        f"<description>{escape(one.description)}</description>\n</skill>"
+        for one in skills.values()
+    )
+    return f"{_INTRODUCTION}\n\n<available_skills>\n{listed}\n</available_skills>"
+
+
+def read_skill_tool(skills: Mapping[str, Skill]) -> FunctionTool:
+    """Returns the tool by which a model reads the instructions and the files of skills."""
+    roots = {name: FileRoot(one.folder, _MAX_BYTES) for name, one in skills.items()}
+
+    async def read_skill(name: str, path: str = SKILL_FILE) -> str:
+        """Reads the instructions of a skill, or one of its files.
+
+        Args:
+            name: one of the available skills
+            path: a file of the skill, e.g. references/guide.md; absent: the instructions
+        """
+        skill = skills.get(name)
+        if skill is None:
+            raise InvalidToolCall(f"There is no skill {name[:64]!r}. {did_you_mean(name, skills)}".strip())
+        if path == SKILL_FILE:
+            return skill.instructions + await asyncio.to_thread(_files_note, skill.folder)
+        return await roots[name].read(path)
+
+    tool = FunctionTool(read_skill)
+    tool.spec = replace(tool.spec, trusted=True)
+    return tool
+
+
+def _files_note(folder: Path) -> str:
+    files = sorted(islice(_other_files(folder), _MAX_WALKED))
+    if not files:
+        return ""
+    count = "many" if len(files) == _MAX_WALKED else len(files) - _MAX_FILES
+    more = f"\n… and {count} more" if len(files) > _MAX_FILES else ""
+    return "\n\nFiles of this skill:\n" + "\n".join(f"- {one}" for one in files[:_MAX_FILES]) + more
+
+
+def _other_files(folder: Path) -> Iterator[str]:
+    for above, folders, names in os.walk(folder):
+        folders[:] = sorted(one for one in folders if not one.startswith("."))
+        for name in sorted(names):
+            path = (Path(above) / name).relative_to(folder).as_posix()
+            if path != SKILL_FILE and not name.startswith("."):
+                yield path

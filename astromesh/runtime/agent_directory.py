@@ -17,8 +17,8 @@ from astromesh.graph.scope import Scope
 from astromesh.guardrails.base import Place
 from astromesh.runtime.agent import Agent, unavailable_error
 from astromesh.runtime.bootstrap import RuntimeState
+from astromesh.runtime.config_loader import with_model
 from astromesh.runtime.content_capture import HIDDEN, redactor_of
-from astromesh.runtime.forks import with_model
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
 from astromesh.text import did_you_mean

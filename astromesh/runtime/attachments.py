@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 from msgspec import Struct
 from msgspec.structs import replace
 
-from astromesh.core.model_limits import no_audio
+from astromesh.core.routing import no_audio
 from astromesh.errors import AnswerTooLarge, InvalidInput, NetError, PayloadTooLarge
 from astromesh.plugins import Deps, Plugins
 from astromesh.runtime.agent import Agent

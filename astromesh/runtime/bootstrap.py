@@ -19,13 +19,11 @@ from astromesh.config.skills import READ_SKILL
 from astromesh.config.validation import suggest_name
 from astromesh.core.answer_schema import AnswerSchema
 from astromesh.core.circuit_breaker import BreakerRules
-from astromesh.core.context_transform import compile_transform
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.core.memory import ConversationalMemory, EpisodicMemory, MemoryManager, SemanticMemory
 from astromesh.core.model_router import Health, ModelRouter
-from astromesh.core.prompt_engine import PromptEngine
-from astromesh.core.skills import read_skill_tool, skills_prompt
-from astromesh.core.tools import ToolRegistry, declare_source, declare_tool
+from astromesh.core.prompt_engine import PromptEngine, compile_transform
+from astromesh.core.tools import ToolRegistry, declare_source, declare_tool, read_skill_tool, skills_prompt
 from astromesh.durable.base import DurableBackend
 from astromesh.errors import (
     AstromeshError,
@@ -44,16 +42,19 @@ from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.orchestration.base import EndsAtDeadline
 from astromesh.plugins import Deps, Plugins, Resources
-from astromesh.runtime.agent import Agent, limits_of
-from astromesh.runtime.config_loader import detect_circular_refs, load_configuration
-from astromesh.runtime.declarations import NO_LIVE_PARTS, LiveParts
+from astromesh.runtime.agent import NO_LIVE_PARTS, Agent, LiveParts, limits_of
+from astromesh.runtime.config_loader import (
+    detect_circular_refs,
+    load_configuration,
+    load_snapshot,
+    snapshot_of,
+)
 from astromesh.runtime.knowledge import (
     open_embedder,
     open_embedder_block,
     open_rag_pipeline,
     refresh_pipeline,
 )
-from astromesh.runtime.snapshots import load_snapshot, snapshot_of
 from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tools.base import DeclaredSource, DeclaredTool, RunAgent, Tool, ToolSource
 from astromesh.tools.results import LongResults

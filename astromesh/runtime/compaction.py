@@ -7,8 +7,8 @@ from typing import NamedTuple
 from astromesh.errors import ProviderUnavailable
 from astromesh.memory.base import summary_prompt
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.input_rules import check_request
 from astromesh.runtime.records import RunRequest
+from astromesh.runtime.request_checks import check_request
 from astromesh.types import CompletionRequest, Message, Usage
 
 #: characters of a message that the model sees

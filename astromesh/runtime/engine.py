@@ -18,11 +18,10 @@ from astromesh.errors import InvalidInput, InvalidManifest
 from astromesh.graph.graph import PromptGraph
 from astromesh.logs import get_logger
 from astromesh.plugins import Plugins
-from astromesh.runtime.agent import Agent
+from astromesh.runtime.agent import Agent, Declarations, DeclaredAgent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.bootstrap import RuntimeState, open_runtime
 from astromesh.runtime.config_loader import load_configuration, workflow_names
-from astromesh.runtime.declarations import Declarations, DeclaredAgent
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.runner import AgentRunner
 from astromesh.runtime.schedules import Schedules

@@ -1,12 +1,11 @@
-"""Starts, accepts and executes runs; composes what wraps every run around the pipeline."""
+"""Starts, accepts and executes runs, around whose pipeline `runtime.wrappers` stand."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext, suppress
 from functools import partial
-from math import inf
 from typing import Any
 
 from msgspec import UNSET
@@ -16,26 +15,22 @@ from astromesh.access.scopes import Viewer, principal_of
 from astromesh.config.agent import CallbackSpec
 from astromesh.config.runtime import Recording as RecordingKeys
 from astromesh.durable.base import Callback, IdempotencyKey, JournalStep, RunRow, RunStore, StoredCallback
-from astromesh.durable.budgets import BudgetAmounts, Budgets
+from astromesh.durable.budgets import Budgets
 from astromesh.durable.callbacks import CallbackSender
 from astromesh.durable.journal import RunJournal
 from astromesh.durable.leases import DAY_SECONDS, WorkerHeartbeat
-from astromesh.durable.queue import AgentSlots, SlotRequest
+from astromesh.durable.queue import AgentSlots
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.serialization import contents_of
 from astromesh.durable.steps import as_shown
 from astromesh.errors import (
     AstromeshError,
     ConfigError,
-    DeadlineExceeded,
-    Interrupted,
     InvalidInput,
     RunFailed,
     ShuttingDown,
-    is_failure,
 )
 from astromesh.graph.scope import NO_EVENTS, Scope
-from astromesh.logs import get_logger
 from astromesh.memory.base import SessionLease, SessionLeases
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
@@ -45,20 +40,20 @@ from astromesh.runtime.bootstrap import RuntimeState
 from astromesh.runtime.client_tools import screened_answer
 from astromesh.runtime.config_loader import agents_with_approval
 from astromesh.runtime.idempotency import IdempotentRuns
-from astromesh.runtime.message_order import become_newest
-from astromesh.runtime.nested_runs import (
+from astromesh.runtime.pipeline import answer
+from astromesh.runtime.records import RunAnswer, RunRequest, attachments_of, request_of, require_valid
+from astromesh.runtime.request_checks import changed_agent, require_allowed, require_priority
+from astromesh.runtime.run import (
     MAX_DEPTH,
     MAX_NESTED_RUNS,
+    Handler,
+    PlainRecorder,
+    Run,
+    RunFactory,
     begin_nested_run,
     end_nested_run,
     forward_events,
 )
-from astromesh.runtime.pipeline import answer
-from astromesh.runtime.records import RunAnswer, RunRequest, attachments_of, request_of
-from astromesh.runtime.replays import Replays
-from astromesh.runtime.request_options import changed_agent, priority_of, require_allowed, require_priority
-from astromesh.runtime.run import Handler, PlainRecorder, Run, RunFactory
-from astromesh.runtime.run_metadata import require_valid
 from astromesh.runtime.runs import Decision, Runs
 from astromesh.runtime.segment import (
     Segment,
@@ -70,14 +65,22 @@ from astromesh.runtime.segment import (
 )
 from astromesh.runtime.sessions import (
     SessionLeaseHolder,
-    SessionLock,
     Sessions,
+    become_newest,
     busy_error,
-    require_newest,
 )
-from astromesh.runtime.stages import remember_partial
 from astromesh.runtime.stores import RuntimeStores
-from astromesh.telemetry.clock import Clock, TimeLimit
+from astromesh.runtime.time_travel import Replays
+from astromesh.runtime.wrappers import (
+    compose,
+    for_writers,
+    keeping_partial,
+    reported,
+    within_agent_limit,
+    within_deadline,
+    within_session,
+)
+from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink
 from astromesh.telemetry.ids import in_trace
 from astromesh.telemetry.metrics import Metrics
@@ -85,12 +88,8 @@ from astromesh.telemetry.traces import TracedRun, TraceExporter
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolContext
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 
-Wrapper = Callable[[Handler], Handler]
-
 #: days after which a run may begin at the latest
 MAX_DAYS_AHEAD = 30
-
-log = get_logger("astromesh.run")
 
 
 class ActiveRuns:
@@ -171,13 +170,19 @@ class AgentRunner:
         self.replays = Replays(directory, self.budgets)
         self._idempotent_runs = IdempotentRuns(self.durable, self.runs, clock)
         # what wraps every run; the first is the outermost
+        report = partial(reported, lambda: self.run_links)
         session = for_writers(within_session(self.sessions, self._leases))
         slots = within_agent_limit(AgentSlots(clock))
         self._handle = compose(
-            answer, partial(reported, self), session, slots, keeping_partial, within_deadline
+            answer,
+            report,
+            session,
+            slots,
+            keeping_partial,
+            within_deadline,
         )
         self._durable_handle = compose(
-            answer, partial(reported, self), waiting_for_session, session, slots, keeping_partial,
+            answer, report, waiting_for_session, session, slots, keeping_partial,
             within_deadline, under_journal,
         )  # fmt: skip
 
@@ -741,287 +746,8 @@ def _merge_requests(requests: Sequence[RunRequest]) -> RunRequest:
     )
 
 
-# -- what wraps every run ------------------------------------------------------------------------------------
-
-
 def _with_citations(answer: RunAnswer, outer: Scope) -> JsonObject:
     """Returns the answer of a nested run. The answer of the outer run may draw on what it cites."""
     if answer.citations is not UNSET:
         outer.nested_citations.extend(answer.citations)
     return answer.to_json()
-
-
-def compose(handler: Handler, *wrappers: Wrapper) -> Handler:
-    """Wraps a handler; the first wrapper is the outermost."""
-    for wrap in reversed(wrappers):
-        handler = wrap(handler)
-    return handler
-
-
-def reported(runner: AgentRunner, handler: Handler) -> Handler:
-    """Emits the run's first event and exactly one last event, and logs one line.
-
-    Errors get the ids of the run that they end.
-    """
-
-    async def run_reported(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-        run.stream.emit(
-            "run.started",
-            run_id=run.id,
-            agent=agent.name,
-            session_id=request.session_id,
-            trace_id=run.trace_id,
-            parent=run.parent,
-            **_said(run),
-        )
-        try:
-            answer = await handler(agent, request, run)
-        except asyncio.CancelledError:
-            if run.is_suspended:
-                raise
-            run.stream.emit("run.cancelled", **_partial_result(agent, run))
-            _log_run(runner, agent, run, "cancelled", "cancelled")
-            raise
-        except AstromeshError as error:
-            error.run_id, error.trace_id = run.id, run.trace_id
-            if isinstance(error, Interrupted) and run.policy is not None:
-                # a durable run that is replaced is cancelled: nobody waits for its error
-                reason = {"code": error.code, "detail": str(error)} if error.code != Interrupted.code else {}
-                run.stream.emit("run.cancelled", **reason, **_partial_result(agent, run))
-                _log_run(runner, agent, run, "cancelled", error.code)
-                raise
-            _emit_failed(agent, run, error)
-            _log_run(runner, agent, run, "failed", error.code)
-            if not error.public:
-                _log_error(agent, run, error)
-            else:
-                # the frames refer to the run, and the run to its error: this circle would keep the run in
-                # memory until the next garbage collection
-                error.__traceback__ = None
-            raise
-        except BaseException as error:  # border of a run: what a plugin raises ends this run, not the server
-            if not is_failure(error):
-                raise
-            failure = AstromeshError(
-                "The run failed for an internal reason; the server's log has the details."
-            )
-            failure.run_id, failure.trace_id = run.id, run.trace_id
-            _emit_failed(agent, run, failure)
-            log.exception("run_crashed", agent=agent.name, run_id=run.id, trace_id=run.trace_id)
-            raise failure from error
-        run.stream.emit("run.completed", **answer.to_json())
-        _log_run(runner, agent, run, "completed", answer.metadata["stop_reason"])
-        return answer
-
-    return run_reported
-
-
-def for_writers(wrapper: Wrapper) -> Wrapper:
-    """Wraps the runs that write to their session. A fork may do nothing but read it."""
-
-    def wrap(handler: Handler) -> Handler:
-        wrapped = wrapper(handler)
-
-        def run_wrapped(agent: Agent, request: RunRequest, run: Run) -> Awaitable[RunAnswer]:
-            only_reads = run.journal is not None and run.leaves_session
-            return handler(agent, request, run) if only_reads else wrapped(agent, request, run)
-
-        return run_wrapped
-
-    return wrap
-
-
-def within_session(sessions: Sessions, leases: SessionLeaseHolder) -> Wrapper:
-    """Executes one run of a session at a time, by the agent's `spec.sessions`.
-
-    Messages that `merge` merges are one run before they arrive here.
-    """
-
-    def wrap(handler: Handler) -> Handler:
-        async def run_in_session(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-            spec, store = agent.manifest.spec.sessions, agent.memory.leases
-            policy, place = run.policy or spec.concurrency, None
-            if policy == "interrupt":
-                place = sessions.order.place(run.key, run.accepted, store)
-                policy = "enqueue" if place is None else policy
-            lock = sessions.enter(run.key, policy, spec.queue_timeout_seconds)
-            lock.place = place
-            if store is None:
-                async with lock:
-                    return await handler(agent, request, run)
-            if place is not None and store.shared:
-                lock.newest = newest = await leases.lease_place(store, run.key, place)
-                lock.place = place._replace(token=newest.token)
-                run.accepted = run.accepted and run.accepted._replace(token=newest.token)
-            try:
-                async with lock:
-                    return await run_under_lease(store, lock, agent, request, run)
-            finally:
-                if lock.newest is not None:
-                    await leases.keep_place(store, lock.newest)
-
-        async def run_under_lease(
-            store: SessionLeases, lock: SessionLock, agent: Agent, request: RunRequest, run: Run
-        ) -> RunAnswer:
-            run.lock = lock
-            locks = leases.sessions_under(store)
-            locks.add(lock)
-            lock.check_newest = partial(require_newest, store, lock)
-            try:
-                if store.shared:
-                    await leases.take(store, lock)
-                return await handler(agent, request, run)
-            finally:
-                locks.discard(lock)
-                if lock.token:
-                    await leases.release(store, SessionLease(lock.key, lock.token))
-
-        return run_in_session
-
-    return wrap
-
-
-def within_agent_limit(slots: AgentSlots) -> Wrapper:
-    """Executes at most `max_running` runs of an agent at once. A nested run belongs to the run above it."""
-
-    def wrap(handler: Handler) -> Handler:
-        async def run_in_slot(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-            spec = agent.manifest.spec
-            accepted = run.is_durable
-            request_of_slot = SlotRequest(
-                run.key.tenant,
-                priority_of(agent, request),
-                # a durable run was counted when it was accepted
-                1 << 62 if accepted else spec.queue.max_queued,
-                None if accepted else spec.sessions.queue_timeout_seconds,
-            )
-            await slots.enter(agent.name, agent.max_running, request_of_slot)
-            try:
-                return await handler(agent, request, run)
-            finally:
-                slots.leave(agent.name)
-
-        def run_if_limited(agent: Agent, request: RunRequest, run: Run) -> Awaitable[RunAnswer]:
-            """Adds no coroutine to the runs of an agent without a limit: most agents have none."""
-            if not agent.max_running or run.parent:
-                return handler(agent, request, run)
-            return run_in_slot(agent, request, run)
-
-        return run_if_limited
-
-    return wrap
-
-
-def keeping_partial(handler: Handler) -> Handler:
-    """Stores what a cancelled run has released. A run that fails or times out stores nothing."""
-
-    async def run_keeping_partial(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-        try:
-            return await handler(agent, request, run)
-        except asyncio.CancelledError:
-            if not run.is_suspended:
-                await asyncio.shield(remember_partial(agent, request, run))
-            raise
-
-    return run_keeping_partial
-
-
-def _move_deadline(run: Run, seconds: float) -> None:
-    """Moves the deadline of a run in a stage that has waited for a person."""
-    if run.scope.deadline is not None:
-        run.scope.deadline += seconds
-    if run.budget_ends is not None:
-        run.budget_ends += seconds
-
-
-def within_deadline(handler: Handler) -> Handler:
-    """Ends a run at its deadline, and charges its time to the stored budgets.
-
-    Step 7 ends by itself when a budget of `wall_seconds` is used up.
-
-    The wait for its session and for a reservation does not count.
-    """
-
-    async def run_within_deadline(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-        scope, accounts, seconds = run.scope, run.accounts, agent.timeout_seconds
-        reserved, granted = await accounts.for_time(seconds) if accounts is not None else ((), None)
-        began = scope.clock.monotonic()
-        own, budget = began + seconds, agent.budget.get("wall_seconds")
-        ends = own if scope.deadline is None else min(own, scope.deadline)
-        if budget is not None:
-            run.budget_ends = began + budget
-            if not scope.depth and budget <= seconds:  # a run that continues has what is left of its budget
-                run.budget_ends, ends = min(ends, run.budget_ends), own
-        if granted is not None and began + granted.seconds < (run.budget_ends or inf):
-            run.budget_ends, run.time_account = began + granted.seconds, granted.account
-        scope.deadline = min(ends, run.budget_ends or inf)
-        try:
-            async with TimeLimit(ends - began + agent.grace_seconds, partial(_move_deadline, run)):
-                return await handler(agent, request, run)
-        except TimeoutError as error:
-            raise DeadlineExceeded(
-                f"The run did not end within {seconds:g} s (spec.orchestration.timeout_seconds)."
-            ) from error
-        finally:
-            if accounts is not None:
-                spent = BudgetAmounts(wall_seconds=scope.clock.monotonic() - began)
-                accounts.settle(reserved, spent)
-
-    return run_within_deadline
-
-
-def _emit_failed(agent: Agent, run: Run, error: AstromeshError) -> None:
-    run.stream.emit("run.failed", code=error.code, detail=str(error), **_partial_result(agent, run))
-
-
-def _partial_result(agent: Agent, run: Run) -> JsonObject:
-    """Returns what a run without an answer leaves: the released text, its cost, nodes and their errors."""
-    usage = run.scope.ledger.usage.to_json()
-    result: JsonObject = {"response": run.events.partial, "agent": agent.name, "usage": usage}
-    if run.events.nodes or run.events.node_errors:
-        result["metadata"] = {
-            "errors": list(run.events.node_errors),
-            "nodes_visited": run.events.nodes_visited,
-        }
-    return {**result, "uncancellable": list(run.scope.uncancelled)} if run.scope.uncancelled else result
-
-
-def _said(run: Run) -> JsonObject:
-    """Returns what the caller says about a run, without what is empty."""
-    said: JsonObject = {}
-    if run.log.metadata:
-        said["metadata"] = dict(run.log.metadata)
-    if run.log.tags:
-        said["tags"] = list(run.log.tags)
-    return said
-
-
-def _log_run(runner: AgentRunner, agent: Agent, run: Run, status: str, reason: str) -> None:
-    log.info(
-        "run",
-        status=status,
-        reason=reason,
-        agent=agent.name,
-        session_id=run.key.session_id,
-        run_id=run.id,
-        trace_id=run.trace_id,
-        duration_ms=run.elapsed_ms(),
-        tokens=run.scope.ledger.usage.total_tokens,
-        cost_usd=run.scope.ledger.usage.cost_usd,
-        tools=len(run.scope.tools_called),
-        **({"link": runner.run_links + run.id} if runner.run_links else {}),
-        **_said(run),
-    )
-
-
-def _log_error(agent: Agent, run: Run, error: AstromeshError) -> None:
-    """Logs an error whose details callers do not see. A fault of a file needs no traceback."""
-    log.error(
-        "run_failed",
-        agent=agent.name,
-        error=str(error),
-        run_id=run.id,
-        trace_id=run.trace_id,
-        **({"node": error.node} if error.node else {}),
-        **({} if isinstance(error, ConfigError) else {"exc_info": error}),
-    )

@@ -29,7 +29,6 @@ from astromesh.durable.writer import SegmentWriter, retry_while_unavailable
 from astromesh.errors import AstromeshError, SessionBusy, StoreUnavailable, stored_details
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.content_capture import redactor_of
-from astromesh.runtime.input_rules import screen
 from astromesh.runtime.records import (
     RunAnswer,
     RunRequest,
@@ -39,7 +38,7 @@ from astromesh.runtime.records import (
     request_of,
     request_with_contents,
 )
-from astromesh.runtime.request_options import priority_of
+from astromesh.runtime.request_checks import priority_of, screen
 from astromesh.runtime.run import Handler, Run
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock

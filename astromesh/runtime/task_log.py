@@ -14,7 +14,7 @@ from astromesh.durable.failpoints import parse_failpoint
 from astromesh.durable.recording import Redactor
 from astromesh.durable.tasks import Artifact, TaskChange, TaskControl, TaskRow, TaskStore
 from astromesh.durable.writer import retry_while_unavailable
-from astromesh.runtime.task_forks import redacted_steps, redacted_waits
+from astromesh.runtime.task_journal import redacted_steps, redacted_waits
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.ids import TraceParent, read_traceparent
 from astromesh.telemetry.metrics import Labels, MetricValues

@@ -1,4 +1,4 @@
-"""Tasks of this process and of the store as callers see them: state, events, artifacts, replays."""
+"""Tasks of this process and of the store as callers see them, and workflows as targets of evaluations."""
 
 from __future__ import annotations
 
@@ -8,25 +8,38 @@ from contextlib import suppress
 from typing import Any
 
 from astromesh.access.scopes import Viewer
+from astromesh.config.workflow.manifest import Assertion
 from astromesh.durable.comparison import ComparedTask, compare
 from astromesh.durable.run_registry import event_not_reached
 from astromesh.durable.tasks import ENDED_TASK_STATUSES, Artifact, ArtifactFilter, TaskRow, TaskStore
 from astromesh.errors import Conflict, InvalidInput, NotWaiting, StoreError, TaskNotFound
+from astromesh.evaluation.base import CalledTool, Case, Kind, Outcome
+from astromesh.graph.call_record import arguments_of
 from astromesh.plugins import Resources
 from astromesh.runtime.agent_directory import AgentDirectory
+from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.runs import Decision
-from astromesh.runtime.task_forks import TaskStep, redacted_waits, step_at, task_steps, visible
-from astromesh.runtime.task_journal import ReplayedRuns, steps_of_runs
+from astromesh.runtime.task_journal import (
+    ReplayedRuns,
+    TaskStep,
+    redacted_waits,
+    step_at,
+    steps_of_runs,
+    task_steps,
+    visible,
+)
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import PAUSE, TaskWaits, paused_json, question_json
 from astromesh.runtime.workflows import WorkflowRegistry, open_workflow
 from astromesh.telemetry.events import EventSink, send_stored, send_what_fits
-from astromesh.types import CallerContext, Event, JsonObject
-from astromesh.workflow.base import TaskResult
+from astromesh.types import CallerContext, Event, JsonObject, ToolCall
+from astromesh.workflow.base import Entry, TaskResult
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.execution import TaskProjection
 from astromesh.workflow.history import History, Recording, history_of
 from astromesh.workflow.inspector import Inspector
+from astromesh.workflow.operations import load_operation
+from astromesh.workflow.project import Project
 from astromesh.workflow.replay import Replay
 
 #: seconds between two polls for the events of a Task that another process executes, and for its end
@@ -535,3 +548,65 @@ class TaskReplays:
             await engine.close()
             await resources.close()
         return {"recorded": entry, "scratch": outcome, "divergence": replay.divergence}
+
+
+class WorkflowTarget:
+    """Runs the cases of a workflow as Tasks.
+
+    Args:
+        run: runs a Task of a workflow by its name.
+    """
+
+    kind: Kind = "workflow"
+    implied: tuple[Assertion, ...] = ()
+
+    def __init__(
+        self,
+        project: Project,
+        run: Callable[[str, TaskRequest], Awaitable[TaskResult]],
+        replays: TaskReplays,
+    ) -> None:
+        self.name = project.name
+        self._project, self._run, self._replays = project, run, replays
+
+    async def run(self, case: Case, *, live: bool) -> Outcome:
+        """Raises: InvalidInput: its recording cannot be read."""
+        request = TaskRequest(case.spec.input, case.spec.start)
+        if live or case.recording is None:
+            return outcome_of(await self._run(self.name, request))
+        recording = Recording.read(case.recording)
+        report, result = await self._replays.run_recording(self.name, recording, request.input, request.start)
+        return outcome_of(result, report["divergence"], is_live=False)
+
+    def schema(self, schema_id: str) -> JsonObject | None:
+        return self._project.files.schemas.get(schema_id)
+
+    def function(self, name: str) -> Callable[..., Any]:
+        return load_operation(self._project.folder, name)
+
+
+def outcome_of(result: TaskResult, divergence: JsonObject | None = None, *, is_live: bool = True) -> Outcome:
+    """Returns what a Task has led to."""
+    calls = [call for entry in result.trace for call in _calls(entry)]
+    usage = [entry.usage or {} for entry in result.trace]
+    started = min((entry.started_at for entry in result.trace), default=0.0)
+    finished = max((entry.finished_at for entry in result.trace), default=0.0)
+    return Outcome(
+        ids={"task_id": result.task_id, "workflow": result.workflow},
+        status=result.status,
+        output=result.output,
+        path=result.path,
+        tool_calls=tuple(calls),
+        error=result.error,
+        cost_usd=sum(one.get("cost_usd", 0.0) for one in usage),
+        duration_ms=round((finished - started) * 1000, 3),
+        divergence=divergence,
+        is_live=is_live,
+    )
+
+
+def _calls(entry: Entry) -> list[CalledTool]:
+    return [
+        CalledTool(call["tool"], arguments_of(ToolCall("", call["tool"], call["arguments"])))
+        for call in entry.tool_calls
+    ]

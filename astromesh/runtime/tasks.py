@@ -46,15 +46,13 @@ from astromesh.evaluation.base import DEFAULT_OPTIONS, Judge, OnResult, Options
 from astromesh.evaluation.dataset import select, workflow_cases
 from astromesh.evaluation.evaluate import Results, evaluation_of, run_cases
 from astromesh.logs import OutageLog, get_logger
-from astromesh.runtime.agent_process import agent_process
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.runner import AgentRunner, callback_of
-from astromesh.runtime.task_evaluation import WorkflowTarget
-from astromesh.runtime.task_forks import forked_records, step_at
+from astromesh.runtime.task_journal import forked_records, step_at
 from astromesh.runtime.task_log import LiveTask, TaskMetrics, TaskRecords, TaskTraces
-from astromesh.runtime.task_view import TaskReplays, TaskView, task_json
+from astromesh.runtime.task_view import TaskReplays, TaskView, WorkflowTarget, task_json
 from astromesh.runtime.task_waits import TaskWaits
-from astromesh.runtime.workflows import WorkflowRegistry
+from astromesh.runtime.workflows import WorkflowRegistry, agent_process
 from astromesh.telemetry import ids
 from astromesh.telemetry.events import EventSink
 from astromesh.types import CallerContext, JsonObject, ManifestSnapshot

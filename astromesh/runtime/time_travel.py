@@ -1,30 +1,134 @@
-"""Recorded runs: their steps, what each one has read and written, and their forks."""
+"""Recorded runs: their steps, what each one has read and written, their forks, and their replays.
+
+A replay makes a run again without a call, and compares it with its record.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from astromesh.access.scopes import RUN, Viewer, permits
+from astromesh.access.scopes import RUN, Viewer, permits, principal_of
 from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, JournalStep, RunRow
+from astromesh.durable.budgets import Budgets
 from astromesh.durable.comparison import ComparedRun, compare
 from astromesh.durable.fork import Edit, check_edit, forked_steps, require_outputs
+from astromesh.durable.journal import RunJournal
+from astromesh.durable.replay import ReplayLog
 from astromesh.durable.run_worker import RunWorker
+from astromesh.durable.serialization import PLACE, SCHEMA, caller_of, caller_to_json, memory_of
 from astromesh.durable.steps import agent_at, as_shown, listed, step_content, steps_json, steps_of_nested
-from astromesh.errors import ConfigError, Conflict, Forbidden, InvalidInput, NotRecorded, RunNotFound
+from astromesh.errors import (
+    AstromeshError,
+    ConfigError,
+    Conflict,
+    Forbidden,
+    InvalidInput,
+    NotRecorded,
+    RunNotFound,
+)
+from astromesh.graph.scope import Scope
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
-from astromesh.runtime.forks import ForkRequest, copy_history, forked_row, history_of, with_model
-from astromesh.runtime.input_rules import screen
-from astromesh.runtime.records import attachments_of, new_request_to_json, request_of
-from astromesh.runtime.replays import Replays
+from astromesh.runtime.config_loader import with_model
+from astromesh.runtime.content_capture import redactor_of
+from astromesh.runtime.pipeline import answer
+from astromesh.runtime.records import (
+    RunAnswer,
+    RunRequest,
+    attachments_of,
+    contents_by_hash,
+    new_request_to_json,
+    request_of,
+)
+from astromesh.runtime.request_checks import changed_agent, screen
+from astromesh.runtime.run import RunFactory
 from astromesh.runtime.runs import Runs
 from astromesh.runtime.segment import admission_of, stored_request
-from astromesh.telemetry.clock import Clock
-from astromesh.types import CallerContext, JsonObject
+from astromesh.telemetry import ids
+from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.tools.base import ToolContext
+from astromesh.types import CallerContext, Event, JsonObject, SessionKey, Turn, Usage
+
+#: `new`: a session of its own, with the history of the run. `same`: that of the run
+ForkSession = Literal["new", "same"]
+
+
+#: keys of a request that its forks do not have
+_OF_ONE_RUN = ("persist", "traceparent", PLACE)
+
+
+class ForkRequest(NamedTuple):
+    """What a caller wants of a fork.
+
+    Args:
+        at: number of a step.
+        session: the session that the turns are written to; None: none.
+    """
+
+    at: int
+    edit: Edit | None = None
+    session: ForkSession | None = None
+
+
+def forked_row(
+    row: RunRow,
+    steps: Sequence[JournalStep],
+    request: ForkRequest,
+    manifest: JsonObject,
+    caller: CallerContext,
+    now: float,
+) -> tuple[RunRow, CallerContext]:
+    """Returns the row of a fork, and the caller that it runs for: the owner of the run.
+
+    Args:
+        steps: that the fork begins with.
+    """
+    own = principal_of(caller) == (row.tenant, row.owner)
+    caller = caller if own else caller_of(row.caller)
+    run_id, edit = ids.new_id("run_"), request.edit
+    body = {key: value for key, value in row.request.items() if key not in _OF_ONE_RUN}
+    if edit is not None and edit.kind == "query":
+        body["query"] = edit.value
+    if request.session is None:
+        body["persist"] = False
+    session_id = run_id if request.session == "new" else row.session_id
+    accepted_at = (row.forked_from or row.request).get("accepted_at", row.created_at)
+    inherited = max((step.ordinal for step in steps), default=0)
+    forked_from = {"run_id": row.run_id, "step": request.at, "edit": edit.kind if edit else None}
+    fork = replace(
+        row, run_id=run_id, trace_id=ids.trace_id(), session_id=session_id, status="queued", created_at=now,
+        parent="", durable=True, request={**body, "session_id": session_id, "journal": SCHEMA},
+        manifest=manifest, caller=caller_to_json(caller), finished_at=0.0, deadline_at=0.0, wake_at=0.0,
+        # the first segment of a run reads no record
+        segment=2 if steps else 1, worker="", cancelling=False, result=None, error=None,
+        usage=Usage(), attempts=(), waiting_for=None, ordered=request.session is not None,
+        forked_from={**forked_from, "accepted_at": accepted_at, "inherited": inherited},
+    )  # fmt: skip
+    return fork, caller
+
+
+def history_of(steps: Iterable[JournalStep]) -> list[JsonObject]:
+    """Returns the conversation that a run has found in its session."""
+    found = next((step.output for step in steps if step.path == "memory"), None)
+    return list((found or {}).get("history", ()))
+
+
+async def copy_history(agent: Agent, row: RunRow, steps: Iterable[JournalStep], now: float) -> None:
+    """Writes the conversation that a run has found to the session of its fork."""
+    messages = memory_of({"history": history_of(steps), "semantic": (), "episodic": (), "degraded": ()})
+    said = [m for m in messages.conversation_history if m.role in ("user", "assistant") and m.content]
+    if not said or agent.memory.is_empty:
+        return
+    key = SessionKey(row.tenant, row.agent, row.session_id, row.owner)
+    async with agent.memory.transaction(key, row.owner) as transaction:
+        for message in said:
+            role: Literal["user", "assistant"] = "user" if message.role == "user" else "assistant"
+            transaction.persist_turn(Turn(role, message.content, created_at=now, run_id="history"))
 
 
 class TimeTravel:
@@ -218,3 +322,96 @@ def _not_recorded(row: RunRow) -> NotRecorded:
         "`recording: true` in the agent's YAML, or `recording: {enabled: true}` in runtime.yaml, records "
         "plain runs. Durable runs are always recorded."
     )
+
+
+#: seconds of one replay
+_TIMEOUT = 60.0
+
+
+class RecordedClock:
+    """The clock of a replay: it shows the time of the run, and no pause takes time."""
+
+    monotonic = staticmethod(SystemClock.monotonic)
+
+    def __init__(self, now: float) -> None:
+        self._now = now
+
+    def now(self) -> float:
+        return self._now
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(0)
+
+
+class _NoListener:
+    """Counts nothing: a replay is no run."""
+
+    wants_deltas = False
+
+    def send(self, event: Event) -> None:
+        """Receives and forgets."""
+
+
+class Replays:
+    """Replays the runs of a runtime."""
+
+    def __init__(self, directory: AgentDirectory, budgets: Budgets) -> None:
+        self._directory, self._budgets = directory, budgets
+
+    async def replay(self, row: RunRow, request: RunRequest, steps: Sequence[JournalStep]) -> JsonObject:
+        """Makes a run again. Returns `{"reproduced", "compared", "divergence"}`.
+
+        Raises:
+            AgentNotFoundError, InvalidManifest: its agent cannot be opened any more.
+        """
+        agent = await self._directory.of_snapshot(row.agent, row.manifest or {})
+        accepted_at: float = (row.forked_from or row.request).get("accepted_at", row.created_at)
+        inherited = None if row.forked_from is None else row.forked_from["inherited"]
+        log = ReplayLog(
+            row.run_id,
+            row.agent,
+            row.manifest,
+            steps,
+            accepted_at,
+            inherited,
+            lists_tools=not agent.tools.live,
+        )
+        request = replace(request, persist=False)
+        agent = changed_agent(agent, request)
+        run = self._factory(RecordedClock(accepted_at)).new_run(
+            agent, request, caller_of(row.caller), trace_id=row.trace_id, run_id=row.run_id
+        )
+        run.journal = run.scope.journal = RunJournal(log, "", run.id, run.model, redactor_of(agent))
+        run.journal.contents = contents_by_hash(request)
+        try:
+            async with asyncio.timeout(_TIMEOUT):
+                made = _ending(await answer(agent, request, run))
+        except AstromeshError as error:
+            made = {"error": error.code}
+        log.check_answer(_recorded_ending(row), made)
+        found = log.divergence
+        if found is not None and row.status != "completed" and found["at"] == "step":
+            found = None  # the run has failed there, or was cancelled
+        return {"reproduced": found is None, "compared": log.compared, "divergence": found}
+
+    async def nested(self, agent: Agent, request: RunRequest, parent: ToolContext) -> RunAnswer:
+        """Makes a run nested in a replayed one again."""
+        outer: Scope = parent.run
+        factory = self._factory(outer.clock)
+        run = factory.new_run(agent, request, parent.caller, (), parent.trace_id, parent)
+        return await answer(agent, request, run)
+
+    def _factory(self, clock: Clock) -> RunFactory:
+        return RunFactory(clock, _NoListener(), self._budgets)
+
+
+def _ending(answer: RunAnswer) -> JsonObject:
+    body = answer.to_json()
+    return {key: body[key] for key in ("response", "output") if key in body}
+
+
+def _recorded_ending(row: RunRow) -> JsonObject:
+    if row.status == "completed":
+        result = row.result or {}
+        return {key: result[key] for key in ("response", "output") if key in result}
+    return {"error": (row.error or {}).get("code")}

@@ -1,4 +1,7 @@
-"""The workflows of a runtime: one engine for each folder in `workflows/`, with the runtime's agents."""
+"""The workflows of a runtime: one engine for each folder in `workflows/`, with the runtime's agents.
+
+The agents of a suspected stage run in a process of its own, which opens the runtime anew.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,15 @@ import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from pkgutil import resolve_name
 from typing import Any
+
+from msgspec import convert
 
 from astromesh.config.schedules import WorkflowSchedule
 from astromesh.config.workflow.folder import WORKFLOW
+from astromesh.durable.base import JournalStep
+from astromesh.durable.journal import RunJournal
 from astromesh.durable.recording import Redactor
 from astromesh.durable.tasks import TaskRow
 from astromesh.errors import (
@@ -20,6 +28,7 @@ from astromesh.errors import (
     InvalidWorkflow,
     WorkflowUnavailable,
 )
+from astromesh.graph.scope import Journal
 from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Resources
@@ -29,18 +38,20 @@ from astromesh.runtime.config_loader import workflow_folder, workflow_names, wor
 from astromesh.runtime.task_journal import open_task_journal, steps_of_runs
 from astromesh.runtime.task_log import LiveTask
 from astromesh.runtime.task_waits import TaskGate, TaskWaits
+from astromesh.tools.process_pool import Port, call_in_process
 from astromesh.types import JsonObject, ManifestSnapshot
 from astromesh.workflow.agents import running_with_model
 from astromesh.workflow.base import Gate, OpenJournal, TaskLog
 from astromesh.workflow.engine import Engine
 from astromesh.workflow.inspector import Inspector
+from astromesh.workflow.isolated_agent import PeopleOfParent
 from astromesh.workflow.isolation import AgentProcess
 from astromesh.workflow.journal import Recorder, StageJournal
 from astromesh.workflow.memory import LayerStore
 from astromesh.workflow.observers import Observers
 from astromesh.workflow.plan import Plan, to_mermaid
 from astromesh.workflow.project import Project, enabled_metrics, restore_project
-from astromesh.workflow.questions import People
+from astromesh.workflow.questions import Ask, People, Question
 from astromesh.workflow.snapshot import AGENT_MODEL, with_model
 
 
@@ -428,3 +439,92 @@ class WorkflowRegistry:
         workflow = self._loaded.get(live.row.workflow)
         if workflow is not None:
             workflow.inspector.forget(live.id)
+
+
+# -- in this process -----------------------------------------------------------------------------------------
+
+
+def agent_process(state: RuntimeState, workflow: str) -> AgentProcess | None:
+    """Returns what runs agents of a workflow in processes of their own.
+
+    Returns:
+        None if the runtime has parts in Python: another process cannot make it again.
+    """
+    if not state.factory:
+        return None
+    opened = {
+        "factory": state.factory,
+        "folders": [str(state.configuration.folder), str(state.deps.data_dir)],
+        "workflow": workflow,
+    }
+
+    async def run(request: JsonObject, journal: Journal | None, ask: Ask) -> JsonObject:
+        log = journal.step_log if isinstance(journal, RunJournal) else None
+
+        async def answer(message: JsonObject) -> Any:
+            if "question" in message:
+                return await ask(message["ticket"], convert(message["question"], Question))
+            assert log is not None
+            if "step" in message:
+                log.add(JournalStep(**message["step"]))
+            else:
+                await log.flush()
+            return None
+
+        steps = None if log is None else [one._asdict() for one in log.below(request["place"])]
+        is_fork = log is not None and log.is_fork
+        accepted_at = 0.0 if log is None else log.accepted_at
+        payload = {**opened, "request": request, "steps": steps, "is_fork": is_fork, "at": accepted_at}
+        handler = f"{__name__}:{run_agent.__name__}"
+        found: JsonObject = await call_in_process(handler, payload, answer=answer, alone=True)
+        return found
+
+    return run
+
+
+# -- in the process of the agent -----------------------------------------------------------------------------
+
+
+async def run_agent(payload: JsonObject, port: Port) -> JsonObject:
+    """Opens the runtime and the workflow, and runs the agent of one stage; see `tools.process_pool`."""
+    request, steps = payload["request"], payload["steps"]
+    runtime: Any = resolve_name(payload["factory"])(tuple(payload["folders"]))
+    async with runtime:
+        writer = _WriterOfParent(port)
+        journal = (
+            None
+            if steps is None
+            else open_task_journal(
+                request["task_id"], steps, writer, is_fork=payload["is_fork"], accepted_at=payload["at"]
+            )
+        )
+        engine = await open_workflow(
+            runtime.state,
+            payload["workflow"],
+            people=PeopleOfParent(port, can_wait=request["can_wait"]),
+            journal=Recorder(),
+            snapshot=request["manifests"],
+        )
+        try:
+            return await engine.run_agent(request, journal)
+        finally:
+            await engine.close()
+            if steps is not None:
+                await writer.flush()
+
+
+class _WriterOfParent:
+    """A `RecordWriter`: the parent of this process writes the steps, in order."""
+
+    def __init__(self, port: Port) -> None:
+        self._port = port
+        self._last: asyncio.Future[Any] | None = None
+
+    def commit(self, record: JsonObject) -> None:
+        step = {key: value for key, value in record.items() if key != "type"}
+        self._last = asyncio.ensure_future(self._port.ask({"step": step}))
+
+    async def flush(self) -> None:
+        if self._last is not None:
+            await self._last
+        await self._port.ask({"flush": True})

@@ -68,7 +68,7 @@ class ToolBox:
             limit = ToolPolicy(timeout_seconds=seconds)
             return DeclaredTool(tool.spec, tool, self._policies.get(name, limit))
         # imported on first use: it imports the configuration, which tools without keys do not need
-        module = importlib.import_module("astromesh.core.declared_functions")
+        module = importlib.import_module("astromesh.core.tools")
         declared: DeclaredTool = module.declared(tool)
         if "max_result_tokens" in keys:
             self._sizes[name] = declared.policy.max_result_tokens * CHARACTERS_PER_TOKEN

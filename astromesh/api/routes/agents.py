@@ -22,11 +22,10 @@ from astromesh.api.schemas import (
     problems,
     request_body,
 )
-from astromesh.runtime.agent import Agent
+from astromesh.runtime.agent import Agent, agent_diagram
 from astromesh.runtime.agent_directory import describe_tools
-from astromesh.runtime.configuration_faults import agent_manifest
-from astromesh.runtime.diagram import agent_diagram
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.monitoring import agent_manifest
 from astromesh.telemetry.clock import iso_time
 from astromesh.types import JsonObject
 

@@ -48,8 +48,8 @@ from astromesh.errors import (
 from astromesh.knowledge.base import DocumentsOf
 from astromesh.plugins import Deps
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.configuration_faults import agent_manifest
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.monitoring import agent_manifest
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import CallerContext, Event, JsonObject, MemoryContext, ToolSpec

@@ -72,7 +72,7 @@ from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import find_waiting, screened_answer
 from astromesh.runtime.compaction import compact as compaction
 from astromesh.runtime.records import RunAnswer, RunRequest
-from astromesh.runtime.request_options import require_allowed
+from astromesh.runtime.request_checks import require_allowed
 from astromesh.runtime.runs import Runs
 from astromesh.telemetry import ids
 from astromesh.telemetry.ids import read_traceparent

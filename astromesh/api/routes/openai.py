@@ -62,7 +62,7 @@ from astromesh.errors import ApprovalRequired, Forbidden, Interrupted, InvalidIn
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import ClientCall, find_waiting, open_calls
 from astromesh.runtime.records import RunAnswer, RunRequest
-from astromesh.runtime.request_options import require_allowed
+from astromesh.runtime.request_checks import require_allowed
 from astromesh.telemetry import ids
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import Attachment, Event, JsonObject, Message, ToolCall, Usage

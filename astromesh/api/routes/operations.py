@@ -20,7 +20,7 @@ from astromesh.durable.budgets import BudgetAccount, BudgetAmounts
 from astromesh.durable.callbacks import delivery_json
 from astromesh.errors import CallbackNotFound, ChannelNotFound
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.configuration_faults import ListedFault, configuration_faults
+from astromesh.runtime.monitoring import ListedFault, configuration_faults
 from astromesh.types import JsonObject
 
 callbacks_router = APIRouter(tags=["callbacks"])

@@ -26,7 +26,7 @@ from astromesh.durable.base import RunStatus
 from astromesh.durable.fork import Edit
 from astromesh.durable.run_registry import shown_origin
 from astromesh.durable.steps import EditKind
-from astromesh.runtime.forks import ForkRequest
+from astromesh.runtime.time_travel import ForkRequest
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["runs"])

@@ -29,9 +29,8 @@ from astromesh.cli.terminal import JsonEvents, Printer, note, plain, print_fallb
 from astromesh.errors import AgentNotFoundError, InvalidInput
 from astromesh.logs import configure_logging
 from astromesh.plugins import Deps, Plugins
-from astromesh.runtime.agent import Agent
+from astromesh.runtime.agent import Agent, agent_diagram
 from astromesh.runtime.agent_directory import call_tool, describe_tools
-from astromesh.runtime.diagram import agent_diagram
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry.events import EventSink

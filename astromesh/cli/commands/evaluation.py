@@ -17,7 +17,7 @@ import typer
 from astromesh.access.scopes import Viewer
 from astromesh.agents.agent import Agent
 from astromesh.agents.evaluation import AgentTarget, ModelJudge, with_model
-from astromesh.agents.models import ModelLike
+from astromesh.agents.manifest import ModelLike
 from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
 from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of

@@ -24,7 +24,7 @@ from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import load_configuration, workflow_folder
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest
-from astromesh.runtime.task_evaluation import outcome_of
+from astromesh.runtime.task_view import outcome_of
 from astromesh.runtime.tasks import WorkflowTasks
 from astromesh.runtime.workflows import Workflow
 from astromesh.telemetry.events import EventSink

@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 
 from astromesh.config.agent import ToolBlock
-from astromesh.core.context_transform import compile_transform
+from astromesh.core.prompt_engine import compile_transform
 from astromesh.core.tools import AgentTools, ToolRegistry, declare_source, declare_tool
 from astromesh.errors import ToolFailed
 from astromesh.knowledge.base import Chunk, IngestReport, ListedDocument, Passage, StoredDocument

@@ -11,7 +11,7 @@ import skills_ref
 from astromesh import Agent
 from astromesh.config.folder import load
 from astromesh.config.skills import read_skills
-from astromesh.core.skills import read_skill_tool
+from astromesh.core.tools import read_skill_tool
 from astromesh.testing import ScriptedProvider
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write

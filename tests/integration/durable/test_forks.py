@@ -18,7 +18,7 @@ from astromesh.access.scopes import Viewer
 from astromesh.errors import Forbidden, RunNotFound
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.forks import ForkRequest
+from astromesh.runtime.time_travel import ForkRequest
 from astromesh.testing import ManualClock, RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, manifest, store_in, write

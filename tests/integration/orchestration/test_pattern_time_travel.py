@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.forks import ForkRequest
+from astromesh.runtime.time_travel import ForkRequest
 from astromesh.types import CallerContext
 from tests.integration.orchestration.pattern_cases import runtime_for
 from tests.integration.orchestration.test_pattern_journals import CUTS, ME, SAFE, accepted, ended, process

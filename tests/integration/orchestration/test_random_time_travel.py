@@ -17,8 +17,8 @@ import pytest
 
 from astromesh.access.scopes import Viewer
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.forks import ForkRequest
 from astromesh.runtime.records import RunRequest
+from astromesh.runtime.time_travel import ForkRequest
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write

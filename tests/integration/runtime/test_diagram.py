@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.runtime.diagram import agent_diagram
+from astromesh.runtime.agent import agent_diagram
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
 

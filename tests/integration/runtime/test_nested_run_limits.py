@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from astromesh.runtime.nested_runs import MAX_DEPTH, MAX_NESTED_RUNS
+from astromesh.runtime.run import MAX_DEPTH, MAX_NESTED_RUNS
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CompletionRequest, ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write

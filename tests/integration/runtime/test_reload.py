@@ -10,8 +10,8 @@ import pytest
 import yaml
 
 from astromesh.runtime.agent_directory import call_tool
-from astromesh.runtime.configuration_faults import configuration_faults
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.monitoring import configuration_faults
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.reload import Reloaded, Reloader
 from astromesh.testing import ScriptedProvider

@@ -11,8 +11,8 @@ import pytest
 from astromesh.errors import ProviderUnavailable
 from astromesh.graph.ledger import MIN_ANSWER_TOKENS
 from astromesh.orchestration.graph_pattern import UNFINISHED
+from astromesh.runtime.pipeline import OUT_OF_TIME
 from astromesh.runtime.records import RunRequest
-from astromesh.runtime.stages import OUT_OF_TIME
 from astromesh.testing import RecordingSink, RecordingTool, Reply, ScriptedProvider, plugin_of
 from astromesh.tokens import FIRST_ANSWER_TOKENS as ANSWER_TOKENS
 from astromesh.tokens import estimate_request

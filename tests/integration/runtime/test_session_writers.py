@@ -16,8 +16,8 @@ from astromesh.errors import Interrupted, SessionBusy
 from astromesh.memory.backends.sqlite import SCHEMA, SqliteConversations
 from astromesh.memory.strategies import SlidingWindow
 from astromesh.runtime.records import RunAnswer, RunRequest
-from astromesh.runtime.runner import within_session
 from astromesh.runtime.sessions import SessionLeaseHolder, Sessions
+from astromesh.runtime.wrappers import within_session
 from astromesh.storage.sqlite import Database
 from astromesh.telemetry.clock import SystemClock
 from astromesh.types import Message, SessionKey, Turn

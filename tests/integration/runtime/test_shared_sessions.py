@@ -12,7 +12,7 @@ import pytest
 from astromesh.durable.leases import REQUEST_SECONDS
 from astromesh.errors import Interrupted, SessionBusy
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.message_order import become_newest
+from astromesh.runtime.sessions import become_newest
 from astromesh.testing import ScriptedProvider
 from astromesh.types import SessionKey
 from tests.integration.agents_folder import manifest, runtime_of, write

@@ -6,9 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
-from astromesh.runtime.agent_process import agent_process
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.workflows import open_workflow
+from astromesh.runtime.workflows import agent_process, open_workflow
 from astromesh.types import CompletionRequest, JsonObject, ToolCall
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.journal import Recorder

@@ -14,7 +14,7 @@ import pytest
 from pydantic import BaseModel
 
 from astromesh import Agent, AgentRuntime, CallerContext, Event, File, Image, ModelRetry, ToolContext, tool
-from astromesh.agents.attachments import AttachmentLike
+from astromesh.agents.parameters import AttachmentLike
 from astromesh.errors import (
     AllProvidersFailed,
     AstromeshError,

@@ -12,7 +12,7 @@ import yaml
 from pydantic import BaseModel
 
 from astromesh import Agent, ToolContext, build_agent, tool
-from astromesh.agents.keys import AllKeys
+from astromesh.agents.parameters import AllKeys
 from astromesh.config.agent import AgentManifest, AgentSpec, Memory
 from astromesh.config.records import Metadata
 from astromesh.errors import ConfigError, InvalidConfiguration

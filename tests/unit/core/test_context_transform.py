@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from astromesh.core.context_transform import compile_transform
+from astromesh.core.prompt_engine import compile_transform
 from astromesh.errors import ConfigError, ToolFailed
 
 VALUES = st.recursive(

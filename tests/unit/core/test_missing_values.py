@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 from jinja2.filters import FILTERS
 from jinja2.tests import TESTS
 
-from astromesh.core.context_transform import compile_transform
-from astromesh.core.prompt_engine import PromptEngine
+from astromesh.core.prompt_engine import PromptEngine, compile_transform
 from astromesh.core.templates import STRICT, CompiledTemplate, check_template
 from astromesh.core.tools import expression_template
 from astromesh.errors import ConfigError, TemplateFailed, ToolFailed

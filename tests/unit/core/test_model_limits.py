@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from astromesh.core.model_limits import NOTHING, ModelLimits, fitted
+from astromesh.core.routing import NOTHING, ModelLimits, fitted
 from astromesh.errors import InvalidInput, PayloadTooLarge
 from astromesh.providers.base import Capabilities
 from astromesh.testing import ScriptedProvider

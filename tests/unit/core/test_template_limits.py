@@ -6,8 +6,7 @@ from datetime import date
 
 import pytest
 
-from astromesh.core.context_transform import compile_transform
-from astromesh.core.prompt_engine import PromptEngine
+from astromesh.core.prompt_engine import PromptEngine, compile_transform
 from astromesh.errors import TemplateFailed, ToolFailed
 from astromesh.types import MemoryContext, Message
 

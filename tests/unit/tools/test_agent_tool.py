@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.core.context_transform import compile_transform
+from astromesh.core.prompt_engine import compile_transform
 from astromesh.errors import (
     AllProvidersFailed,
     BudgetExhausted,
