@@ -34,7 +34,7 @@ from astromesh.logs import get_logger
 from astromesh.net.http import Http
 from astromesh.net.provider_errors import retry_after
 from astromesh.storage.cipher import StoredCipher
-from astromesh.telemetry.clock import Clock, iso_time
+from astromesh.telemetry.clock import Clock, interval_sleep, iso_time
 from astromesh.types import JsonObject
 
 #: seconds of one call; seconds after which another process repeats the call of one that died
@@ -128,7 +128,7 @@ class CallbackSender:
             self._deliver_due,
             POLL_SECONDS,
             lambda error: log.warning("callbacks_not_delivered", error=str(error)),
-            sleep=clock.sleep,
+            sleep=interval_sleep(clock),
             at_once=True,
         )
 

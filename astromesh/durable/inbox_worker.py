@@ -50,7 +50,7 @@ from astromesh.errors import (
 )
 from astromesh.logs import OutageLog, get_logger
 from astromesh.plugins import Deps
-from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.clock import Clock, interval_sleep
 from astromesh.types import JsonObject
 
 #: queues in work at once; of these, how many are begun without a pause, and the seconds until as many more
@@ -108,7 +108,8 @@ class ChannelInboxWorker:
         self._inbox, self._channels, self._clock = inbox, channels, clock
         self._lease = min(channel.setup.lease for channel in channels.values())
         outages = OutageLog(log, "inbox_unavailable", "inbox_available")
-        self._worker = Worker(self, heartbeat, outages, lease_seconds=self._lease, sleep=clock.sleep)
+        sleep = interval_sleep(clock)
+        self._worker = Worker(self, heartbeat, outages, lease_seconds=self._lease, sleep=sleep)
         self._responder = Responder(inbox, ask, clock, self._worker.name)
         self._again: dict[str, LeasedQueue] = {}
         #: active queues for whose run a person has decided
@@ -118,7 +119,7 @@ class ChannelInboxWorker:
             lambda: inbox.expire(clock.now() - RETENTION_SECONDS),
             EXPIRY_SECONDS,
             lambda error: outages.failed(str(error)),
-            sleep=clock.sleep,
+            sleep=sleep,
             at_once=True,
         )
 
@@ -250,6 +251,10 @@ class ChannelInboxWorker:
         if not active:
             return ()
         return active - await self._inbox.renew(worker, self._clock.now() + self._lease)
+
+    def has_work(self) -> bool:
+        """Returns False: no caller can end an answer."""
+        return False
 
     async def cancel_requested(self, worker: str) -> Collection[str]:
         """Returns nothing: no caller can end an answer."""

@@ -14,9 +14,9 @@ the intervals and the loops stand here:
 
 A dead process of the same data folder is found within `SWEEP_SECONDS`: the system unlocks its file.
 
-A `Worker` has a name, under which the database keeps its leases. It renews them, polls for requests to end
-its work, and sweeps: it starts what is due. It also takes over what dead workers held. A `LeaseQueue` says in
-SQL what each of these means for one kind of work.
+A `Worker` has a name, under which the database keeps its leases. It renews them, and sweeps: it starts what
+is due. It also takes over what dead workers held. While work is active, it polls for requests to end some. A
+`LeaseQueue` says in SQL what each of these means for one kind of work.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ from typing import Any, NamedTuple, Protocol
 from astromesh.errors import AstromeshError
 from astromesh.logs import OutageLog, get_logger
 from astromesh.storage.private_files import private_folder
-from astromesh.telemetry.clock import Clock
+from astromesh.telemetry.clock import Clock, interval_sleep, sleep_to_tick
 
 #: seconds after which a process that renews nothing loses what it holds; all processes of a database use the
 #: same value
@@ -70,7 +70,7 @@ class PeriodicJob:
         seconds: between two calls; `work` may change it.
         failed: receives the error of a store or a file.
         needed: the job ends when this returns False; `start` begins it again.
-        sleep: waits for so many seconds, e.g. `Clock.sleep`.
+        sleep: waits for so many seconds; `interval_sleep` returns that of a clock.
         at_once: calls before it waits for the first time.
     """
 
@@ -81,13 +81,14 @@ class PeriodicJob:
         failed: Callable[[Exception], None],
         *,
         needed: Callable[[], bool] = lambda: True,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = sleep_to_tick,
         at_once: bool = False,
     ) -> None:
         self.seconds = seconds
         self._work, self._failed = work, failed
         self._needed, self._sleep, self._at_once = needed, sleep, at_once
-        self._woken = asyncio.Event()
+        self._is_woken = False
+        self._sleeping: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -102,7 +103,9 @@ class PeriodicJob:
 
     def wake(self) -> None:
         """Calls now, or once more if a call is active."""
-        self._woken.set()
+        self._is_woken = True
+        if self._sleeping is not None:
+            self._sleeping.cancel()
 
     async def close(self) -> None:
         """Cancels the job and waits for its end."""
@@ -118,15 +121,16 @@ class PeriodicJob:
             await self._call()
 
     async def _pause(self) -> None:
-        waits = [asyncio.ensure_future(one) for one in (self._sleep(self.seconds), self._woken.wait())]
+        if self._is_woken:
+            return
+        self._sleeping = asyncio.ensure_future(self._sleep(self.seconds))
         try:
-            await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+            await asyncio.wait([self._sleeping])
         finally:
-            for wait in waits:
-                wait.cancel()
+            self._sleeping.cancel()
 
     async def _call(self) -> None:
-        self._woken.clear()
+        self._is_woken = False
         try:
             await self._work()
         except (AstromeshError, OSError) as error:
@@ -155,7 +159,7 @@ def expiry_job(delete: Callable[[float], Awaitable[object]], clock: Clock, days:
         lambda: delete(clock.now() - days * DAY_SECONDS),
         EXPIRY_SECONDS,
         lambda error: log.warning("runs_not_expired", error=str(error)),
-        sleep=clock.sleep,
+        sleep=interval_sleep(clock),
     )
 
 
@@ -231,6 +235,9 @@ class LeaseQueue(Protocol):
     async def renew_leases(self, worker: str) -> Collection[str]:
         """Renews the leases of a worker. Returns the ids of active work whose lease is lost."""
 
+    def has_work(self) -> bool:
+        """Whether work is active whose end may be requested; `Worker.watch_requests` hears that it begins."""
+
     async def cancel_requested(self, worker: str) -> Collection[str]:
         """Returns the ids of this worker's work whose end was requested."""
 
@@ -254,7 +261,7 @@ class Worker:
         heartbeat: the live workers of this data folder.
         outages: reports that the database does not answer.
         lease_seconds: duration of a lease.
-        sleep: waits for so many seconds, e.g. `Clock.sleep`.
+        sleep: waits for so many seconds; `interval_sleep` returns that of a clock.
 
     Attributes:
         name: a name that no other worker has.
@@ -268,25 +275,29 @@ class Worker:
         outages: OutageLog,
         *,
         lease_seconds: float = LEASE_SECONDS,
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = sleep_to_tick,
     ) -> None:
         self.name = worker_name()
         self.active: dict[str, asyncio.Task[None]] = {}
         self._queue, self._heartbeat, self._outages = queue, heartbeat, outages
 
+        def failed(error: Exception) -> None:
+            outages.failed(str(error))
+
         def job(work: Callable[[], Awaitable[object]], seconds: float) -> PeriodicJob:
-            return PeriodicJob(
-                work, seconds, lambda error: outages.failed(str(error)), sleep=sleep, at_once=True
-            )
+            return PeriodicJob(work, seconds, failed, sleep=sleep, at_once=True)
 
         renewal_seconds = HEARTBEAT_SECONDS * lease_seconds / LEASE_SECONDS
-        self._renewing = (job(self._renew, renewal_seconds), job(self.stop_requested, REQUEST_SECONDS))
+        self._renewing = job(self._renew, renewal_seconds)
+        self._requests = PeriodicJob(
+            self.stop_requested, REQUEST_SECONDS, failed, sleep=sleep, needed=queue.has_work
+        )
         self._sweeping = job(self._sweep, SWEEP_SECONDS)
         self._taking_over = job(self._take_over, SWEEP_SECONDS)
 
     @property
     def started(self) -> bool:
-        return self._renewing[0].started
+        return self._renewing.started
 
     def start(self, *, sweeps: bool = True) -> None:
         """Starts to work. Does nothing if the worker has started.
@@ -296,12 +307,16 @@ class Worker:
         """
         if not self.started:
             self._heartbeat.enter(self.name)
-            for job in (*self._renewing, *((self._sweeping, self._taking_over) if sweeps else ())):
+            for job in (self._renewing, *((self._sweeping, self._taking_over) if sweeps else ())):
                 job.start()
 
     def wake(self) -> None:
         """Sweeps now."""
         self._sweeping.wake()
+
+    def watch_requests(self) -> None:
+        """Polls for requests to end work, as long as some is active."""
+        self._requests.start()
 
     def execute(self, id: str, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Executes work in a task of its own."""
@@ -330,8 +345,8 @@ class Worker:
     async def abandon(self) -> None:
         """Ends without a release: the leases expire, as after a crash."""
         await self.drain()
-        for job in self._renewing:
-            await job.close()
+        await self._renewing.close()
+        await self._requests.close()
 
     async def stop_requested(self) -> None:
         """Ends the work whose end was requested, without the wait for the next poll."""

@@ -154,18 +154,6 @@ class PostgresRuns(SqlRuns, PostgresStore):
     async def next_in_session(self, run: RunRow) -> tuple[str, int] | None:
         return await self._following((run.tenant, run.agent, run.session_id, run.owner))
 
-    async def overdue(
-        self,
-        lease: float,
-        limit: int = 100,
-        *,
-        queued: float = 0.0,
-        limits: Mapping[str, int] = NO_AGENT_LIMITS,
-    ) -> tuple[tuple[str, int], ...]:
-        now = self._clock.now()
-        rows = await self._queries.read("anything_due", now, now - lease, now - (queued or lease))
-        return await super().overdue(lease, limit, queued=queued, limits=limits) if rows[0][0] else ()
-
     async def _claim_segment(self, claim: SegmentClaim, tx: Transaction) -> RunRow | None:
         rows = await tx.fetch("claim", *_columns(_CLAIM, [claim]), self._clock.now(), [])
         return run_of(rows[0]) if rows else None

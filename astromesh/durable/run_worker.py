@@ -689,6 +689,7 @@ class RunWorker:
         try:
             segment = await self._host.load_segment(self.store, row, caller, self._changed)
             self._segments[row.run_id] = segment
+            self._worker.watch_requests()
             await segment.work()
             if segment.newer_version:
                 log.warning("run_of_a_newer_astromesh", run_id=row.run_id)
@@ -733,18 +734,20 @@ class RunWorker:
         ended = await self.store.cancel(row.run_id)
         self.stop(row.run_id)
         if ended is not None and ended.status in ENDED_STATUSES:
-            await self._redact_ended()
+            await self._redact_ended(await self.store.raw())
 
     async def redacted(self, row: RunRow, steps: Sequence[JournalStep]) -> Sequence[JournalStep]:
         """Returns steps of a run as the rules of their agents leave them."""
         return await self._host.redacted(row, steps)
 
-    async def _redact_ended(self) -> None:
+    async def _redact_ended(self, raw: Collection[RunRow]) -> None:
         """Redacts the records of runs that have ended where the rules of their agents are not known.
 
-        Whoever ends a run without them marks its row: a database, a command, a process that took it over.
+        Args:
+            raw: Whoever ends a run without its rules marks its row so: a database, a command, a process that
+                took it over.
         """
-        for row in await self.store.raw():
+        for row in raw:
             stored, events = await self.store.steps(row.run_id), await self._questions(row.run_id)
             steps = await self.redacted(row, stored)
             changed = [step for step, before in zip(steps, stored, strict=True) if step is not before]
@@ -815,21 +818,27 @@ class RunWorker:
         await self.store.heartbeat(worker)
         return ()
 
+    def has_work(self) -> bool:
+        return bool(self._segments)
+
     async def cancel_requested(self, worker: str) -> Collection[str]:
         return await self.store.cancelling(worker) if self._segments else ()
 
     async def sweep(self, worker: str) -> float:
         """Dispatches runs that are due. Without room, it leaves queued runs to other processes."""
         if self._is_placed:
-            await self._redact_ended()
+            await self._redact_ended(await self.store.raw())
             return await self._sweep_placed()
         queued = self._queued if self._has_room else _NEVER_SECONDS
-        due = await self.store.overdue(LEASE_SECONDS, _PAGE, queued=queued, limits=self._host.max_running)
+        due, raw = await asyncio.gather(
+            self.store.overdue(LEASE_SECONDS, _PAGE, queued=queued, limits=self._host.max_running),
+            self.store.raw(),
+        )
         self._queued, self._left_some = QUEUED_SECONDS, len(due) >= _PAGE
         for run_id, _ in due:
             if run_id not in self._run_ids and run_id not in self._local_queue:
                 await self._dispatch(run_id)
-        await self._redact_ended()
+        await self._redact_ended(raw)
         return SWEEP_SECONDS
 
     async def _sweep_placed(self) -> float:

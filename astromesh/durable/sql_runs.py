@@ -383,6 +383,10 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
         queued: float = 0.0,
         limits: Mapping[str, int] = NO_AGENT_LIMITS,
     ) -> tuple[tuple[str, int], ...]:
+        now = self._clock.now()
+        rows = await self._queries.read("anything_due", now, now - lease, now - (queued or lease))
+        if not rows[0][0]:
+            return ()
         return await self._queries.transact(partial(self._overdue, lease, limit, queued or lease, limits))
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:

@@ -212,7 +212,10 @@ class SqlTasks(SqlDeliveries):
         return tuple(Artifact._make((*tuple(row)[:-1], content)) for row, content in pairs)
 
     async def take(self, worker: str, dead: Sequence[str], until: float, limit: int) -> tuple[TaskRow, ...]:
-        rows = await self._queries.write("take", worker, until, self._clock.now(), list(dead), limit)
+        now, of = self._clock.now(), list(dead)
+        if not (await self._queries.read("anything_to_take", now, of))[0][0]:
+            return ()
+        rows = await self._queries.write("take", worker, until, now, of, limit)
         return tuple(sorted(await self._tasks(rows), key=lambda row: (row.created_at, row.task_id)))
 
     async def heartbeat(self, worker: str, until: float, tasks: Collection[str] | None = None) -> None:

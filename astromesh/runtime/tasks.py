@@ -54,6 +54,7 @@ from astromesh.runtime.task_view import TaskReplays, TaskView, WorkflowTarget, t
 from astromesh.runtime.task_waits import TaskWaits
 from astromesh.runtime.workflows import WorkflowRegistry, agent_process
 from astromesh.telemetry import ids
+from astromesh.telemetry.clock import interval_sleep
 from astromesh.telemetry.events import EventSink
 from astromesh.types import CallerContext, JsonObject, ManifestSnapshot
 from astromesh.workflow.base import START, STOP, Entry, NotJson, TaskResult, canonical, result_metadata
@@ -103,7 +104,7 @@ class WorkflowTasks:
 
     def __init__(self, runner: AgentRunner, heartbeat: WorkerHeartbeat) -> None:
         self._runner, self._clock = runner, runner.clock
-        self._worker = Worker(self, heartbeat, outages, sleep=runner.clock.sleep)
+        self._worker = Worker(self, heartbeat, outages, sleep=interval_sleep(runner.clock))
         self.worker = self._worker.name
         self.records = TaskRecords(self.worker, runner.clock)
         self.waits = TaskWaits(
@@ -253,6 +254,7 @@ class WorkflowTasks:
         row = self._row(engine, request, begin, caller, durable=False)
         live = self.records.live[row.task_id] = LiveTask(row, [begin], engine)
         live.work = asyncio.current_task()
+        self._worker.watch_requests()
         try:
             return await self._run(engine, live, sinks)
         finally:
@@ -479,6 +481,7 @@ class WorkflowTasks:
     def _start_work(self, live: LiveTask) -> None:
         self.records.live[live.id] = live
         live.work = self._worker.execute(live.id, self._work(live))
+        self._worker.watch_requests()
 
     async def _work(self, live: LiveTask) -> None:
         """Executes a durable Task until it ends or another worker takes it over."""
@@ -613,6 +616,9 @@ class WorkflowTasks:
         """Renews the leases of active Tasks. A lost one is noticed by the commit that its Task makes next."""
         await (await self.store()).heartbeat(worker, self._lease_end, tuple(self.records.live))
         return ()
+
+    def has_work(self) -> bool:
+        return bool(self.records.live)
 
     async def cancel_requested(self, worker: str) -> Collection[str]:
         controls = await (await self.store()).controls(worker) if self.records.live else ()

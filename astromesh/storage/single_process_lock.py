@@ -17,12 +17,13 @@ from typing import Self
 
 from astromesh.errors import AstromeshError, StoreUnavailable
 from astromesh.logs import get_logger
+from astromesh.telemetry.clock import sleep_to_tick
 
 if sys.platform != "win32":
     import fcntl
 
 #: seconds between two polls for the mark of another process, and between two tries for the lock
-LOOK_SECONDS, _TRY_SECONDS = 0.5, 0.02
+LOOK_SECONDS, _TRY_SECONDS = 1.0, 0.02
 #: seconds that a new process waits for the exclusive one
 JOIN_SECONDS = 5.0
 
@@ -100,8 +101,8 @@ class SingleProcessLock:
         return f"The process {written} uses {name} and does not share it. {way}"
 
     async def _watch(self) -> None:
-        while not self._mark.exists():  # noqa: ASYNC110 (another process makes it)
-            await asyncio.sleep(LOOK_SECONDS)
+        while not self._mark.exists():  # another process makes it
+            await sleep_to_tick(LOOK_SECONDS)
         self.exclusive = False
         while True:
             try:
@@ -110,7 +111,7 @@ class SingleProcessLock:
                 break
             except AstromeshError as error:  # the other process waits
                 log.warning("sharing_delayed", file=self._lock_file.name, error=str(error))
-                await asyncio.sleep(LOOK_SECONDS)
+                await sleep_to_tick(LOOK_SECONDS)
         self._locked(fcntl.LOCK_SH)
         log.info("file_shared", file=self._lock_file.name)
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar, Token
 from datetime import UTC, datetime
@@ -44,6 +45,37 @@ class SystemClock:
             await asyncio.sleep(left + _ROUNDING_SECONDS)
             if (left := ends - time.monotonic()) <= 0:
                 return
+
+
+#: milliseconds between two ticks, and where they lie: processes that start together do not wake together
+_TICK_MS, _PHASE_MS = 1000, int(time.monotonic() * 1000) % 1000
+
+
+def seconds_to_tick(seconds: float, now: float) -> float:
+    """Returns the seconds until the last common tick of this process within so many seconds.
+
+    What waits for ticks wakes together, so that an idle process wakes once a second and not once for each of
+    its jobs. A wait that is shorter than a tick stays as it is.
+
+    Args:
+        now: of `time.monotonic`.
+    """
+    wait_ms = seconds * 1000
+    if wait_ms < _TICK_MS:
+        return seconds
+    now_ms = now * 1000 - _PHASE_MS
+    due_ms = (now_ms + wait_ms + 1.0) // _TICK_MS * _TICK_MS  # a loop may wake early by a millisecond
+    return math.ceil(due_ms - now_ms) / 1000  # uvloop counts whole ones, so that all wake in one turn
+
+
+async def sleep_to_tick(seconds: float) -> None:
+    """Sleeps for `seconds_to_tick`."""
+    await asyncio.sleep(seconds_to_tick(seconds, time.monotonic()))
+
+
+def interval_sleep(clock: Clock) -> Callable[[float], Awaitable[None]]:
+    """Returns how a job sleeps between two calls: to a common tick, or by a clock that a test moves."""
+    return sleep_to_tick if isinstance(clock, SystemClock) else clock.sleep
 
 
 class TimeLimit:

@@ -12,6 +12,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
 from pathlib import Path
@@ -42,6 +43,7 @@ from astromesh.logs import PRETTY, configure_logging, get_logger
 from astromesh.runtime.config_loader import workflow_names
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.private_files import write_problem
+from astromesh.telemetry.clock import seconds_to_tick
 from astromesh.telemetry.metrics import WorkerMetrics
 
 log = get_logger("astromesh.server")
@@ -373,7 +375,8 @@ class _Server(uvicorn.Server):
         while not await self.on_tick(tick):
             tick += 10  # uvicorn's tenths of a second: each tenth renews the header Date
             with suppress(TimeoutError):
-                await asyncio.wait_for(self._signalled.wait(), 1.0)
+                pause = seconds_to_tick(1.0, time.monotonic())
+                await asyncio.wait_for(self._signalled.wait(), pause)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         super().handle_exit(sig, frame)

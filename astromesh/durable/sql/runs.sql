@@ -194,6 +194,22 @@ UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '',
 WHERE {open} AND status = 'running' AND worker = $1
 RETURNING {columns}
 
+-- name: anything_due
+-- Whether `orphaned`, `woken`, `interrupted` or `redispatch` may find a run. Most often none does. A process without room
+-- does not look at queued runs ($3 is before all times).
+SELECT EXISTS (
+    SELECT 1 FROM astromesh.runs
+    WHERE {open} AND status IN ('running', 'waiting')
+        AND (status = 'running' AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8)
+            OR status = 'waiting' AND wake_at > 0.0 AND wake_at <= $1::float8))
+    OR $3::float8 > 0.0 AND EXISTS (
+        SELECT 1 FROM astromesh.runs
+        WHERE {open} AND status = 'queued' AND queued_at <= $3::float8 AND wake_at <= $1::float8)
+    OR EXISTS (
+        SELECT 1 FROM astromesh.runs
+        WHERE durable = FALSE AND status = 'running' AND parent = ''
+            AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8))
+
 -- name: orphaned
 SELECT {columns} FROM astromesh.runs
 WHERE {open} AND status = 'running'

@@ -101,6 +101,12 @@ RETURNING control, inspection
 UPDATE astromesh.tasks SET status = $3, result = $4, finished_at = $5, worker = '', lease_until = 0
 WHERE task_id = $1 AND worker = $2 AND finished_at = 0
 
+-- name: anything_to_take
+SELECT EXISTS (
+    SELECT 1 FROM astromesh.tasks
+    WHERE finished_at = 0 AND durable = 1
+      AND (lease_until < $1 OR worker = ANY($2::text[])))
+
 -- name: take
 UPDATE astromesh.tasks SET worker = $1, lease_until = $2
 WHERE task_id IN (

@@ -3,9 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
+from pathlib import Path
 
-from astromesh.durable.leases import PeriodicJob
+import pytest
+
+from astromesh.durable.leases import REQUEST_SECONDS, SWEEP_SECONDS, PeriodicJob, Worker, WorkerHeartbeat
 from astromesh.errors import StoreUnavailable
+from astromesh.logs import OutageLog, get_logger
+from astromesh.telemetry.clock import SystemClock, interval_sleep, seconds_to_tick, sleep_to_tick
+from astromesh.testing import ManualClock
 
 
 class Ticks:
@@ -84,3 +91,70 @@ async def test_a_job_that_was_never_started_closes() -> None:
     job = PeriodicJob(lambda: asyncio.sleep(0), 1.0, lambda _: None)
     await job.close()
     assert not job.started
+
+
+@pytest.mark.parametrize("began", [100.0, 100.4, 100.8137])
+@pytest.mark.parametrize("seconds", [1.0, 2.0, 30.0])
+def test_jobs_that_began_at_different_times_wake_together(began: float, seconds: float) -> None:
+    wait = seconds_to_tick(seconds, began)
+    assert seconds - 1.0 < wait <= seconds + 0.002
+    assert abs((began + wait + 0.5 - seconds_to_tick(1.0, 0.0)) % 1.0 - 0.5) < 0.002, "not on a tick"
+
+
+def test_a_short_wait_and_a_clock_of_a_test_stay_exact() -> None:
+    clock = ManualClock()
+    assert seconds_to_tick(0.3, 100.8) == 0.3
+    assert interval_sleep(clock) == clock.sleep
+    assert interval_sleep(SystemClock()) is sleep_to_tick
+
+
+class Queue:
+    """A `LeaseQueue` that counts the polls for requests."""
+
+    def __init__(self) -> None:
+        self.work, self.polls, self.sweeps = 0, 0, 0
+
+    async def renew_leases(self, worker: str) -> Collection[str]:
+        return ()
+
+    def has_work(self) -> bool:
+        return self.work > 0
+
+    async def cancel_requested(self, worker: str) -> Collection[str]:
+        self.polls += 1
+        return ()
+
+    async def sweep(self, worker: str) -> float:
+        self.sweeps += 1
+        return SWEEP_SECONDS
+
+    async def take_over(self, worker: str, dead: str) -> None: ...
+
+    async def release_leases(self, worker: str) -> None: ...
+
+    def stop(self, id: str) -> None: ...
+
+
+async def test_a_worker_without_work_polls_for_no_request_to_end_some(tmp_path: Path) -> None:
+    queue, clock = Queue(), ManualClock()
+    worker = Worker(
+        queue, WorkerHeartbeat(tmp_path), OutageLog(get_logger("test"), "away", "back"), sleep=clock.sleep
+    )
+
+    async def pass_time(times: int) -> None:
+        for _ in range(times):
+            clock.advance(REQUEST_SECONDS)
+            for _ in range(20):
+                await asyncio.sleep(0)
+
+    worker.start()
+    await pass_time(10)
+    assert queue.polls == 0 and queue.sweeps > 2
+    queue.work = 1
+    worker.watch_requests()
+    await pass_time(10)
+    assert queue.polls >= 9
+    queue.work, seen = 0, queue.polls
+    await pass_time(10)
+    assert queue.polls <= seen + 1
+    await worker.close()

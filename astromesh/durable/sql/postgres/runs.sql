@@ -103,22 +103,6 @@ WHERE id = ANY (ARRAY(
     LIMIT $3))
 RETURNING run_id, segment
 
--- name: anything_due
--- Whether `orphaned`, `woken`, `interrupted` or `redispatch` may find a run. Most often none does. A process without room
--- does not look at queued runs ($3 is before all times).
-SELECT EXISTS (
-    SELECT 1 FROM astromesh.runs
-    WHERE {open} AND status IN ('running', 'waiting')
-        AND (status = 'running' AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8)
-            OR status = 'waiting' AND wake_at > 0.0 AND wake_at <= $1::float8))
-    OR $3::float8 > 0.0 AND EXISTS (
-        SELECT 1 FROM astromesh.runs
-        WHERE {open} AND status = 'queued' AND queued_at <= $3::float8 AND wake_at <= $1::float8)
-    OR EXISTS (
-        SELECT 1 FROM astromesh.runs
-        WHERE durable = FALSE AND status = 'running' AND parent = ''
-            AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8))
-
 -- fragment: said
 -- Whether all tags of the array 6 match, and all metadata of the array 7: key, value as JSON text, value as it is.
 ($6::text = '[]' OR tags::jsonb @> $6::text::jsonb)
