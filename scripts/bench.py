@@ -31,7 +31,7 @@ import astromesh
 
 HERE = Path(__file__).parent
 FILE = HERE.parent / "docs" / "benchmarks.json"
-PEERS = HERE.parent / ".venv" / "peers" / "bin" / "python"
+PEERS = Path(sys.prefix) / "peers" / "bin" / "python"
 LIBRARIES = ("fastapi", "uvicorn", "uvloop", "aiohttp", "pydantic", "orjson", "asyncpg")
 RIVALS = ("agno", "langgraph", "langchain-openai", "fastapi")
 

