@@ -285,11 +285,11 @@ class StageAttempts:
 
     def begun(self, task: str, stage: str) -> int:
         """Returns how often a stage has begun."""
-        return self._begun[task, stage]
+        return self._begun.get((task, stage), 0)
 
     def deaths(self, task: str, stage: str) -> int:
         """Returns how often the process of a stage's own has died."""
-        return self._deaths[task, stage]
+        return self._deaths.get((task, stage), 0)
 
 
 Lineage = Literal["root", "clone", "subtask", "merge"]

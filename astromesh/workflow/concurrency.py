@@ -60,6 +60,13 @@ class StageSlots:
         else:
             self._free += 1
 
+    def take_turn(self, owner: object, begin: Callable[[], None]) -> bool:
+        """Returns whether this request waits longest; the caller's slot then serves it, without `begin`."""
+        if self._waiting and self._waiting[0] == (owner, begin):
+            self._waiting.popleft()
+            return True
+        return False
+
     def withdraw(self, owner: object) -> None:
         """Removes every request of a run that has ended."""
         self._waiting = deque(one for one in self._waiting if one[0] is not owner)

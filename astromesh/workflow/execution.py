@@ -12,6 +12,7 @@ import itertools
 from collections import Counter, deque
 from collections.abc import AsyncGenerator, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
+from contextvars import Context, copy_context
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -422,16 +423,27 @@ class Execution:
             self._commit(record, _nothing)
 
     async def _run_stages(self) -> None:
-        """Runs one stage, and each single successor of it, until another run waits for the slot."""
-        me = asyncio.current_task()
+        """Runs one stage after the other until another run waits longer for the slot.
+
+        A single successor of a stage comes next, else the stage of this run that has waited longest, unless
+        code of a stage has changed the context of this worker.
+        """
+        me, context = asyncio.current_task(), copy_context()
         assert me is not None
         command: StartStage | None = self._ready.popleft() if self._ready else None
         for count in itertools.count(1):
-            if command is None or command.task.state != "running":
+            if command is not None and command.task.state == "running":
+                command = self._continue_with(await self._execute_or_cancel(command, me))
+            elif _is_unchanged(context) and self._takes_turn():
+                command = self._ready.popleft() if self._ready else None
+            else:
                 return
-            command = self._continue_with(await self._execute_or_cancel(command, me))
             if count % _STAGES_PER_YIELD == 0:
                 await asyncio.sleep(0)
+
+    def _takes_turn(self) -> bool:
+        """Whether the slot of a worker whose stage has ended goes to a stage of this run."""
+        return not self._stopping and self._setup.slots.take_turn(self, self.begin_stage)
 
     def _continue_with(self, commands: Sequence[Command]) -> StartStage | None:
         """Carries out the commands after a stage. Returns a single further stage, which the worker runs."""
@@ -464,8 +476,9 @@ class Execution:
         stage = self._setup.plan.stages[task.stage]
         now = self._setup.clock.now
         entry = Entry(task.path, stage.id, task.input, now())
-        job = StageExecution(task, entry, self.machine, self._memory or self._empty, self._scope)
-        job.attempts, job.is_suspect = self._attempts, (task.path, stage.id) in self._suspects
+        memory = self._memory or self._empty
+        job = StageExecution(task, entry, self.machine, memory, self._scope, self._attempts)
+        job.is_suspect = (task.path, stage.id) in self._suspects
         job.suspended, job.tell = partial(self._suspend, me), self._tell
         job.run_journal = self._journal
         if self._setup.log is not None and self._records_starts:
@@ -603,6 +616,12 @@ class Execution:
         return [*due.values(), *ended]
 
 
+def _is_unchanged(before: Context) -> bool:
+    """Whether the variables of the current context are those of an earlier one."""
+    now = copy_context()
+    return len(now) == len(before) and all(before.get(variable) is value for variable, value in now.items())
+
+
 def _nothing() -> None:
     """Follows a record that changes no state."""
 
@@ -657,7 +676,8 @@ async def rerun_stage(
     machine = StateMachine(plan, scope.run_id)
     task = Task(scope.run_id + path, path, "root", None, ())
     again = Entry(path, entry["stage_id"], entry["input"], now())
-    execution = StageExecution(task, again, machine, _RecordedMemory(package_from_json(context)), scope)
+    memory = _RecordedMemory(package_from_json(context))
+    execution = StageExecution(task, again, machine, memory, scope, StageAttempts())
     outcome = await call(execution, None)
     complete_entry(execution, outcome, now(), outcome.output)
     return again.to_json()

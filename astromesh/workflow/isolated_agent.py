@@ -13,7 +13,7 @@ from msgspec import structs
 from astromesh.graph.scope import Journal, Scope
 from astromesh.tools.process_pool import Port
 from astromesh.types import JsonObject
-from astromesh.workflow.base import Entry, Task
+from astromesh.workflow.base import Entry, StageAttempts, Task
 from astromesh.workflow.journal import StageCalls, begin_stage
 from astromesh.workflow.memory import RunMemory, package_from_json
 from astromesh.workflow.plan import Plan
@@ -49,7 +49,8 @@ async def run_agent(
     stage, path, context = plan.stages[request["stage"]], request["task"], request["context"]
     task = Task(scope.run_id + path, path, "root", None, ())
     entry = Entry(path, stage.id, request["input"], scope.clock.now())
-    job = StageExecution(task, entry, StateMachine(plan, scope.run_id), RunMemory({}, (), {}), scope)
+    machine, memory = StateMachine(plan, scope.run_id), RunMemory({}, (), {})
+    job = StageExecution(task, entry, machine, memory, scope, StageAttempts())
     job.journal = job.run_journal = journal
     people = resources.people
     assert resources.journal is not None

@@ -14,6 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, Protocol, TypeVar
+from uuid import UUID, uuid5
 
 import orjson
 
@@ -25,6 +26,8 @@ from astromesh.tokens import estimate
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Entry, Task, private_copy
 
+#: of the idempotency keys of stages
+_KEYS = UUID("0c8b9a54-3f0e-4d0f-9a51-6f0a6c1f7b35")
 #: the profile of `context: global`
 GLOBAL_PROFILE = ContextProfile(
     id="global", max_tokens=4000, retrieval_policy="recency", sources=(SourceSpec(store="global"),)
@@ -91,7 +94,6 @@ class OperationContext(ContextPackage):
         task_id: of the Task, with its path below the root.
         stage_id: of the stage.
         attempt: 1 for the first. A stage that its process did not survive begins again.
-        idempotency_key: the same in every attempt, and in no other execution of a stage.
         now: when the stage began, in seconds since the epoch. In a replay, when it began in the recording. A
             stage of a fork that has the input of the recorded one has its ids and its time, too.
     """
@@ -99,8 +101,12 @@ class OperationContext(ContextPackage):
     task_id: str = ""
     stage_id: str = ""
     attempt: int = 1
-    idempotency_key: str = ""
     now: float = 0.0
+
+    @cached_property
+    def idempotency_key(self) -> str:
+        """The same in every attempt, and in no other execution of a stage."""
+        return uuid5(_KEYS, f"{self.task_id}@{self.stage_id}").hex
 
     @cached_property
     def random(self) -> Random:

@@ -11,7 +11,6 @@ from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcon
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
-from uuid import UUID, uuid5
 
 import orjson
 from msgspec import to_builtins
@@ -108,13 +107,19 @@ class StageExecution:
     )  # fmt: skip
 
     def __init__(
-        self, task: Task, entry: Entry, machine: StateMachine, memory: RunMemory, scope: Scope
+        self,
+        task: Task,
+        entry: Entry,
+        machine: StateMachine,
+        memory: RunMemory,
+        scope: Scope,
+        attempts: StageAttempts,
     ) -> None:
         self.task, self.entry, self.machine, self.memory, self.scope = task, entry, machine, memory, scope
         self.port: StagePort | None = None
         #: None until the stage has begun in a journal
         self.calls: StageCalls | None = None
-        self.attempts = StageAttempts()
+        self.attempts = attempts
         #: of a Task that can be resumed: returns when a record of its attempts is on disk
         self.write: Callable[[JsonObject], Awaitable[None]] | None = None
         #: of a Task that can be resumed; and what records the runs of agents, of any Task
@@ -581,18 +586,13 @@ async def _surviving(
             await job.note(START)
 
 
-#: of the idempotency keys of stages
-_KEYS = UUID("0c8b9a54-3f0e-4d0f-9a51-6f0a6c1f7b35")
-
-
 def _operation_context(job: StageExecution, package: ContextPackage | None) -> OperationContext:
     found = package or _NO_PACKAGE
     task_id, stage_id, now, calls = job.task.id, job.entry.stage, job.entry.started_at, job.calls
     if calls is not None and (origin := calls.origin) is not None:  # a replay, or a fork
         now = origin.started_at
         task_id = f"{origin.task_id}{job.task.path}" if origin.task_id else task_id
-    key = uuid5(_KEYS, f"{task_id}@{stage_id}").hex
-    return OperationContext(found.profile, found.items, task_id, stage_id, job.attempt, key, now)
+    return OperationContext(found.profile, found.items, task_id, stage_id, job.attempt, now)
 
 
 _NO_PACKAGE = ContextPackage(NO_CONTEXT)

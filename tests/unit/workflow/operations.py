@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from contextvars import ContextVar
 from typing import Any
 
 #: events that tests set to let a stage go on, by name
@@ -11,10 +12,18 @@ GATES: dict[str, asyncio.Event] = {}
 ARRIVED: list[str] = []
 #: the records of a log, which a stage answers the last one of
 RECORDS: list[Any] = []
+#: what a stage has set in its context
+MARK: ContextVar[Any] = ContextVar("mark", default=None)
 
 
 async def last_record(input: Any, context: Any, tools: Any) -> Any:
     return [RECORDS[-1]["type"], RECORDS[-1].get("stage")]
+
+
+async def mark(input: Any, context: Any, tools: Any) -> Any:
+    found = MARK.get()
+    MARK.set(input)
+    return found
 
 
 async def named(input: Any, context: Any, tools: Any) -> Any:

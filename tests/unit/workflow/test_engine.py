@@ -389,6 +389,11 @@ async def test_operations_receive_what_names_their_execution() -> None:
     assert {one["task_id"] for one in clones.output} == {"T/b:x", "T/b:y"}
 
 
+async def test_a_stage_sees_no_context_variable_that_a_stage_of_another_task_has_set() -> None:
+    result = await run(SPLIT, {"x": {"op": "mark"}}, [*range(100)])
+    assert result.output == [None] * 100
+
+
 @pytest.mark.parametrize(
     "edges", [FORK, SPLIT, "s>d d>x:one d>y:two x>m y>m m>e", "s>b b>x b>y b>z x>m y>m m>e z>e2"]
 )
