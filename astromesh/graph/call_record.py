@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, is_dataclass
+from functools import cache
 from hashlib import blake2b, sha256
 from typing import Any, NamedTuple
 
@@ -86,9 +87,15 @@ def _request_bytes(request: Any) -> bytes:
 
 def _without_defaults(value: Any) -> Any:
     if isinstance(value, Struct):
-        values = ((field, getattr(value, field.name)) for field in structs.fields(value))
+        values = ((field, getattr(value, field.name)) for field in _fields_of(type(value)))
         return {field.name: one for field, one in values if not _is_default(field, one)}
     return _plain(value)
+
+
+@cache
+def _fields_of(kind: type[Struct]) -> tuple[structs.FieldInfo, ...]:
+    """Returns the fields of a record. msgspec evaluates the types of all of them each time it is asked."""
+    return structs.fields(kind)
 
 
 def _is_default(field: structs.FieldInfo, value: Any) -> bool:
