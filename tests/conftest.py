@@ -56,6 +56,7 @@ def _needs_server(item: pytest.Item) -> bool:
     return named or not SERVERS.isdisjoint(getattr(item, "fixturenames", ()))
 
 
+@pytest.hookimpl(optionalhook=True)  # `make mutants` runs without xdist
 def pytest_xdist_auto_num_workers() -> int:
     """Half as many workers again as processors: tests of servers wait half of their time."""
     return max(1, (os.cpu_count() or 1) * 3 // 2)
@@ -94,10 +95,11 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
 
 
 def pytest_unconfigure() -> None:
-    if forked.shared.cache_info().currsize:
-        forked.shared().close()
-    if reaper.cache_info().currsize:
-        reaper().close()
+    """Ends the helpers of this session. `make mutants` begins several sessions in one process."""
+    for helper in (forked.shared, reaper):
+        if helper.cache_info().currsize:
+            helper().close()
+            helper.cache_clear()
 
 
 @pytest.hookimpl(wrapper=True)
