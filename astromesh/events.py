@@ -17,6 +17,7 @@ __all__ = [
     "GuardrailsChecked",
     "MemoryLoaded",
     "MemoryPersisted",
+    "ModelCommentary",
     "ModelDelta",
     "ModelFailed",
     "ModelFinished",
@@ -186,6 +187,12 @@ class ModelStarted(_TypedEvent, of="model.started"):
 
 class ModelRestarted(_TypedEvent, of="model.restarted"):
     """A step begins again: its text so far is void."""
+
+    step: int
+
+
+class ModelCommentary(_TypedEvent, of="model.commentary"):
+    """The text of a step is not part of the answer: it stands beside tool calls, or is replaced."""
 
     step: int
 

@@ -22,11 +22,11 @@ from astromesh.errors import (
     described,
 )
 from astromesh.events import typed
-from astromesh.graph.calls import ASSISTANT
+from astromesh.graph.audibility import AnswerText
 from astromesh.graph.records import ExecutionReport, GraphResult, Interrupt
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
-from astromesh.telemetry.events import MODEL_DELTA, EventSink
+from astromesh.telemetry.events import EventSink
 from astromesh.types import Event, JsonObject, Message, Usage
 
 #: the type of an agent's answer
@@ -328,14 +328,20 @@ class RunStream(Generic[OutputT]):
         return self._events()
 
     async def text(self) -> AsyncGenerator[str, None]:
-        """Yields the pieces of the answer as they arrive, and before what the model says beside tool calls.
+        """Yields the pieces of the answer as they arrive.
+
+        Text beside tool calls is not among them, so the text of a step that offers tools arrives when the
+        step has ended. Read the events to have such text at once.
 
         Raises:
             AstromeshError: The run failed, and `on_error` is "raise".
         """
+        answer = AnswerText()
         async for event in self._events():
-            if event.type == MODEL_DELTA and event.data["role"] == ASSISTANT:
-                yield event.data["content"]
+            for text in answer.of(event):
+                yield text
+        for text in answer.rest():
+            yield text
 
     async def close(self) -> None:
         """Cancels the run if it has not ended."""

@@ -86,7 +86,7 @@ from astromesh.errors import (
     RequestError,
     RunNotFound,
 )
-from astromesh.graph.calls import ASSISTANT
+from astromesh.graph.audibility import AnswerText
 from astromesh.net.service_options import is_http
 from astromesh.plugins import Deps
 from astromesh.runtime.agent import Agent
@@ -630,47 +630,23 @@ def answer_of(result: Mapping[str, Any]) -> Artifact:
 
 
 class TaskEncoder:
-    """Encodes the events of a run as updates of its task.
-
-    The text of a step that ends in tool calls is not part of the answer, so the text of a step that offers
-    tools waits for its end.
-    """
+    """Encodes the events of a run as updates of its task."""
 
     def __init__(self, row: RunRow) -> None:
         self._run_id, self._session = row.run_id, row.session_id
-        self._held: dict[int, str] = {}
+        self._text = AnswerText()
         self._sent = ""
 
     def __call__(self, event: Event) -> Iterable[TaskEvent]:
+        yield from map(self._text_update, self._text.of(event))
         encode = getattr(self, "_" + event.type.replace(".", "_"), None)
-        return encode(event) if encode is not None else ()
+        if encode is not None:
+            yield from encode(event)
 
     def _run_started(self, event: Event) -> Iterable[TaskEvent]:
         yield self._update(_status(self._run_id, self._session, _STATES["running"], event.ts, []))
 
     _run_resumed = _run_started
-
-    def _model_started(self, event: Event) -> Iterable[TaskEvent]:
-        if event.data["role"] == ASSISTANT and event.data.get("tools"):
-            self._held[event.data["step"]] = ""
-        return ()
-
-    def _model_delta(self, event: Event) -> Iterable[TaskEvent]:
-        data = event.data
-        if data["step"] in self._held:
-            self._held[data["step"]] += data["content"]
-        elif data["role"] == ASSISTANT:
-            yield self._text(data["content"])
-
-    def _model_restarted(self, event: Event) -> Iterable[TaskEvent]:
-        if event.data["step"] in self._held:
-            self._held[event.data["step"]] = ""
-        return ()
-
-    def _model_finished(self, event: Event) -> Iterable[TaskEvent]:
-        held = self._held.pop(event.data["step"], "")
-        if held and not event.data["tool_calls"]:
-            yield self._text(held)
 
     def _run_waiting(self, event: Event) -> Iterable[TaskEvent]:
         approval = event.data["approval"]
@@ -678,6 +654,7 @@ class TaskEncoder:
         yield self._update(_waiting(self._run_id, self._session, asked or [approval], event.ts))
 
     def _run_completed(self, event: Event) -> Iterable[TaskEvent]:
+        yield from map(self._text_update, self._text.rest())
         if event.data["response"] != self._sent or "output" in event.data:
             yield self._artifact(answer_of(event.data), append=False)
         yield self._end("completed", event)
@@ -695,7 +672,7 @@ class TaskEncoder:
     def _update(self, status: TaskStatus) -> TaskEvent:
         return TaskStatusUpdateEvent(task_id=self._run_id, context_id=self._session, status=status)
 
-    def _text(self, text: str) -> TaskEvent:
+    def _text_update(self, text: str) -> TaskEvent:
         append, self._sent = bool(self._sent), self._sent + text
         return self._artifact(
             Artifact(artifact_id=_ARTIFACT, name=_ARTIFACT, parts=[Part(text=text)]), append

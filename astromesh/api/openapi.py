@@ -400,6 +400,13 @@ class RestartedFrame(_RunFrame):
     step: int
 
 
+class CommentaryFrame(_RunFrame):
+    """The tokens of this step stand beside the answer."""
+
+    type: Literal["commentary"]
+    step: int
+
+
 class ToolCallFrame(_RunFrame):
     type: Literal["tool_call"]
     id: str
@@ -440,8 +447,8 @@ class WaitingFrame(_RunFrame):
 
 
 ServerFrame = Annotated[
-    PongFrame | StartedFrame | TokenFrame | RestartedFrame | ToolCallFrame | ToolResultFrame | DoneFrame
-    | CancelledFrame | ErrorFrame | WaitingFrame,
+    PongFrame | StartedFrame | TokenFrame | RestartedFrame | CommentaryFrame | ToolCallFrame | ToolResultFrame
+    | DoneFrame | CancelledFrame | ErrorFrame | WaitingFrame,
     Field(discriminator="type"),
 ]  # fmt: skip
 ClientFrame = RunFrame | CancelFrame | ResumeFrame | PingFrame

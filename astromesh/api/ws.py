@@ -352,6 +352,7 @@ _ENCODERS: dict[str, Callable[[JsonObject], JsonObject | None]] = {
     "run.started": lambda data: {"type": "run_started", "session_id": data["session_id"]},
     "model.delta": _token,
     "model.restarted": lambda data: {"type": "restarted", "step": data["step"]},
+    "model.commentary": lambda data: {"type": "commentary", "step": data["step"]},
     "tool.started": lambda d: {
         "type": "tool_call",
         "id": d["id"],

@@ -99,6 +99,7 @@ class Printer(_EventPrinter):
         self._handlers: dict[str, Callable[[JsonObject], None]] = {
             "model.started": lambda _: self._end_line(),
             "model.restarted": lambda _: self._end_line(),  # the step starts again, its text so far is void
+            "model.commentary": lambda _: self._end_line(),
             "model.delta": self._delta,
             "tool.started": self._tool_started,
             "tool.finished": self._tool_finished,
@@ -143,7 +144,7 @@ class Printer(_EventPrinter):
             note(f"  ← {name} failed: {data.get('error') or 'error'}", "red")
 
     def _end_line(self) -> None:
-        """Ends the line, because the text so far belongs to an earlier step."""
+        """Ends the line, because the text so far is not part of the answer."""
         if self._printed and not self._printed.endswith("\n"):
             write("\n")
         self._printed = ""

@@ -85,6 +85,9 @@ const TELL = {
     if (step) step.text = "";
     if (data.step === story.answerStep) story.answer = "";
   },
+  "model.commentary": (story, data) => {
+    if (data.step === story.answerStep) story.answer = "";
+  },
   "model.delta": (story, data, seq) => {
     const step = story.byId.get(`s${data.step}`);
     if (step) {

@@ -15,6 +15,7 @@ import orjson
 
 from astromesh.graph.calls import ASSISTANT
 from astromesh.telemetry.events import (
+    COMMENTARY,
     LONG_EVENTS,
     MODEL_DELTA,
     TERMINAL_EVENTS,
@@ -126,20 +127,18 @@ class DurableStream:
         )
         self.emit(RESTARTED, step=step)
 
-    @property
-    def partial_text(self) -> str:
-        """Returns the text of the newest step that listeners have received."""
-        text, step = "", 0
+    def sent_text(self) -> dict[int, str]:
+        """Returns by step the text on disk that may still be the answer."""
+        texts: dict[int, list[str]] = {}
         for event in self._past:
-            data = event.data
-            if event.type == RESTARTED and data["step"] == step:
-                text = ""
-            elif event.type == MODEL_DELTA and data["role"] == ASSISTANT:
-                text, step = (text if data["step"] == step else "") + data["content"], data["step"]
-        return text
+            if event.type in (RESTARTED, COMMENTARY):
+                texts.pop(event.data["step"], None)
+            elif event.type == MODEL_DELTA and event.data["role"] == ASSISTANT:
+                texts.setdefault(event.data["step"], []).append(event.data["content"])
+        return {step: "".join(pieces) for step, pieces in texts.items()}
 
     def _is_repeated(self, type: str, data: JsonObject) -> bool:
-        if data.get("step") in self._answered and type.startswith("model."):
+        if data.get("step") in self._answered and type.startswith("model.") and type != COMMENTARY:
             return True
         key = _key(type, data)
         if self._repeats[key] <= 0:

@@ -9,13 +9,14 @@ When a graph is compiled, `audibility_in_graph` gives each node a level:
     HIDDEN         a guard or a human may still refuse the text: no listener hears it
 
 During a run, `visible_part` applies the level to each model call. An answer that was not streamed is sent at
-the end of the run.
+the end of the run. `AnswerSteps` names the steps of role `assistant` whose sent text is not the answer.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from enum import IntEnum
+from itertools import chain
 from typing import Any, TypeAlias, cast
 
 from astromesh.graph.calls import ASSISTANT
@@ -23,7 +24,8 @@ from astromesh.graph.flags import NodeFlag
 from astromesh.graph.records import END
 from astromesh.graph.topology import GraphView, branch_nodes, is_graph, may_refuse, reachable, targets
 from astromesh.graph.transitions import ERROR_KEY, OnError, OnGuardFail, OnToolCall
-from astromesh.types import CompletionResult
+from astromesh.telemetry.events import COMMENTARY
+from astromesh.types import CompletionResult, Event
 
 
 class Audibility(IntEnum):
@@ -69,6 +71,115 @@ def _nothing(result: CompletionResult) -> str:
 
 def _text_without_calls(result: CompletionResult) -> str:
     return "" if result.tool_calls else result.content
+
+
+# -- what of the sent text is the answer -------------------------------------------------------------------
+
+
+class AnswerSteps:
+    """The steps of role `assistant` whose sent text may still be the answer of a run.
+
+    A step leaves when its text turns out to be something else: it stands beside tool calls, another step
+    follows, or the answer has other words. Listeners then get `model.commentary`. At the end, what they have
+    of the other steps is the answer.
+    """
+
+    __slots__ = ("_emit", "_texts")
+
+    def __init__(self, emit: Callable[..., None]) -> None:
+        self._emit = emit
+        #: by step, what returns the text that listeners have of it
+        self._texts: dict[int, Callable[[], str]] = {}
+
+    def add(self, step: int, text: Callable[[], str]) -> None:
+        """Adds a step. Args: text: returns what listeners have of it."""
+        self._texts[step] = text
+
+    def begin(self, step: int) -> None:
+        """Begins a step, possibly once more after a crash: the text of those before it is not the answer."""
+        self._texts.pop(step, None)
+        for before in [one for one in self._texts if one < step]:
+            self.set_aside(before)
+
+    def set_aside(self, step: int) -> None:
+        """Removes a step, and tells listeners that have text of it."""
+        text = self._texts.pop(step, None)
+        if text is not None and text():
+            self._emit(COMMENTARY, step=step)
+
+    def forget(self, step: int) -> None:
+        """Removes a step of which listeners have nothing."""
+        self._texts.pop(step, None)
+
+    def settle(self, answer: str) -> bool:
+        """Removes all steps but the newest one whose text is the answer. Returns whether there is one."""
+        found = next((one for one in sorted(self._texts, reverse=True) if self._texts[one]() == answer), None)
+        for step in [one for one in self._texts if one != found]:
+            self.set_aside(step)
+        return found is not None
+
+    @property
+    def newest_text(self) -> str:
+        """The text of the newest step."""
+        return self._texts[max(self._texts)]() if self._texts else ""
+
+
+class AnswerText:
+    """Finds the text of the answer among the events of a run, for readers who cannot take text back.
+
+    The text of a step that offers tools waits for its end, because text beside tool calls is not part of the
+    answer. Call `of` with every event of the run.
+    """
+
+    def __init__(self) -> None:
+        #: deltas that wait, by step
+        self._pending: dict[int, list[str]] = {}
+        #: steps that offer no tools, whose text leaves at once
+        self._open_steps: set[int] = set()
+
+    def of(self, event: Event) -> Iterable[str]:
+        """Returns the texts that leave with an event."""
+        make = getattr(self, "_" + event.type.replace(".", "_"), None)
+        return make(event) if make else ()
+
+    def is_sent(self, step: int) -> bool:
+        """Whether the text of a step leaves at once."""
+        return step in self._open_steps
+
+    def discard(self) -> None:
+        """Drops the text that waits."""
+        self._pending.clear()
+
+    def rest(self) -> Iterable[str]:
+        """Returns the text that still waits when the run ends."""
+        pending, self._pending = self._pending, {}
+        return chain.from_iterable(pending.values())
+
+    def _model_started(self, event: Event) -> Iterable[str]:
+        if event.data["role"] == ASSISTANT and not event.data.get("tools"):
+            self._open_steps.add(event.data["step"])
+        return ()
+
+    def _model_delta(self, event: Event) -> Iterable[str]:
+        if event.data["role"] != ASSISTANT:
+            return ()
+        step, content = event.data["step"], event.data["content"]
+        if step in self._open_steps:
+            return (content,)
+        self._pending.setdefault(step, []).append(content)
+        return ()
+
+    def _model_finished(self, event: Event) -> Iterable[str]:
+        if event.data["tool_calls"]:
+            return ()
+        return self._pending.pop(event.data["step"], ())
+
+    def _model_commentary(self, event: Event) -> Iterable[str]:
+        """Drops the text of a step, as far as it waits here."""
+        self._pending.pop(event.data["step"], None)
+        return ()
+
+    _model_restarted = _model_commentary
 
 
 # -- the level of each node, when a graph is compiled ------------------------------------------------------

@@ -36,6 +36,7 @@ from astromesh.graph.stored_runs import (
 )
 from astromesh.graph.streams import (
     Call,
+    GraphEvents,
     GraphStream,
     Mode,
     QueueListener,
@@ -413,9 +414,10 @@ class PromptGraphEngine(Generic[S]):
         if self._store is not None:
             return await self._run_stored(messages, context or {}, call, run_id)
         assert call.listener is not None
-        events = EventStream(urandom(16).hex(), [call.listener])
+        run_id = urandom(16).hex()
+        events = GraphEvents(run_id, [call.listener])
         scope = Scope(
-            events.run_id,
+            run_id,
             caller=call.caller,
             events=events,
             clock=self._setup.clock,
@@ -424,7 +426,7 @@ class PromptGraphEngine(Generic[S]):
         run = self._made(messages, context, call.config, scope)
         run.tells_state, run.is_local = call.listener.wants_state, True
         with calling_as(call.caller):
-            return await run_with_events(run, events, scope, call.listener)
+            return await run_with_events(run, events, scope)
 
     # -- runs in a store -----------------------------------------------------------------------------------
 

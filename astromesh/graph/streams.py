@@ -18,6 +18,7 @@ from typing import Any, Generic, Literal, NamedTuple, Protocol, Self, TypeAlias,
 
 from astromesh.errors import InvalidInput, LeaseLost, NodeFailed
 from astromesh.graph.active_node import CUSTOM_EVENT
+from astromesh.graph.audibility import AnswerSteps
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.node_record import NodeRecorder
 from astromesh.graph.records import GraphResult, S
@@ -25,7 +26,7 @@ from astromesh.graph.run import UNLIMITED_RETRIES, UPDATED_EVENT, Run
 from astromesh.graph.scope import Scope
 from astromesh.graph.stored_runs import OpenRun, caller_of
 from astromesh.telemetry.events import MODEL_DELTA, EventStream
-from astromesh.text import did_you_mean
+from astromesh.text import TextBuffer, did_you_mean
 from astromesh.types import CallerContext, Event, JsonObject, calling_as
 
 Mode: TypeAlias = Literal["values", "updates", "messages", "custom"]
@@ -46,11 +47,10 @@ class StreamPart(NamedTuple):
 
 
 class StateListener(Protocol):
-    """A listener of a run, which may receive the state after each node, and notes the newest answer."""
+    """A listener of a run, which may receive the state after each node."""
 
     wants_deltas: bool
     wants_state: bool
-    text_parts: list[str]
 
     def send(self, event: Event) -> None: ...
 
@@ -64,21 +64,15 @@ class Call(NamedTuple):
 
 
 class QueueListener:
-    """Puts events into a queue, deltas too. `text_parts` holds the newest text of the role `assistant`."""
+    """Puts events into a queue, deltas too."""
 
     wants_deltas = True
     wants_state = False
 
     def __init__(self) -> None:
         self._queue: asyncio.Queue[Event | None] = asyncio.Queue()
-        self.text_parts: list[str] = []
 
     def send(self, event: Event) -> None:
-        if event.data.get("role") == ASSISTANT:
-            if event.type == "model.started":
-                self.text_parts.clear()
-            elif event.type == MODEL_DELTA:
-                self.text_parts.append(event.data["content"])
         self._queue.put_nowait(event)
 
     def close(self) -> None:
@@ -199,9 +193,45 @@ class _Reading(Generic[S]):
 # -- runs ----------------------------------------------------------------------------------------------------
 
 
-async def run_with_events(
-    run: Run, events: EventStream, scope: Scope, listener: StateListener
-) -> GraphResult[Any]:
+class GraphEvents:
+    """The emitter of a run of an engine: its stream, which says what text of models is not the answer."""
+
+    def __init__(self, run_id: str, listeners: Sequence[StateListener] = ()) -> None:
+        self._stream = EventStream(run_id, listeners)
+        self._answer = AnswerSteps(self._stream.emit)
+        #: the text of the active steps of role `assistant`
+        self._texts: dict[int, TextBuffer] = {}
+
+    @property
+    def streaming(self) -> bool:
+        return self._stream.streaming
+
+    def emit(self, type: str, /, **data: Any) -> None:
+        is_answer = data.get("role") == ASSISTANT
+        if is_answer and type == MODEL_DELTA:
+            self._note(data["step"], data["content"])
+        elif is_answer and type == "model.started":
+            self._answer.begin(data["step"])
+        self._stream.emit(type, **data)
+        if is_answer and type == "model.finished":
+            self._texts.pop(data["step"], None)
+            if data["tool_calls"]:
+                self._answer.set_aside(data["step"])
+
+    def end(self, answer: str, scope: Scope) -> None:
+        """Sends an answer that no step has sent: it was held back or rewritten."""
+        if not self._answer.settle(answer) and answer:
+            self._stream.emit(MODEL_DELTA, step=scope.next_step(), role=ASSISTANT, content=answer)
+
+    def _note(self, step: int, text: str) -> None:
+        buffer = self._texts.get(step)
+        if buffer is None:
+            buffer = self._texts[step] = TextBuffer()
+            self._answer.add(step, buffer.getvalue)
+        buffer.write(text)
+
+
+async def run_with_events(run: Run, events: GraphEvents, scope: Scope) -> GraphResult[Any]:
     """Executes a run between its first event and its last."""
     events.emit("run.started")
     try:
@@ -209,18 +239,17 @@ async def run_with_events(
     except asyncio.CancelledError:
         events.emit("run.cancelled", response=run.result.text if run.result else "")
         raise
-    _emit_end(events, scope, listener, result)
+    _emit_end(events, scope, result)
     return result
 
 
-def _emit_end(events: EventStream, scope: Scope, listener: StateListener, result: GraphResult[Any]) -> None:
+def _emit_end(events: GraphEvents, scope: Scope, result: GraphResult[Any]) -> None:
     report = result.report
     if report.error and result.output is None:
         code = NodeFailed.code if report.stop_reason == "failed" else report.stop_reason
         events.emit("run.failed", code=code, detail=report.error, metadata=report.to_json())
     else:
-        if result.text and result.text != "".join(listener.text_parts):  # it was held back or rewritten
-            events.emit(MODEL_DELTA, step=scope.next_step(), role=ASSISTANT, content=result.text)
+        events.end(result.text, scope)
         events.emit("run.completed", response=result.text, metadata=report.to_json())
 
 
@@ -237,7 +266,7 @@ async def execute_stored(
         LeaseLost: Somebody else has continued it.
     """
     listener = call.listener
-    events = EventStream(opened.run_id, () if listener is None else [listener])
+    events = GraphEvents(opened.run_id, () if listener is None else [listener])
     caller = caller_of(opened.request, call.caller)
     scope = Scope(opened.run_id, caller=caller, events=events, retries=UNLIMITED_RETRIES)
     scope.journal = opened.journal
@@ -261,11 +290,11 @@ async def execute_stored(
     await opened.end("completed" if result.ok else "failed")
     result.run_id = opened.run_id
     if listener is not None:
-        _emit_end(events, scope, listener, result)
+        _emit_end(events, scope, result)
     return result
 
 
-async def _suspended(run: Run, opened: OpenRun, events: EventStream) -> GraphResult[Any]:
+async def _suspended(run: Run, opened: OpenRun, events: GraphEvents) -> GraphResult[Any]:
     """Returns the result of a run that waits. Ends one that was cancelled."""
     result, task = run.result, asyncio.current_task()
     if opened.is_lost:

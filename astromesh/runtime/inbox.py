@@ -32,7 +32,7 @@ from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunRequest
 from astromesh.runtime.runs import Decision
-from astromesh.telemetry.events import MODEL_DELTA, EventSink
+from astromesh.telemetry.events import COMMENTARY, MODEL_DELTA, EventSink
 from astromesh.telemetry.ids import read_traceparent
 from astromesh.types import CallerContext, Event
 
@@ -115,7 +115,7 @@ class _TextSink:
         self._on_text, self._text = on_text, ""
 
     def send(self, event: Event) -> None:
-        if event.type in ("model.started", "model.restarted"):
+        if event.type in ("model.started", "model.restarted", COMMENTARY):
             self._text = ""
         elif event.type == MODEL_DELTA and event.data["role"] == "assistant":
             self._text += event.data["content"]

@@ -44,7 +44,7 @@ from astromesh.errors import (
     UpstreamError,
 )
 from astromesh.graph.call_record import arguments_of
-from astromesh.graph.calls import ASSISTANT, SelectedTools, call_model
+from astromesh.graph.calls import SelectedTools, call_model
 from astromesh.graph.scope import ToolCallRecord
 from astromesh.guardrails.base import RetrievedPassage
 from astromesh.logs import get_logger
@@ -69,7 +69,7 @@ from astromesh.runtime.records import (
 from astromesh.runtime.request_checks import CheckedRequest, check_parts, check_request
 from astromesh.runtime.run import Run
 from astromesh.telemetry.clock import TimeLimit
-from astromesh.telemetry.events import MODEL_DELTA, ms_since
+from astromesh.telemetry.events import ms_since
 from astromesh.tools.base import ToolPort
 from astromesh.tools.policies import identity_question
 from astromesh.tools.toolbox import JoinedTools, NoTools, ToolBox
@@ -539,6 +539,7 @@ def _checked_answer(agent: Agent, outcome: Outcome, run: Run) -> tuple[CheckedTe
     """
     streamed, last, output = run.events.last, run.model.last, UNSET
     if streamed is not None and streamed[0] == outcome.text:
+        run.events.settle(streamed[1].text)
         return streamed[1], output  # the rules have checked it while it streamed
     tokens_used = run.scope.ledger.usage.total_tokens
     output_tokens = last.usage.output_tokens if last else 0
@@ -549,10 +550,10 @@ def _checked_answer(agent: Agent, outcome: Outcome, run: Run) -> tuple[CheckedTe
         checked = agent.guardrails.check_output(
             outcome.text, tokens_used=tokens_used, output_tokens=output_tokens
         )
-    if run.stream.streaming and checked.text and checked.text != run.replayed_text:
+    if not run.events.settle(checked.text) and checked.text and run.stream.streaming:
         # text that no step has streamed becomes a step of its own
         step = run.scope.next_step() if run.events.streaming else run.scope.steps[0]
-        run.stream.emit(MODEL_DELTA, step=step, role=ASSISTANT, content=checked.text)
+        run.events.send_answer(step, checked.text)
     return checked, output
 
 

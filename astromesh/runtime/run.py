@@ -6,10 +6,11 @@ A nested run has its rows and events in the durable run above it, and its text m
 from __future__ import annotations
 
 import re
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 from msgspec.structs import replace
@@ -29,6 +30,7 @@ from astromesh.durable.serialization import PLACE, caller_to_json, contents_of, 
 from astromesh.durable.step_log import StepLog
 from astromesh.durable.writer import SegmentWriter
 from astromesh.errors import Interrupted
+from astromesh.graph.audibility import AnswerSteps
 from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import MAX_ANSWER_BYTES, Scope
@@ -41,6 +43,7 @@ from astromesh.runtime.sessions import AcceptedRun, SessionLock
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import (
+    COMMENTARY,
     MODEL_DELTA,
     TERMINAL_EVENTS,
     EventSink,
@@ -62,6 +65,10 @@ _MAX_NODES = 200
 _REPETITION = re.compile(r"\[\d+\](?=/|$)|#\d+(?=/|$)")
 
 
+#: what listeners have of a run that begins
+NOTHING_SENT: Mapping[int, str] = MappingProxyType({})
+
+
 class _GatedCall:
     """One model call whose text leaves through a gate."""
 
@@ -72,6 +79,9 @@ class _GatedCall:
         self.role = role
         #: what the model said; without rules that is what leaves
         self.raw = TextBuffer() if has_rules else None
+
+    def sent_text(self) -> str:
+        return self.gate.released.text
 
     def end(self) -> tuple[str, CheckedText]:
         """Returns the text as the model said it, and the result of the rules."""
@@ -86,6 +96,9 @@ class GatedEvents:
 
     With `stream: final`, models do not stream; step 10 sends the released text as one delta.
 
+    Args:
+        sent: The text by step that listeners of a resumed run have, as far as it may be the answer.
+
     Attributes:
         last: The newest finished step of the run's own voice: its text as the model said it, and the result
             of the rules. None before, and while a step is under way.
@@ -94,17 +107,27 @@ class GatedEvents:
     """
 
     __slots__ = (
-        "_agent", "_calls", "_current", "_ledger", "_model", "_stream", "last", "node_errors", "nodes",
+        "_agent", "_answer", "_calls", "_ledger", "_model", "_sent", "_stream", "last", "node_errors",
+        "nodes",
     )  # fmt: skip
 
-    def __init__(self, stream: ListenableStream, agent: Agent, ledger: RunLedger, model: RunModel) -> None:
+    def __init__(
+        self,
+        stream: ListenableStream,
+        agent: Agent,
+        ledger: RunLedger,
+        model: RunModel,
+        sent: Mapping[int, str] = NOTHING_SENT,
+    ) -> None:
         self._stream = stream
         self._agent = agent
         self._ledger = ledger
         self._model = model
         self._calls: dict[int, _GatedCall] = {}
-        #: the newest call of the run's own voice
-        self._current: _GatedCall | None = None
+        self._sent = sent
+        self._answer = AnswerSteps(stream.emit)
+        for step, text in sent.items():
+            self._answer.add(step, partial(str, text))
         self.last: tuple[str, CheckedText] | None = None
         self.node_errors: tuple[JsonObject, ...] = ()
         self.nodes: dict[str, tuple[int, float]] = {}
@@ -116,8 +139,8 @@ class GatedEvents:
 
     @property
     def partial(self) -> str:
-        """The text that the step under way has released so far."""
-        return self._current.gate.released.text if self._current is not None else ""
+        """The text of the newest step that listeners have so far, and that may still be the answer."""
+        return self._answer.newest_text
 
     def emit(self, type: str, /, **data: Any) -> None:
         if type == MODEL_DELTA:  # one Python call for each token, and the gate's
@@ -128,9 +151,10 @@ class GatedEvents:
             if not text:
                 return
         elif type == "model.finished":
-            self.end(data["step"], data["usage"]["output_tokens"])
+            self._finish(data)
+            return
         elif type == "model.started" and data["role"] == ASSISTANT:
-            self.begin()
+            self.begin(data["step"])
         elif type == "tool.started" and self._agent.guardrails.output_rules:
             data["arguments"] = filter_data(self._agent.guardrails, data["arguments"], "tool_argument")
         elif type == "node.updated" and self._agent.guardrails.output_rules:
@@ -164,9 +188,36 @@ class GatedEvents:
         if len(self.node_errors) < _MAX_NODE_ERRORS:
             self.node_errors = (*self.node_errors, data)
 
-    def begin(self) -> None:
+    def begin(self, step: int) -> None:
         """Begins a step of the run's own voice: the text of the step before is not the answer."""
-        self._current = self.last = None
+        self.last = None
+        self._answer.begin(step)
+
+    def begin_forwarded(self, step: int) -> None:
+        """Begins a step of a nested run. What listeners had of it before a crash is void."""
+        if step in self._sent and isinstance(self._stream, DurableStream):
+            self._stream.restart_step(step)
+
+    def _finish(self, data: JsonObject) -> None:
+        """Ends a step. Text beside tool calls is not the answer."""
+        self.end(data["step"], data["usage"]["output_tokens"])
+        self._stream.emit("model.finished", **data)
+        if data["tool_calls"] and data["role"] == ASSISTANT:
+            self.set_aside(data["step"])
+
+    def set_aside(self, step: int) -> None:
+        """Tells listeners that the text of the newest step of the run's own voice is not the answer."""
+        self.last = None
+        self._answer.set_aside(step)
+
+    def settle(self, answer: str) -> bool:
+        """Tells listeners what text that they have is not the answer. Returns whether a step has it."""
+        return self._answer.settle(answer)
+
+    def send_answer(self, step: int, text: str) -> None:
+        """Sends a checked answer that no step has sent."""
+        self._answer.add(step, partial(str, text))
+        self._stream.emit(MODEL_DELTA, step=step, role=ASSISTANT, content=text)
 
     def end(self, step: int, output_tokens: int) -> None:
         """Ends a step: the text that the rules still hold back may leave."""
@@ -185,6 +236,7 @@ class GatedEvents:
         if call is not None and call.gate.released.text:
             return False
         self._calls.pop(step, None)
+        self._answer.forget(step)
         return True
 
     def _open_call(self, step: int, role: str) -> _GatedCall:
@@ -192,7 +244,7 @@ class GatedEvents:
         gate = rules.gate(self._agent.stream, tokens_used=self._tokens_before())
         call = self._calls[step] = _GatedCall(gate, role, has_rules=bool(rules.output_rules))
         if role == ASSISTANT:
-            self._current = call
+            self._answer.add(step, call.sent_text)
         return call
 
     def _tokens_before(self) -> int:
@@ -222,7 +274,6 @@ class Run:
         accepted: When such a run was accepted.
         suspended: Whether the segment ends and the run does not: nothing more is emitted or stored.
         journal: The record of a durable run, and of every run nested in one.
-        replayed_text: What the newest step of a resumed run has said before.
         content_recorder: Stores content for the trace if `telemetry.capture_content` is set.
         accounts: The stored budgets that the run is charged to, if there are any.
         budget_ends: The `clock.monotonic()` at which a budget of `wall_seconds` is used up. None without.
@@ -248,7 +299,6 @@ class Run:
     accepted: AcceptedRun | None = None
     suspended: bool = False
     journal: RunJournal | None = None
-    replayed_text: str = ""
     content_recorder: ContentCapture | None = None
     accounts: Accounts | None = None
     budget_ends: float | None = None
@@ -297,8 +347,9 @@ class Run:
         """Makes the events of a durable run, or of one nested in it, go to disk first."""
         assert self.journal is not None
         self.stream = self.log.stream = stream
-        self.events = self.scope.events = GatedEvents(stream, agent, self.scope.ledger, self.model)
-        self.replayed_text = stream.partial_text
+        self.events = self.scope.events = GatedEvents(
+            stream, agent, self.scope.ledger, self.model, stream.sent_text()
+        )
         self.journal.attach(stream)
 
     def interrupted_error(self) -> Interrupted:
@@ -556,27 +607,33 @@ class ForwardedEvents:
         self._outer, self._events, self._withheld = outer, events, withheld
         #: number of the step under way, in the outer run; 0 between steps
         self._step = 0
+        #: number of the newest step, in the nested run and in the outer one
+        self._newest = (0, 0)
         #: text that may be data; None if all text passes
         self._held_text: list[str] | None = None
 
     def send(self, event: Event) -> None:
         data = event.data
         if event.type == MODEL_DELTA and data["role"] == ASSISTANT:
-            self._add_text(data["content"])
+            self._add_text(data["step"], data["content"])
         elif event.type == "model.started" and data["role"] == ASSISTANT:
             self._begin_step()
         elif event.type == "model.finished" and data["role"] == ASSISTANT:
             self._end_step(data["usage"]["output_tokens"])
+        elif event.type == COMMENTARY and data["step"] == self._newest[0]:
+            self._events.set_aside(self._newest[1])
         elif event.type == "run.completed":
             self._end_step(0)
 
     def _begin_step(self) -> None:
-        self._events.begin()
+        self._events.begin(self._outer.steps[0] + 1)
         self._step = 0
 
-    def _add_text(self, text: str) -> None:
+    def _add_text(self, step: int, text: str) -> None:
         if not self._step:
             self._step = self._outer.next_step()
+            self._newest = (step, self._step)
+            self._events.begin_forwarded(self._step)
             self._held_text = None if self._withheld is None else []
         if self._held_text is None:
             self._emit_text(text)

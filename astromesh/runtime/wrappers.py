@@ -267,9 +267,13 @@ def _emit_failed(agent: Agent, run: Run, error: AstromeshError) -> None:
 
 
 def _partial_result(agent: Agent, run: Run) -> JsonObject:
-    """Returns what a run without an answer leaves: the released text, its cost, nodes and their errors."""
-    usage = run.scope.ledger.usage.to_json()
-    result: JsonObject = {"response": run.events.partial, "agent": agent.name, "usage": usage}
+    """Returns what a run without an answer leaves: the released text, its cost, nodes and their errors.
+
+    Listeners are told what of the text that they have is none of it.
+    """
+    usage, text = run.scope.ledger.usage.to_json(), run.events.partial
+    run.events.settle(text)
+    result: JsonObject = {"response": text, "agent": agent.name, "usage": usage}
     if run.events.nodes or run.events.node_errors:
         result["metadata"] = {
             "errors": list(run.events.node_errors),

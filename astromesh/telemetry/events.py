@@ -75,6 +75,8 @@ class RetractableEmitter(Protocol):
 
 
 MODEL_DELTA = "model.delta"
+#: the text of a step of role `assistant` is not part of the answer
+COMMENTARY = "model.commentary"
 #: the last event of a run is one of these
 #: the run asks a person; the event shows the question
 WAITING = "run.waiting"

@@ -47,7 +47,7 @@ from astromesh.api.requests import (
     read_body,
     runtime_of,
 )
-from astromesh.api.responses import AnswerText, Hold, RunStreamResponse, json_bytes
+from astromesh.api.responses import Hold, RunStreamResponse, json_bytes
 from astromesh.api.schemas import (
     ChatCompletionOut,
     ModelOut,
@@ -59,6 +59,7 @@ from astromesh.api.schemas import (
 )
 from astromesh.durable.base import RunRow
 from astromesh.errors import ApprovalRequired, Forbidden, Interrupted, InvalidInput, error_class
+from astromesh.graph.audibility import AnswerText
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import ClientCall, find_waiting, open_calls
 from astromesh.runtime.records import RunAnswer, RunRequest
