@@ -607,8 +607,11 @@ class ForwardedEvents:
         self._outer, self._events, self._withheld = outer, events, withheld
         #: number of the step under way, in the outer run; 0 between steps
         self._step = 0
-        #: number of the newest step, in the nested run and in the outer one
+        #: number of the newest step, in the nested run and in the outer one, and its text
         self._newest = (0, 0)
+        self._text = TextBuffer()
+        #: text beside tool calls that no other step has followed: the nested run may end with it
+        self._aside = ""
         #: text that may be data; None if all text passes
         self._held_text: list[str] | None = None
 
@@ -621,16 +624,20 @@ class ForwardedEvents:
         elif event.type == "model.finished" and data["role"] == ASSISTANT:
             self._end_step(data["usage"]["output_tokens"])
         elif event.type == COMMENTARY and data["step"] == self._newest[0]:
+            self._aside = self._text.getvalue()
             self._events.set_aside(self._newest[1])
         elif event.type == "run.completed":
             self._end_step(0)
 
     def _begin_step(self) -> None:
         self._events.begin(self._outer.steps[0] + 1)
-        self._step = 0
+        self._step, self._aside = 0, ""
 
     def _add_text(self, step: int, text: str) -> None:
+        if not self._step and text == self._aside:
+            return
         if not self._step:
+            self._text = TextBuffer()
             self._step = self._outer.next_step()
             self._newest = (step, self._step)
             self._events.begin_forwarded(self._step)
@@ -649,6 +656,7 @@ class ForwardedEvents:
             self._emit_text("".join(held))
 
     def _emit_text(self, text: str) -> None:
+        self._text.write(text)
         self._events.emit(MODEL_DELTA, step=self._step, role=ASSISTANT, content=text)
 
     def _end_step(self, output_tokens: int) -> None:

@@ -8,7 +8,7 @@ import inspect
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import count
+from itertools import chain, count
 from typing import Any, TypeAlias
 
 import orjson
@@ -356,8 +356,14 @@ class RecordingSink:
         return found[0]
 
     def text(self, role: str = "assistant") -> str:
-        """Returns the streamed text of one role."""
-        return "".join(data["content"] for data in self.data("model.delta") if data.get("role", role) == role)
+        """Returns the streamed text of one role, without what the stream has taken back."""
+        texts: dict[int, list[str]] = {}
+        for event in self.events:
+            if event.type in ("model.restarted", "model.commentary"):
+                texts.pop(event.data["step"], None)
+            elif event.type == "model.delta" and event.data.get("role", role) == role:
+                texts.setdefault(event.data.get("step", 0), []).append(event.data["content"])
+        return "".join(chain.from_iterable(texts.values()))
 
     def clear(self) -> None:
         self.events.clear()
