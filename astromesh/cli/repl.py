@@ -22,7 +22,7 @@ from astromesh.text import did_you_mean
 
 PROMPT = "> "
 #: printed after Ctrl-C at the prompt
-FAREWELL = "(/quit or Ctrl-D ends)"
+FAREWELL = "(/exit or Ctrl-D ends)"
 
 
 class Lines(Protocol):

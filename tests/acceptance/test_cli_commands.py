@@ -243,7 +243,7 @@ def test_ctrl_c_cancels_the_answer_and_not_the_program(terminal: Terminal, mock_
     terminal.type("shorter\n")
     terminal.wait_for("a short one")
     terminal.wait_for("> ")
-    terminal.interrupt_until("/quit or Ctrl-D")
+    terminal.interrupt_until("/exit or Ctrl-D")
     terminal.type("/quit\n")
     assert terminal.end() == 0
     assert mock_llm.stats()["open"] == 0

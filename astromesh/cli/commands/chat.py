@@ -234,7 +234,7 @@ class Chat:
     async def _show_past(self) -> None:
         turns = await self._turns()
         if len(turns) > _SHOWN_TURNS:
-            note(f"… {len(turns) - _SHOWN_TURNS} earlier turns (/history shows all)")
+            note(f"… {counted(len(turns) - _SHOWN_TURNS, 'earlier turn')} (/history shows all)")
         for turn in turns[-_SHOWN_TURNS:]:
             text = turn.content if len(turn.content) <= _MAX_SHOWN else f"{turn.content[:_MAX_SHOWN]} …"
             note(f"{turn.role}: {text}")
@@ -252,7 +252,7 @@ class Chat:
         turns = await self._turns()
         text = "".join(f"## {turn.role}\n\n{turn.content}\n\n" for turn in turns)
         _write(path, f"# {self._agent}, {self._session}\n\n{text}")
-        note(f"{len(turns)} turns are in {path}")
+        note(f"wrote {counted(len(turns), 'turn')} to {path}")
 
     async def change_session(self, session: str) -> None:
         if session:
@@ -263,7 +263,7 @@ class Chat:
         store = find_agent(self._runtime, self._agent).memory.conversations
         tenant, owner = principal_of(None)
         for info in await store.sessions(tenant, self._agent, owner=owner, limit=20) if store else ():
-            write(f"{info.session_id}  {info.turns} turns\n")
+            write(f"{info.session_id}  {counted(info.turns, 'turn')}\n")
 
     async def new(self, _: str) -> None:
         self._session = _new_session()

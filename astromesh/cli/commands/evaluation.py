@@ -37,7 +37,7 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.run_cases import TASK, propose_case
 from astromesh.telemetry.clock import SystemClock
 from astromesh.telemetry.ids import new_id
-from astromesh.text import did_you_mean
+from astromesh.text import counted, did_you_mean
 
 app = typer.Typer()
 #: failures of a case that are printed
@@ -304,7 +304,7 @@ def _print(evaluation: Evaluation, compared: list[Comparison], output: Output) -
         for why in row.failures[:_MAX_FAILURES]:
             note(f"{row.suite}/{row.case}{f' [{row.model}]' if row.model else ''}: {why}", "red")
         if (more := len(row.failures) - _MAX_FAILURES) > 0:
-            note(f"{row.suite}/{row.case}: {more} more failures are in the report.", "red")
+            note(f"{row.suite}/{row.case}: the report has {counted(more, 'more failure')}.", "red")
     if evaluation.stopped:
         note(f"Stopped: the cost limit was reached after {evaluation.cost_usd:.4f} USD.", "red")
     for comparison in compared:

@@ -129,7 +129,7 @@ def init(
     name = name or chosen.name
     _check_name(name, chosen)
     if not folder.is_dir():
-        raise InvalidInput(f"{folder} is no folder. 'astromesh new {folder}' writes a new project.")
+        raise InvalidInput(f"{folder} is not a folder. 'astromesh new {folder}' writes a new project.")
     if (folder / "config").exists():
         raise InvalidInput(f"{folder / 'config'} is there already. 'astromesh validate' checks it.")
     present = {path for _, path in _files(chosen, name) if (folder / path).exists()}

@@ -28,6 +28,7 @@ from astromesh.runtime.task_view import outcome_of
 from astromesh.runtime.tasks import WorkflowTasks
 from astromesh.runtime.workflows import Workflow
 from astromesh.telemetry.events import EventSink
+from astromesh.text import counted
 from astromesh.types import JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.engine import known_names
@@ -68,7 +69,7 @@ def report_faults(config: Path, name: str, *, as_json: bool = False) -> int:
         note(f"warning: {warning}", "yellow")
     count = len(checked.faults)
     if count:
-        note(f"\n{count} fault{'s' if count != 1 else ''} in {checked.folder.folder}", "red")
+        note(f"\n{counted(count, 'fault')} in {checked.folder.folder}", "red")
         return USAGE_ERROR
     print(f"{checked.folder.folder} is fine.")
     return 0
@@ -191,7 +192,7 @@ def record(
     if json:
         print_json({"status": result.status, "stages": len(recording.stages), "file": str(out)})
     else:
-        note(f"{result.status}: {len(recording.stages)} stages in {out}")
+        note(f"{result.status}: {counted(len(recording.stages), 'stage')} in {out}")
 
 
 @app.command()

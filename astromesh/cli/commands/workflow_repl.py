@@ -31,6 +31,7 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.tasks import WorkflowTasks
 from astromesh.telemetry.events import EventSink
+from astromesh.text import counted
 from astromesh.types import Event, JsonObject
 from astromesh.workflow.base import TaskResult
 from astromesh.workflow.operations import call_function, load_operation
@@ -296,7 +297,7 @@ class Console:
         most = self._rules.truncate_output_lines
         write("\n".join(lines[:most]) + "\n")
         if len(lines) > most:
-            note(f"… {len(lines) - most} more lines (presentation_rules.truncate_output_lines)")
+            note(f"… {counted(len(lines) - most, 'more line')} (presentation_rules.truncate_output_lines)")
 
     async def custom(self, command: CustomCommand, argument: str) -> None:
         function = load_operation(self._project.folder, command.entrypoint)
