@@ -71,10 +71,12 @@ def test_a_message_is_edited_and_the_conversation_goes_on_beside_the_old_one(
     page.get_by_label("The edited message").fill("How do I invite a colleague?")
     page.get_by_role("button", name="Send from here").click()
     page.locator(".turn .markdown", has_text="Invite").wait_for()
-    assert page.locator(".turn.user").all_inner_texts() == [
-        "Which plans are there?",
-        "How do I invite a colleague?",
-    ]
+    expect(page.locator(".turn.user")).to_have_text(
+        [
+            "Which plans are there?",
+            "How do I invite a colleague?",
+        ]
+    )
     page.go_back()
     page.locator(".turn.user", has_text=QUESTION).wait_for()
     expect(page.locator(".turn.user")).to_have_count(2)
@@ -89,7 +91,7 @@ def test_a_message_is_tried_again(server: ServerProcess, console: Callable[..., 
     page.get_by_role("button", name="Retry").click()
     page.wait_for_url("**session=run_*")
     page.locator(".turn .markdown", has_text="Forgot password?").wait_for()
-    assert page.locator(".turn.user").all_inner_texts() == [QUESTION]
+    expect(page.locator(".turn.user")).to_have_text([QUESTION])
 
 
 def test_an_answer_is_stopped_by_escape_and_its_message_edited(
@@ -136,7 +138,7 @@ def test_a_reload_in_the_middle_of_an_answer_loses_nothing(
     page = asked(console(streaming), "short")
     page.reload()
     page.locator(".turn .markdown", has_text="fox").wait_for()
-    assert page.locator(".turn.user").all_inner_texts() == ["Tell me a story."]
+    expect(page.locator(".turn.user")).to_have_text(["Tell me a story."])
     assert_shows_the_answer(page, streaming)
 
 

@@ -72,7 +72,7 @@ def test_reports_of_a_pipeline_and_facts_about_a_person_are_shown(
     page.route("**/health/ready", lambda route: route.fulfill(status=503, json=not_ready))
     with page.expect_console_message(lambda message: "503" in message.text):
         shown.open("knowledge")
-    expect(page.get_by_label("Pipeline")).to_have_value("tea")
+    expect(page.get_by_role("combobox", name="Pipeline")).to_have_value("tea")
     shown.settle()
     page.close()
     shown.faults[:] = [one for one in shown.faults if "503" not in one]  # which the browser has logged

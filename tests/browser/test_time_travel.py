@@ -113,7 +113,7 @@ def test_a_replay_that_differs_shows_both_values(
     replay = page.get_by_role("region", name="Replay")
     replay.locator("del", has_text="Monday").wait_for()
     assert "messages[0].content" in replay.inner_text()
-    assert replay.locator("ins").all_inner_texts() == ["<b>Friday</b>"]
+    expect(replay.locator("ins")).to_have_text(["<b>Friday</b>"])
 
 
 def test_a_run_that_is_not_recorded_says_which_key_records_the_next_one(
