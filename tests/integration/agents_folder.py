@@ -20,6 +20,7 @@ from astromesh.cli.commands.serve import uvicorn_config
 from astromesh.config.runtime import RuntimeSpec
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.telemetry.clock import SystemClock
 from astromesh.testing import ScriptedProvider, plugin_of
 
 
@@ -52,6 +53,15 @@ def store_in(folder: Path, url: str) -> None:
     """Writes a runtime.yaml that stores everything in a database."""
     head = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig", "spec": {"storage": {"url": url}}}
     (folder / "runtime.yaml").write_text(yaml.safe_dump(head))
+
+
+class LaterClock(SystemClock):
+    """The time, so many seconds later."""
+
+    later = 0.0
+
+    def now(self) -> float:
+        return super().now() + self.later
 
 
 def runtime_of(

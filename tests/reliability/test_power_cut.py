@@ -23,6 +23,7 @@ from astromesh.access.keys import ApiKeyRequest, ApiKeyStore
 from astromesh.access.scopes import Viewer
 from astromesh.channels.base import DeliveryReport, InboundMessage
 from astromesh.durable.base import IdempotencyKey
+from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.durable.sqlite import SqliteInbox
 from astromesh.errors import NotFound
 from astromesh.plugins import Deps, Resources
@@ -32,7 +33,7 @@ from astromesh.runtime.runs import Decision
 from astromesh.storage.sqlite import FILE, Database
 from astromesh.testing import ManualClock, RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CallerContext, ToolCall
-from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.agents_folder import LaterClock, client_of, manifest, runtime_of, write
 
 ME = Viewer("default", "anonymous")
 PATIENCE = 30.0
@@ -156,9 +157,9 @@ async def test_an_intent_is_synced_before_the_call_and_a_person_is_asked_after_t
         after = after_the_cut(tmp_path, disk)
     assert seen == [[("intent",)]]
     again = RecordingTool("pay", "paid", parameters=QUERY)
-    clock = ManualClock()
-    clock.advance(3600.0)  # the lease of the server that is gone
-    async with working(after, ScriptedProvider("done", repeat=True), again) as two:
+    clock = LaterClock()
+    clock.later = LEASE_SECONDS  # of the server that is gone
+    async with working(after, ScriptedProvider("done", repeat=True), again, clock=clock) as two:
         run = await until_status(two, run_id, "waiting", "completed", "failed")
     assert (run["status"], again.calls) == ("waiting", [])
 

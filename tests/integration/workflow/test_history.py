@@ -21,11 +21,12 @@ from structlog.testing import capture_logs
 
 from astromesh.access.scopes import Viewer
 from astromesh.cli.commands import workflow as command
+from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.runtime.records import TaskRequest
 from astromesh.workflow import Engine
 from astromesh.workflow.history import Recording
 from astromesh.workflow.project import restore_project
-from tests.integration.agents_folder import client_of, manifest, write
+from tests.integration.agents_folder import LaterClock, client_of, manifest, write
 from tests.integration.workflow.folders import ENDED, events_of, runtime_with, until
 
 OPS = """
@@ -367,7 +368,8 @@ async def test_a_module_that_cannot_be_imported_keeps_a_task_waiting_until_it_ca
     task_id = await interrupted(config, tmp_path / "go")
     good = (folder / "ops.py").read_text()
     (folder / "ops.py").write_text(f"def two(:\n{good}")
-    async with client_of(runtime_with(config)) as client:
+    clock = LaterClock()
+    async with client_of(runtime_with(config, clock=clock)) as client:
         async with asyncio.timeout(60):
             while not (waits := [line for line in log if line["event"] == "task_waits_for_its_code"]):
                 await asyncio.sleep(0.05)
@@ -379,6 +381,7 @@ async def test_a_module_that_cannot_be_imported_keeps_a_task_waiting_until_it_ca
         refused = await client.post("/v1/workflows/steps/runs", json={"input": {}})
         assert refused.status_code == 503 and "workflow_unavailable" in refused.text
         (folder / "ops.py").write_text(good)
+        clock.later = LEASE_SECONDS
         task = await until(client, task_id, *ENDED)
         assert (task["status"], task["output"]["two"]) == ("success", 2)
 
@@ -389,8 +392,8 @@ async def test_a_module_that_breaks_in_a_running_server_keeps_a_task_waiting_too
     """The code of a stage is imported with its first Task; a Task with a caller fails, and says why."""
     folder = config / "workflows" / "steps"
     (tmp_path / "go").touch()
-    body = {"input": {"go": str(tmp_path / "go")}}
-    async with client_of(runtime_with(config)) as client:
+    body, clock = {"input": {"go": str(tmp_path / "go")}}, LaterClock()
+    async with client_of(runtime_with(config, clock=clock)) as client:
         good = (folder / "ops.py").read_text()
         (folder / "ops.py").write_text(f"def two(:\n{good}")
         failed = (await client.post("/v1/workflows/steps/run", json=body)).json()
@@ -398,6 +401,7 @@ async def test_a_module_that_breaks_in_a_running_server_keeps_a_task_waiting_too
         await asyncio.sleep(0.2)
         assert (await client.get(f"/v1/tasks/{task_id}")).json()["status"] in ("queued", "running")
         (folder / "ops.py").write_text(good)
+        clock.later = LEASE_SECONDS
         task = await until(client, task_id, *ENDED)
         again = (await client.post("/v1/workflows/steps/run", json=body)).json()
     assert (failed["status"], failed["error"]["code"]) == ("failure", "unreadable_module")
@@ -408,8 +412,10 @@ async def test_a_module_that_breaks_in_a_running_server_keeps_a_task_waiting_too
 async def test_a_task_that_waits_for_its_code_can_be_cancelled(config: Path, tmp_path: Path) -> None:
     task_id = await interrupted(config, tmp_path / "go")
     edit(config / "workflows" / "steps" / "ops.py", lambda text: f"def two(:\n{text}")
-    async with client_of(runtime_with(config)) as client:
+    clock = LaterClock()
+    async with client_of(runtime_with(config, clock=clock)) as client:
         await client.post(f"/v1/tasks/{task_id}/cancel")
+        clock.later = LEASE_SECONDS
         task = await until(client, task_id, *ENDED)
         assert (task["status"], task["error"]["code"]) == ("failure", "cancelled")
 

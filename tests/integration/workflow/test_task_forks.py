@@ -16,10 +16,9 @@ import pytest
 from astromesh.access.scopes import Viewer
 from astromesh.durable.fork import Edit
 from astromesh.errors import TaskNotFound
-from astromesh.telemetry.clock import SystemClock
 from astromesh.types import CallerContext, CompletionRequest, ToolCall
 from astromesh.workflow.history import Recording
-from tests.integration.agents_folder import client_of, store_in
+from tests.integration.agents_folder import LaterClock, client_of, store_in
 from tests.integration.workflow.folders import ENDED, runtime_with, sample, small, until
 from tests.integration.workflow.test_sample_project import CONTRACT, lawyer
 
@@ -509,15 +508,6 @@ async def test_edits_in_the_run_of_a_runtime_agent(
         last = (await steps_of(client, fork["task_id"]))[-1]["step"]
         again = await forked(client, fork["task_id"], last)  # a fork of the fork keeps the edit
     assert again["output"] == answer
-
-
-class LaterClock(SystemClock):
-    """The time, so many seconds later."""
-
-    later = 0.0
-
-    def now(self) -> float:
-        return super().now() + self.later
 
 
 async def test_a_replay_makes_the_run_of_a_runtime_agent_again(helped: Shop) -> None:
