@@ -75,6 +75,8 @@ class LiveTask:
         #: when its first stage began, once that is known
         self.begun_at = 0.0
         self.work: asyncio.Task[Any] | None = None
+        #: whether `work` has made its first step
+        self.has_begun = False
 
     @property
     def id(self) -> str:

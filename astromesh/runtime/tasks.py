@@ -253,7 +253,7 @@ class WorkflowTasks:
         engine.require_capacity()
         row = self._row(engine, request, begin, caller, durable=False)
         live = self.records.live[row.task_id] = LiveTask(row, [begin], engine)
-        live.work = asyncio.current_task()
+        live.work, live.has_begun = asyncio.current_task(), True
         self._worker.watch_requests()
         try:
             return await self._run(engine, live, sinks)
@@ -485,6 +485,7 @@ class WorkflowTasks:
 
     async def _work(self, live: LiveTask) -> None:
         """Executes a durable Task until it ends or another worker takes it over."""
+        live.has_begun = True
         try:
             await self._work_off(live)
         except BaseException as error:  # border of a background run: an error ends the Task, not the server
@@ -524,7 +525,7 @@ class WorkflowTasks:
                 await self.records.commit(live.id, [{"type": STOP}])
 
     async def _execute_when_free(self, live: LiveTask) -> TaskResult:
-        if live.engine is None and live.row.cancelling:
+        if live.cancelled or (live.engine is None and live.row.cancelling):
             return self._cancelled(live)
         if live.engine is None and (error := await self._take_up(live)):
             return self._failure(live, error)
@@ -666,7 +667,8 @@ class WorkflowTasks:
             return True
         if live.work is not None and not live.cancelled:  # it waits for its turn
             live.cancelled = True
-            live.work.cancel()
+            if live.has_begun:  # asyncio throws a task away that is cancelled before
+                live.work.cancel()
         return True
 
     # -- evaluating ---------------------------------------------------------------------------------------

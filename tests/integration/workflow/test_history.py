@@ -414,10 +414,22 @@ async def test_a_task_that_waits_for_its_code_can_be_cancelled(config: Path, tmp
     edit(config / "workflows" / "steps" / "ops.py", lambda text: f"def two(:\n{text}")
     clock = LaterClock()
     async with client_of(runtime_with(config, clock=clock)) as client:
-        await client.post(f"/v1/tasks/{task_id}/cancel")
-        clock.later = LEASE_SECONDS
-        task = await until(client, task_id, *ENDED)
+        cancel = asyncio.create_task(client.post(f"/v1/tasks/{task_id}/cancel"))
+        async with asyncio.timeout(60):
+            while (task := (await client.get(f"/v1/tasks/{task_id}")).json())["status"] not in ENDED:
+                clock.later += LEASE_SECONDS
+                await asyncio.sleep(0.1)
+        assert (await cancel).status_code == 200
         assert (task["status"], task["error"]["code"]) == ("failure", "cancelled")
+
+
+async def test_a_task_that_is_cancelled_before_its_first_step_ends(config: Path) -> None:
+    async with runtime_with(config) as runtime:
+        row = await runtime.workflows.accept("steps", TaskRequest({"go": "never"}))
+        assert runtime.workflows.stop(row.task_id)
+        async with asyncio.timeout(60):
+            task = await runtime.workflows.tasks.ended(row.task_id, Viewer("default", None))
+    assert (task["status"], task["error"]["code"]) == ("failure", "cancelled")
 
 
 async def test_a_removed_agent_fails_the_task_and_is_named(config: Path, tmp_path: Path) -> None:
