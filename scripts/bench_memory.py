@@ -70,7 +70,7 @@ async def timed(work: Callable[[], Awaitable[object]], times: int) -> list[float
 
 def show_times(name: str, taken: Sequence[float], limit: Sequence[float] = (), goal: str = "") -> None:
     show(Figure("memory", f"{name}, p50", median(taken), "ms", median(limit) if limit else None, goal))
-    show(Figure("memory", f"{name}, p95", quantiles(taken, n=20)[-1], "ms"))
+    show(Figure("memory", f"{name}, p95", quantiles(taken, n=20)[-1], "ms", detail=True))
 
 
 async def long_sessions(backend: str, deps: Deps, turns: int) -> None:

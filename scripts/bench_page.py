@@ -53,7 +53,7 @@ Bars = dict[str, float | None]
 
 
 class Measured:
-    """The figures of docs/benchmarks.json.
+    """The figures of docs/benchmarks.json, without details.
 
     Attributes:
         rows: of each part.
@@ -61,7 +61,10 @@ class Measured:
 
     def __init__(self, stored: dict[str, Any]) -> None:
         self._stored = stored
-        self.rows = {name: [Row.from_record(one) for one in part["figures"]] for name, part in stored.items()}
+        self.rows = {
+            name: [row for one in part["figures"] if not (row := Row.from_record(one)).detail]
+            for name, part in stored.items()
+        }
 
     def of(self, part: str) -> list[Row]:
         return self.rows.get(part, [])

@@ -154,7 +154,7 @@ async def _asked(what: str, pipeline: RAGPipeline, ranks, queries: int) -> None:
     if not found:
         raise SystemExit(f"{what}: nothing was found")
     show(Figure("knowledge", f"{what}, p50", statistics.median(times), "ms"))
-    show(Figure("knowledge", f"{what}, p95", p95, "ms"))
+    show(Figure("knowledge", f"{what}, p95", p95, "ms", detail=True))
     show(Figure("knowledge", f"{what}, processor, p50", statistics.median(worked), "ms"))
 
 

@@ -20,6 +20,7 @@ class Figure(NamedTuple):
         name: the row; no other row of the part has it.
         limit: the same measure of the least that could be done, or None; taken in the same run.
         goal: what is aimed at, in words, or empty.
+        detail: whether it is left out of the page.
     """
 
     part: str
@@ -28,6 +29,7 @@ class Figure(NamedTuple):
     unit: str
     limit: float | None = None
     goal: str = ""
+    detail: bool = False
 
     @property
     def ratio(self) -> float | None:
@@ -49,6 +51,7 @@ class Row(NamedTuple):
     values: list[float]
     limits: list[float]
     ratios: list[float]
+    detail: bool = False
 
     @classmethod
     def of(cls, figures: list[Figure]) -> Row:
@@ -62,6 +65,7 @@ class Row(NamedTuple):
             [one.value for one in figures],
             [one.limit for one in figures if one.limit is not None],
             [one.ratio for one in figures if one.ratio is not None],
+            last.detail,
         )
 
     def record(self) -> dict[str, Any]:
