@@ -218,12 +218,12 @@ class CallbackSender:
         now = self._clock.now()
         status, error, pause = 0, "", 0.0
         try:
-            if (told := await source.message(taken.run_id, found.publisher)) is None:  # erased meanwhile
+            if (message := await source.message(taken.run_id, found.publisher)) is None:  # erased meanwhile
                 return
             if not found.publisher:
                 kind = f"{source.kind}.{taken.event}"
-                told = {"type": kind, "timestamp": iso_time(now), "data": told}
-            body = orjson.dumps(told)
+                message = {"type": kind, "timestamp": iso_time(now), "data": message}
+            body = orjson.dumps(message)
             own = self._cipher.decrypt(encrypted, url) if encrypted else {}
             headers = {**own, "content-type": "application/json"}
             headers |= signature_headers(self._secrets, _message_id(taken), int(now), body)

@@ -113,10 +113,10 @@ def _shown(steps: Sequence[JournalStep]) -> dict[Key, _Shown]:
         alike = kind_of(step), _place(step.path, name), name
         seen[alike] += 1
         if step.kind == "model":
-            given = requests.get((step.path, step.n))
+            source = requests.get((step.path, step.n))
         else:  # a node finds what others have written: of concurrent ones, that depends on the time
-            given = None if step.kind == "node" and "after" in (step.about or {}) else input_of(steps, step)
-        found[*alike, seen[alike]] = _Shown(step, _comparable({"input": given, "output": output_of(step)}))
+            source = None if step.kind == "node" and "after" in (step.about or {}) else input_of(steps, step)
+        found[*alike, seen[alike]] = _Shown(step, _comparable({"input": source, "output": output_of(step)}))
     return found
 
 

@@ -89,18 +89,18 @@ def forked_steps(steps: Sequence[JournalStep], at: JournalStep, edit: Edit | Non
     before = [_without_deadline(step) for step in steps if 0 < step.ordinal < at.ordinal]
     require_outputs(before)
     edits = (step for step in steps if _EDIT in step.path)
-    kept = [*before, *edits, *_effects(steps, at), *_recalled(steps, at)]
+    copied = [*before, *edits, *_effects(steps, at), *_recalled(steps, at)]
     if edit is None:
-        return kept
+        return copied
     if edit.kind in ("system", "message"):
         made = _edit_step(steps, at, edit)
-        kept = [_with_system(step, at, edit) for step in kept if step.path != made.path]
-        return [*kept, made]
+        copied = [_with_system(step, at, edit) for step in copied if step.path != made.path]
+        return [*copied, made]
     if edit.kind == "manifest":  # the prompt is made again
-        return [step for step in kept if kind_of(step) != "prompt"]
+        return [step for step in copied if kind_of(step) != "prompt"]
     if edit.kind in ("output", "tool_result", "state"):
-        return [*kept, with_output(at, edit)]
-    return kept
+        return [*copied, with_output(at, edit)]
+    return copied
 
 
 def _with_system(step: JournalStep, at: JournalStep, edit: Edit) -> JournalStep:
@@ -218,18 +218,18 @@ def with_output(step: JournalStep, edit: Edit) -> JournalStep:
 
 def _edited_result(output: JsonObject, edit: Edit) -> JsonObject:
     value = edit.value
-    kept: JsonObject = {k: output[k] for k in ("duration_ms", "ends_run", "untrusted") if k in output}
-    return {**kept, "content": to_text(value), "ok": True, "error": "", "value": value}
+    unchanged: JsonObject = {k: output[k] for k in ("duration_ms", "ends_run", "untrusted") if k in output}
+    return {**unchanged, "content": to_text(value), "ok": True, "error": "", "value": value}
 
 
 def _edited_answer(output: JsonObject, edit: Edit) -> JsonObject:
-    said = {"content": edit.value} if isinstance(edit.value, str) else edit.value
-    if not isinstance(said, dict) or said.keys() - {"content", "tool_calls"} or not said:
+    answer = {"content": edit.value} if isinstance(edit.value, str) else edit.value
+    if not isinstance(answer, dict) or answer.keys() - {"content", "tool_calls"} or not answer:
         raise InvalidInput("edit.output: must be a text, or `content` and `tool_calls` of an answer.")
-    content, asked = said.get("content") or "", said.get("tool_calls") or []
-    if not isinstance(content, str) or not isinstance(asked, list):
+    content, requested = answer.get("content") or "", answer.get("tool_calls") or []
+    if not isinstance(content, str) or not isinstance(requested, list):
         raise InvalidInput("edit.output: `content` must be a text, `tool_calls` a list.")
-    calls = [_tool_call(call, n) for n, call in enumerate(asked, 1)]
+    calls = [_tool_call(call, n) for n, call in enumerate(requested, 1)]
     before = output.get("result", {})
     result = {
         "usage": {},

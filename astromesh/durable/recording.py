@@ -207,8 +207,8 @@ def redacted_events(events: Iterable[Event], steps: Iterable[JournalStep]) -> It
     for event in events:
         if event.type == WAITING:
             first = {key: value for key, value in event.data["approval"].items() if key != "others"}
-            asked = [_as_asked(one, questions) for one in (first, *event.data["approval"].get("others", ()))]
-            approval = {**asked[0], "others": asked[1:]} if asked[1:] else asked[0]
+            shown = [_as_asked(one, questions) for one in (first, *event.data["approval"].get("others", ()))]
+            approval = {**shown[0], "others": shown[1:]} if shown[1:] else shown[0]
             if approval != event.data["approval"]:
                 yield Event(
                     event.run_id, event.seq, event.ts, event.type, {**event.data, "approval": approval}

@@ -206,8 +206,8 @@ class RemoteEvents:
     async def poll(self, store: RunStore) -> None:
         """Writes the events of runs of this process that others ask for, and of no others."""
         await self._answer_states(store)
-        asked = await store.event_requests(self._clock.now() - _SILENCE_SECONDS)
-        found = {one: log for one in asked if (log := self._visible(one)) is not None}
+        requests = await store.event_requests(self._clock.now() - _SILENCE_SECONDS)
+        found = {one: log for one in requests if (log := self._visible(one)) is not None}
         for request, log in found.items():
             await self._accept(store, request, log)
         self._accepted = {one: at for one, at in self._accepted.items() if one in found}

@@ -267,15 +267,15 @@ class _Handlers:
         self._thread: Thread | None = None
 
     def _objects(self) -> list[restate.VirtualObject | restate.Service]:
-        kept: dict[str, Any] = {
+        options: dict[str, Any] = {
             "idempotency_retention": _NOTHING,
             "journal_retention": _NOTHING,
             "inactivity_timeout": _LONGEST_SEGMENT,
             "abort_timeout": _LONGEST_SEGMENT,
             "invocation_retry_policy": _RETRIES,
         }
-        session = restate.VirtualObject(SESSION, **kept)
-        timer = restate.Service(TIMER, **kept)
+        session = restate.VirtualObject(SESSION, **options)
+        timer = restate.Service(TIMER, **options)
 
         @session.handler()
         async def run(_context: restate.ObjectContext, call: dict[str, Any]) -> dict[str, Any]:

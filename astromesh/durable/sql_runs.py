@@ -610,8 +610,8 @@ def _where(filter: RunQuery) -> tuple[object, ...]:
     """Returns the parameters of the fragment `matches`."""
     # a text, and a number or boolean, as JSON writes them
     values = [(key, json.dumps(value, ensure_ascii=False), value) for key, value in filter.metadata]
-    said = json.dumps(filter.tags), json.dumps(values)
-    return *filter[:5], *said, filter.since, filter.until, filter.min_cost_usd, filter.min_seconds
+    labels = json.dumps(filter.tags), json.dumps(values)
+    return *filter[:5], *labels, filter.since, filter.until, filter.min_cost_usd, filter.min_seconds
 
 
 def _first_segment(rows: Sequence[Row]) -> tuple[str, int] | None:

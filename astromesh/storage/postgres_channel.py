@@ -85,8 +85,8 @@ class PostgresChannel:
         while self._due:
             due, self._due = self._due, {}
             with suppress(AstromeshError):  # who waits polls, more slowly
-                told = [f"{name} {number}" for name, number in due.items()]
-                await self._database.write(_NOTIFY, self._name, told)
+                messages = [f"{name} {number}" for name, number in due.items()]
+                await self._database.write(_NOTIFY, self._name, messages)
             await asyncio.sleep(_PAUSE_SECONDS)
 
     async def _listen(self) -> None:

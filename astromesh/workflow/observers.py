@@ -97,11 +97,11 @@ class _ObserverQueue:
         """
         if self._task is None:
             return
-        seen = asyncio.create_task(self._queue.join())
+        emptied = asyncio.create_task(self._queue.join())
         # waits for the task too: a task that has died never empties its queue
-        await asyncio.wait([seen, self._task], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
-        if not seen.done():
-            seen.cancel()
+        await asyncio.wait([emptied, self._task], timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        if not emptied.done():
+            emptied.cancel()
             log.warning("observer_left_behind", plugin=self._id, events=self._queue.qsize())
 
     async def close(self) -> None:

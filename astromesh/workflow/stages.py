@@ -171,8 +171,8 @@ class StageExecution:
         self.tell({"type": "asked", **about, "at": self.scope.clock.now()})
         async with self.waiting():
             decision = await people.ask(self.task.id, self.entry.stage, ticket, question)
-        told = {"decision": decision["decision"], "by": decision.get("by", "")}
-        self.tell({"type": "decided", **about, **told, "at": self.scope.clock.now()})
+        answer = {"decision": decision["decision"], "by": decision.get("by", "")}
+        self.tell({"type": "decided", **about, **answer, "at": self.scope.clock.now()})
         return decision
 
     async def ask(self, resources: StageResources, ticket: str, question: Question) -> JsonObject:

@@ -38,7 +38,7 @@ t (tenant) AS (
 -- fragment: matches
 -- What a caller asks for: the values 1 to 11 of `_where` (sql_runs.py).
 tenant = $1 AND ($2::text IS NULL OR owner = $2) AND ($3 = '' OR agent = $3)
-    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {said}
+    AND ($4 = '' OR session_id = $4) AND ($5 = '' OR status = $5) AND {labels}
     AND run_id >= $8 AND ($9 = '' OR run_id < $9) AND cost_usd >= $10
     AND ($11 = 0.0 OR finished_at - created_at >= $11)
 

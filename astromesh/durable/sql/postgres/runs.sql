@@ -103,7 +103,7 @@ WHERE id = ANY (ARRAY(
     LIMIT $3))
 RETURNING run_id, segment
 
--- fragment: said
+-- fragment: labels
 -- Whether all tags of the array 6 match, and all metadata of the array 7: key, value as JSON text, value as it is.
 ($6::text = '[]' OR tags::jsonb @> $6::text::jsonb)
     AND ($7::text = '[]' OR NOT EXISTS (

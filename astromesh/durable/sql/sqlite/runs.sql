@@ -47,7 +47,7 @@ SELECT 1 FROM runs WHERE run_id = ?1 AND segment = ?2 AND worker = ?3 AND status
 -- name: add_event
 INSERT INTO run_events VALUES (?, ?, ?, ?, ?) ON CONFLICT (run_id, seq) DO NOTHING
 
--- fragment: said
+-- fragment: labels
 -- Whether all tags of the array 6 match, and all metadata of the array 7: key, value as JSON text, value as it is.
 (?6 = '[]' OR NOT EXISTS (
         SELECT 1 FROM json_each(?6) f WHERE f.value NOT IN (SELECT t.value FROM json_each(tags) t)))
