@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from astromesh.durable.base import RunRow
-from astromesh.durable.queue import FairQueue, Load, LoadLimit, LocalQueue, shed_for
+from astromesh.durable.queue import FairQueue, Load, LoadLimit, LocalQueue, Turns, shed_for
 
 
 def row(name: str, priority: int = 0, segment: int = 1, tenant: str = "acme") -> RunRow:
@@ -58,6 +58,22 @@ def test_a_full_queue_takes_the_place_of_whom_most_wait() -> None:
     ]  # fmt: skip
 
 
+def test_a_tenant_that_would_have_as_many_as_the_longest_gets_no_place() -> None:
+    queue = LocalQueue(3)
+    assert all(queue.add(row(f"noisy_{n}")) for n in range(3))
+    assert queue.add(row("quiet_0", tenant="quiet"))
+    assert not queue.add(row("quiet_1", tenant="quiet"))
+    assert [queue.pop() for _ in range(3)] == [("noisy_0", 1), ("quiet_0", 1), ("noisy_1", 1)]
+
+
+def test_the_oldest_of_too_many_turns_is_forgotten() -> None:
+    turns = Turns()
+    for tenant in ("first", "second", *map(str, range(9_998)), "first", "one too many"):
+        turns.take(tenant)
+    assert turns.last("second") == 0
+    assert 0 < turns.last("0") < turns.last("first") < turns.last("one too many")
+
+
 def test_what_gives_up_waiting_leaves_the_queue() -> None:
     queue = FairQueue[object]()
     first, second, third = object(), object(), object()
@@ -76,6 +92,7 @@ def test_what_gives_up_waiting_leaves_the_queue() -> None:
         (Load(10, 7.5), LoadLimit(10), 7.5),
         (Load(10, 7_500.0), LoadLimit(10), 60.0),
         (Load(1, 4.0), LoadLimit(10, 5.0), None),
+        (Load(1, 5.0), LoadLimit(10, 5.0), None),
         (Load(1, 5.5), LoadLimit(10, 5.0), 5.5),
         (Load(0), LoadLimit(10, 5.0), None),
     ],

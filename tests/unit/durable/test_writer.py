@@ -16,11 +16,19 @@ EVENT = Event("run_1", 1, 0.0, "model.finished", {})
 
 
 class Commits:
-    """Where a writer commits: counts, and refuses once it is told to."""
+    """Where a writer commits: counts, and refuses once it is told to.
+
+    Attributes:
+        free: a commit is answered while it is set.
+    """
 
     def __init__(self) -> None:
         self.made: list[tuple[int, int]] = []
+        self.events: list[Event] = []
+        self.changes: list[RunChange | None] = []
         self.lost = False
+        self.free = asyncio.Event()
+        self.free.set()
 
     async def commit(
         self, claim: SegmentClaim, *, steps: Sequence[JournalStep] = (), events: Sequence[Event] = (),
@@ -30,6 +38,9 @@ class Commits:
         if self.lost:
             raise LeaseLost("Somebody else has it.")
         self.made.append((len(steps), len(events)))
+        self.events += events
+        self.changes.append(change)
+        await self.free.wait()
 
 
 def writer_to(commits: Commits, lost: list[Any]) -> SegmentWriter:
@@ -72,3 +83,55 @@ async def test_who_has_lost_the_run_never_passes_a_hold() -> None:
     assert not late.done()
     for task in (holding, late):
         task.cancel()
+
+
+async def test_a_flush_returns_when_what_was_added_before_it_is_on_disk() -> None:
+    """What is added during a commit is in the next one, and so is the flush that waits for it."""
+    commits = Commits()
+    commits.free.clear()
+    writer = writer_to(commits, [])
+    writer.step(STEP)
+    first = asyncio.create_task(writer.flush())
+    while not commits.made:
+        await asyncio.sleep(0)
+    writer.step(STEP._replace(n=2))
+    second = asyncio.create_task(writer.flush())
+    await asyncio.sleep(0)
+    commits.free.set()
+    await first
+    assert not second.done()
+    await second
+    assert commits.made == [(1, 0), (1, 0)]
+
+
+async def test_an_event_is_written_although_nobody_waits_for_it() -> None:
+    commits = Commits()
+    writer = writer_to(commits, [])
+    writer.event(EVENT)
+    async with asyncio.timeout(30):
+        while not commits.made:
+            await asyncio.sleep(0.01)
+    assert commits.events == [EVENT]
+
+
+async def test_the_last_event_is_written_with_the_end_and_not_before() -> None:
+    commits = Commits()
+    writer = writer_to(commits, [])
+    writer.event(EVENT, last=True)
+    await writer.flush()
+    assert commits.events == []
+    assert await writer.finish(RunChange("completed"))
+    assert commits.events == [EVENT]
+    assert commits.changes[-1] == RunChange("completed")
+    assert not await writer.finish(RunChange("failed"))
+    assert commits.changes[-1] == RunChange("completed")
+
+
+async def test_a_step_that_ends_clears_a_run_whose_processes_have_died() -> None:
+    commits = Commits()
+    writer = writer_to(commits, [])
+    writer.is_suspect = True
+    for step in (STEP._replace(state="intent"), STEP, STEP._replace(n=2)):
+        writer.step(step)
+        await writer.flush()
+    assert commits.changes == [None, RunChange(deaths=0), None]
