@@ -47,3 +47,19 @@ def test_files_of_another_user_are_left_to_that_user(tmp_path: Path) -> None:
     (tmp_path / FOLDER).mkdir()
     (tmp_path / FOLDER / "theirs").symlink_to("/proc/1/mem")  # exists, and nobody may open it
     assert WorkerHeartbeat(tmp_path).dead() in ([], ["theirs"])
+
+
+def test_a_worker_that_leaves_has_no_file_and_may_enter_again(tmp_path: Path) -> None:
+    one, other = WorkerHeartbeat(tmp_path), WorkerHeartbeat(tmp_path)
+    file = tmp_path / FOLDER / "w1"
+    for _ in range(2):
+        one.enter("w1")
+        assert file.stat().st_mode & 0o777 == 0o600
+        one.report("w1", b"busy")
+        assert {name: text.strip() for name, text in other.reports().items()} == {"w1": b"busy"}
+        assert one.reports() == {}
+        one.leave("w1")
+        assert not file.exists()
+        one.leave("w1")  # it has left
+    assert (other.dead(), other.reports()) == ([], {})
+    other.forget("w1")  # another process was faster
