@@ -8,6 +8,7 @@ its line numbers are used.
 
 With a semantic embedder, the vector of a chunk is that of its text and, with half the weight, that of the
 heading above it: a heading says in few words what the text is about, and hardly counts among many words.
+Cells of tables are embedded with the names of their columns.
 
 Small chunks may be searched while the model reads their parents. The parent of a chunk is the text around it
 under the same heading, up to a number of tokens, put together from the stored chunks.
@@ -27,6 +28,7 @@ from typing import Any, ClassVar, NamedTuple, Self, TypeAlias
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from astromesh.knowledge.base import Chunk, Document, Embedder, Passage, Piece, StoredDocument, Vector
+from astromesh.knowledge.tables import ROWS, with_named_cells
 from astromesh.plugins import Deps
 from astromesh.tokens import estimate
 
@@ -274,7 +276,7 @@ _HEADING_LINE = re.compile(r"\A#{1,6} [^\n]*\n\s*")
 
 def vectors_fingerprint(embedder: Embedder) -> str:
     """Changes whenever the same chunk would have another vector."""
-    return f"{embedder.fingerprint}+{_HEADING_WEIGHT}" if embedder.semantic else embedder.fingerprint
+    return f"{embedder.fingerprint}+{_HEADING_WEIGHT}+cells" if embedder.semantic else embedder.fingerprint
 
 
 async def chunk_vectors(embedder: Embedder, chunks: Sequence[tuple[Document, Chunk]]) -> list[Vector]:
@@ -287,8 +289,8 @@ async def chunk_vectors(embedder: Embedder, chunks: Sequence[tuple[Document, Chu
     if not embedder.semantic:
         texts = [f"{title}\n\n{chunk.text}" for title, (_, chunk) in zip(titles, chunks, strict=True)]
         return await _embed(embedder, texts)
-    bodies = [_HEADING_LINE.sub("", chunk.text) or chunk.text for _, chunk in chunks]
-    headings = [title.rpartition(SEPARATOR)[2] for title in titles]
+    bodies = [with_named_cells(_HEADING_LINE.sub("", chunk.text) or chunk.text) for _, chunk in chunks]
+    headings = [_last_heading(title) for title in titles]
     distinct = list(dict.fromkeys(filter(None, headings)))
     found = await _embed(embedder, [*bodies, *distinct])
     by_heading = dict(zip(distinct, found[len(bodies) :], strict=True))
@@ -296,6 +298,12 @@ async def chunk_vectors(embedder: Embedder, chunks: Sequence[tuple[Document, Chu
         _combine(vector, by_heading[heading]) if heading else vector
         for vector, heading in zip(found, headings, strict=False)
     ]
+
+
+def _last_heading(path: str) -> str:
+    """The heading right above a text; the numbers of the rows of a table tell nothing."""
+    *above, last = path.split(SEPARATOR)
+    return (above[-1] if above else "") if ROWS.fullmatch(last) else last
 
 
 async def _embed(embedder: Embedder, texts: Sequence[str]) -> list[Vector]:

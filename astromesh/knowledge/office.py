@@ -32,7 +32,7 @@ _LIKE_MARK = ("#", ">", "```", "~~~")
 class DocxReader:
     """The reader `docx`."""
 
-    fingerprint = "docx/1"
+    fingerprint = "docx/2"
 
     def read(self, data: bytes) -> tuple[str, JsonObject]:
         document = _opened(docx.Document, data)
@@ -44,7 +44,7 @@ class DocxReader:
 class PptxReader:
     """The reader `pptx`: a section for each slide, with its tables and its notes."""
 
-    fingerprint = "pptx/1"
+    fingerprint = "pptx/2"
 
     def read(self, data: bytes) -> tuple[str, JsonObject]:
         slides = _opened(pptx.Presentation, data)
@@ -56,7 +56,7 @@ class PptxReader:
 class XlsxReader:
     """The reader `xlsx`: a section for each sheet. Cells have the values that were stored with formulas."""
 
-    fingerprint = "xlsx/2"
+    fingerprint = "xlsx/3"
 
     def read(self, data: bytes) -> tuple[str, JsonObject]:
         book = _opened(lambda file: openpyxl.load_workbook(file, read_only=True, data_only=True), data)

@@ -1,7 +1,8 @@
 """Tables as Markdown, and the reader of CSV files.
 
 A long table becomes several short ones, each with the row of headings, so that a passage of its middle still
-says what its cells are.
+says what its cells are. They are short, because the vector of many rows is near to no question about one of
+them. For its vector, a passage names the column of each cell.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import codecs
 import csv
 import io
+import re
 from bisect import bisect_left
 from collections.abc import Iterable, Iterator, Sequence
 
@@ -17,14 +19,18 @@ from astromesh.types import JsonObject
 #: cells of a file; larger tables belong into a database
 MAX_CELLS = 200_000
 #: characters of the rows that stand in one table
-_TABLE_CHARACTERS = 800
+_TABLE_CHARACTERS = 200
+#: the heading of a part of a table
+ROWS = re.compile(r"Rows \d+ to \d+")
+_CELLS = re.compile(r"(?<!\\)\|")
+_DELIMITERS = re.compile(r"\|(?:\s*:?-+:?\s*\|)+")
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
 class CsvReader:
     """The reader `csv`: the first row has the names of the columns."""
 
-    fingerprint = "csv/2"
+    fingerprint = "csv/3"
 
     def read(self, data: bytes) -> tuple[str, JsonObject]:
         text = decode(data)
@@ -117,3 +123,33 @@ def _table(head: list[str], rows: list[list[str]]) -> str:
 def _cell(value: object) -> str:
     text = "" if value is None else str(value)
     return " ".join(text.encode("utf-8", "replace").decode().split()).replace("|", r"\|")
+
+
+def with_named_cells(text: str) -> str:
+    """Returns Markdown with the rows of its tables as `column: cell; column: cell`."""
+    lines = text.split("\n")
+    found: list[str] = []
+    names: list[str] | None = None
+    for line, after in zip(lines, [*lines[1:], ""], strict=True):
+        if not line.startswith("|"):
+            names = None
+            found.append(line)
+        elif names is not None:
+            if not _DELIMITERS.fullmatch(line.strip()):
+                found.append("; ".join(_named(names, _cells(line))))
+        elif _DELIMITERS.fullmatch(after.strip()):
+            names = _cells(line)
+        else:  # the middle of a table whose headings stand elsewhere
+            found.append(line)
+    return "\n".join(found)
+
+
+def _cells(row: str) -> list[str]:
+    return [cell.strip() for cell in _CELLS.split(row.strip().strip("|"))]
+
+
+def _named(names: list[str], cells: list[str]) -> Iterator[str]:
+    for number, cell in enumerate(cells):
+        if cell:
+            name = names[number] if number < len(names) else ""
+            yield f"{name}: {cell}" if name else cell

@@ -1,7 +1,8 @@
 """Facts about hosted models: list prices, context windows, attachments, and a rough order of quality.
 
 Prices change; `prices` and `quality` in providers.yaml override them. An unknown model costs 0.0 and is not
-`priced`.
+`priced`. Amazon Bedrock's ids of models of Anthropic and Amazon are known, too. Sources:
+https://platform.claude.com/docs/en/about-claude/pricing, https://aws.amazon.com/bedrock/pricing/ (us-east-1).
 """
 
 from __future__ import annotations
@@ -73,13 +74,35 @@ MODELS: dict[str, ModelInfo] = {
     "claude-sonnet-4-5": ModelInfo(3.0, 15.0, 0.3, 200_000, 90, cache_write=3.75),
     "claude-haiku-4-5": ModelInfo(1.0, 5.0, 0.1, 200_000, 78, cache_write=1.25),
     "claude-3-5-haiku": ModelInfo(0.8, 4.0, 0.08, 200_000, 65, cache_write=1.0),
+    "nova-premier": ModelInfo(2.5, 12.5, 0.625, 1_000_000, 76),
+    "nova-pro": ModelInfo(0.8, 3.2, 0.2, 300_000, 68),
+    "nova-lite": ModelInfo(0.06, 0.24, 0.015, 300_000, 58),
+    "nova-micro": ModelInfo(0.035, 0.14, 0.00875, 128_000, 50, vision=False, files=False),
 }
 _DATED = re.compile(r"-(\d{4}-\d{2}-\d{2}|\d{8}|latest)$")
+#: an id of Bedrock, perhaps at the end of an ARN: where it runs, its maker, the model, its version
+_BEDROCK = re.compile(r"(?:.*/)?(?:([a-z-]+)\.)?(?:anthropic|amazon)\.([a-z0-9-]+?)(?:-v\d+(?::\w+)*)?")
+#: models that cost more at Bedrock where the id is not `global`
+_REGIONAL = frozenset({"claude-opus-4-5", "claude-sonnet-4-5", "claude-haiku-4-5"})
+_REGIONAL_PREMIUM = 1.1
 
 
 def model_info(model: str) -> ModelInfo | None:
-    """Returns the facts about a model, also for a dated snapshot of it (`gpt-4o-2024-08-06`)."""
-    return MODELS.get(model) or MODELS.get(_DATED.sub("", model))
+    """Returns the facts about a model, also for a dated snapshot of it (`gpt-4o-2024-08-06`).
+
+    Ids of Bedrock (`eu.anthropic.claude-sonnet-4-5-20250929-v1:0`) have the price of their region.
+    """
+    place = "global"
+    if found := _BEDROCK.fullmatch(model):
+        place, model = found[1] or "", found[2]
+    name = model if model in MODELS else _DATED.sub("", model)
+    info = MODELS.get(name)
+    return _regional(info) if info and place != "global" and name in _REGIONAL else info
+
+
+def _regional(info: ModelInfo) -> ModelInfo:
+    prices = {field: getattr(info, field) for field in ("input", "output", "cached", "cache_write")}
+    return info._replace(**{field: price and price * _REGIONAL_PREMIUM for field, price in prices.items()})
 
 
 def cost(

@@ -196,10 +196,10 @@ class OpenAIResponses(EntraWire[ResponsesOptions]):
         self._structured = options.structured_output
         self._parameters = _renamed(options.parameters)
         self._tools = FragmentCache(lambda tools: [_declared(tool) for tool in tools])
-        asked = options.encrypted_reasoning
-        reasons = asked == "always" or (asked == "auto" and bool(_REASONS.search(self.model)))
+        wanted = options.encrypted_reasoning
+        reasons = wanted == "always" or (wanted == "auto" and bool(_REASONS.search(self.model)))
         self._include: JsonObject = {"include": _ENCRYPTED} if reasons else {}
-        self._owner = "" if asked == "never" else f"openai_responses/{self.model}"
+        self._owner = "" if wanted == "never" else f"openai_responses/{self.model}"
 
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
         body: JsonObject = {"model": self.model, "store": False}
@@ -250,7 +250,7 @@ class OpenAIResponses(EntraWire[ResponsesOptions]):
             call_id = message.tool_call_id
             return [{"type": "function_call_output", "call_id": call_id, "output": message.content}]
         if not message.tool_calls:
-            return [_said(message)] if message.content or message.attachments else []
+            return [_plain_item(message)] if message.content or message.attachments else []
         items, text = [], message.content
         for call in message.tool_calls:
             for before in unpack_model_state(call, self._owner) or ():
@@ -270,7 +270,7 @@ class OpenAIResponses(EntraWire[ResponsesOptions]):
         return [{"role": "assistant", "content": text}, *items] if text else items
 
 
-def _said(message: Message) -> JsonObject:
+def _plain_item(message: Message) -> JsonObject:
     if not message.attachments:
         return {"role": message.role, "content": message.content}
     parts: list[JsonObject] = [{"type": "input_text", "text": message.content}] if message.content else []

@@ -283,7 +283,7 @@ class _SharedSession:
                 self._set_connection(connection)
                 await self._follow(connection)
                 await connection.close()  # its program says its last words until then
-                log.warning("mcp_server_lost", server=self._name, **self._said())
+                log.warning("mcp_server_lost", server=self._name, **self._last_words())
                 tries = tries + 1 if self._clock.monotonic() - opened < SHORT_SESSION_SECONDS else 0
             except ToolError as error:
                 tries += 1
@@ -306,11 +306,11 @@ class _SharedSession:
         self._failed_at = self._clock.monotonic()
         self._attempted.set()
         if tries == 1:
-            log.warning("mcp_server_unavailable", server=self._name, error=str(error), **self._said())
+            log.warning("mcp_server_unavailable", server=self._name, error=str(error), **self._last_words())
 
-    def _said(self) -> dict[str, str]:
-        said = str(self._words)
-        return {"said": said} if said else {}
+    def _last_words(self) -> dict[str, str]:
+        words = str(self._words)
+        return {"said": words} if words else {}
 
     async def _follow(self, connection: Connection) -> None:
         """Updates the list of tools until the session ends."""

@@ -88,7 +88,7 @@ class LoginRequired(ToolFailed):
 
 
 class LoginFailed(ToolFailed):
-    """The authorization server refuses, or what it says is not OAuth."""
+    """The authorization server refuses, or its answer is not OAuth."""
 
 
 class Browser(Protocol):
@@ -102,7 +102,7 @@ class Browser(Protocol):
 
 
 class Challenge(BaseModel):
-    """What a server said when it refused a request (RFC 6750, RFC 9728)."""
+    """Why a server refused a request (RFC 6750, RFC 9728)."""
 
     status: Literal[401, 403]
     scope: str | None = None
@@ -260,12 +260,12 @@ class OAuthSession:
         login = self._file.read()
         if not login.can_refresh or not self._ends_soon(login):
             return login.token
-        return await self._to_its_end(self._refreshed())
+        return await self._uncancelled(self._refreshed())
 
     def challenge(self, status: int, headers: Mapping[str, str]) -> Challenge | None:
         """Returns what a response asks for; None where another token would not help."""
-        said = {"www-authenticate": headers.get("www-authenticate", "")}
-        return Challenge.of(httpx2.Response(status, headers=said)) if status in (401, 403) else None
+        named = {"www-authenticate": headers.get("www-authenticate", "")}
+        return Challenge.of(httpx2.Response(status, headers=named)) if status in (401, 403) else None
 
     async def renew(self, refused: str, challenge: Challenge) -> str:
         """Returns another token than one that was refused.
@@ -274,9 +274,9 @@ class OAuthSession:
             LoginRequired: only a person can get one.
             LoginFailed: the authorization server refuses. NetError: it cannot be reached.
         """
-        return await self._to_its_end(self._renewed(refused, challenge))
+        return await self._uncancelled(self._renewed(refused, challenge))
 
-    async def _to_its_end(self, work: Coroutine[Any, Any, str]) -> str:
+    async def _uncancelled(self, work: Coroutine[Any, Any, str]) -> str:
         """Awaits work that goes on if the caller is cancelled: else a refresh token could be lost."""
         task = asyncio.create_task(work)
         self._renewals.add(task)
@@ -313,7 +313,7 @@ class OAuthSession:
             LoginFailed, NetError
         """
         stored = self._file.read()
-        challenge = stored.challenge or await self._ask()
+        challenge = stored.challenge or await self._probe()
         client = stored.client
         if client is not None and browser.redirect_uri not in map(str, client.redirect_uris or ()):
             client = None  # it is registered with another port
@@ -471,8 +471,8 @@ class OAuthSession:
         kind = {"content-type": answer.headers.get("content-type", "")}
         return httpx2.Response(answer.status, headers=kind, content=answer.body, request=request)
 
-    async def _ask(self) -> Challenge:
-        """Returns what the server says to a request without a token."""
+    async def _probe(self) -> Challenge:
+        """Returns the server's challenge to a request without a token."""
         about = {"name": "astromesh", "version": "0"}
         params = {"protocolVersion": LATEST_PROTOCOL_VERSION, "capabilities": {}, "clientInfo": about}
         message = {"jsonrpc": "2.0", "id": 1, "method": "initialize", "params": params}

@@ -200,7 +200,7 @@ class MCPService:
         params: CallToolRequestParams,
         report: ReportProgress,
     ) -> Any:
-        """Makes or continues a call. What a run waits for, the user of the client is asked, if it can ask."""
+        """Makes or continues a call. A client that can ask its user answers what the run waits for."""
         request, tool, approvals = context.request, params.name, self._approvals
         if params.request_state is not None and approvals is not None:
             answers = _answers(params.input_responses or {})
@@ -213,22 +213,22 @@ class MCPService:
             except ApprovalRequired as waiting:
                 if approvals is None or not _can_ask(context):
                     raise
-                asked = {
+                forms = {
                     which: ElicitRequestFormParams(message=message, requested_schema=schema)
                     for which, (message, schema) in approvals.questions(request, waiting).items()
                 }
-                if not asked:
+                if not forms:
                     raise
                 if is_version_at_least(context.protocol_version, _INPUT_REQUIRED):
-                    requests = {which: ElicitRequest(params=form) for which, form in asked.items()}
+                    requests = {which: ElicitRequest(params=form) for which, form in forms.items()}
                     return InputRequiredResult(input_requests=requests, request_state=waiting.run_id)
-                heard = {
+                responses = {
                     which: await context.session.elicit_form(
                         form.message, form.requested_schema, context.request_id
                     )
-                    for which, form in asked.items()
+                    for which, form in forms.items()
                 }
-                work = approvals.proceed(request, tool, waiting.run_id, _answers(heard), report)
+                work = approvals.proceed(request, tool, waiting.run_id, _answers(responses), report)
 
 
 #: since when a result asks the client's user; before, the server sends requests
@@ -260,9 +260,9 @@ _CONTENT: Mapping[str, tuple[type[BaseModel], type[BaseModel]]] = {
 
 def _handler(answer: AnswerContent, result: type[BaseModel]) -> Callable[..., Awaitable[Any]]:
     async def handle(context: ServerRequestContext[Any, Request], params: BaseModel) -> BaseModel:
-        asked = params.model_dump(mode="json", by_alias=True, exclude_none=True)
+        arguments = params.model_dump(mode="json", by_alias=True, exclude_none=True)
         try:
-            return result.model_validate(await answer(context.request, asked))
+            return result.model_validate(await answer(context.request, arguments))
         except AstromeshError as error:
             if not error.public:  # the SDK logs it and does not reveal it
                 raise

@@ -15,7 +15,7 @@ from astromesh.knowledge.base import Document, DocumentReader
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
 from astromesh.knowledge.loaders import CodeReader
 from astromesh.knowledge.office import DocxReader, PptxReader, XlsxReader
-from astromesh.knowledge.tables import CsvReader
+from astromesh.knowledge.tables import CsvReader, with_named_cells
 
 
 def saved(file: Any) -> bytes:
@@ -55,6 +55,15 @@ def test_slides_keep_titles_tables_and_notes() -> None:
         "## Slide 1: Tea\n\nSteep it.\n\n\\# Pour it.\n\nNotes: Say it slowly.\n\n"
         "## Slide 2\n\n| Kind |\n| --- |\n| green |"
     )
+
+
+def test_for_its_vector_a_row_names_the_column_of_each_cell() -> None:
+    """Rows whose headings are elsewhere stay, as text does; a bar in a cell does not end it."""
+    head, rows = "Prices:\n| item | price |\n| --- |:-:|\n", "| a\\|b | 2 |\n| c |  |\n| d | 4 | new |\n"
+    assert with_named_cells(f"{head}{rows}\n| e | 5 |\n| f | 6 |") == (
+        "Prices:\nitem: a\\|b; price: 2\nitem: c\nitem: d; price: 4; new\n\n| e | 5 |\n| f | 6 |"
+    )
+    assert with_named_cells("no table | at all") == "no table | at all"
 
 
 def test_every_passage_of_a_long_table_has_its_columns_and_a_heading() -> None:

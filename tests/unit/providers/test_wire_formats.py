@@ -423,6 +423,31 @@ def test_the_operators_prices_and_quality_stand_over_the_table():
     assert model_info("gpt-4o-2024-08-06") == model_info("gpt-4o")
 
 
+@pytest.mark.parametrize(
+    ("bedrock", "name", "premium"),
+    [
+        ("global.anthropic.claude-sonnet-4-5-20250929-v1:0", "claude-sonnet-4-5", 1.0),
+        ("eu.anthropic.claude-sonnet-4-5-20250929-v1:0", "claude-sonnet-4-5", 1.1),
+        ("anthropic.claude-opus-4-1-20250805-v1:0", "claude-opus-4-1", 1.0),
+        ("amazon.nova-pro-v1:0:300k", "nova-pro", 1.0),
+        ("us-gov.amazon.nova-lite-v1:0", "nova-lite", 1.0),
+        (
+            "arn:aws:bedrock:us-east-1:1:inference-profile/us.anthropic.claude-haiku-4-5-20251001-v1:0",
+            "claude-haiku-4-5", 1.1,
+        ),
+    ],
+)  # fmt: skip
+def test_ids_of_bedrock_are_in_the_table(bedrock, name, premium):
+    """A model that costs more in a region than anywhere costs that."""
+    found, listed = model_info(bedrock), model_info(name)
+    assert found is not None
+    assert listed is not None
+    assert (found.window, found.vision) == (listed.window, listed.vision)
+    assert found.price.input_per_million == pytest.approx(listed.price.input_per_million * premium)
+    assert found.price.output_per_million == pytest.approx(listed.price.output_per_million * premium)
+    assert model_info("meta.llama3-3-70b-instruct-v1:0") is None
+
+
 def test_cached_and_written_tokens_have_prices_of_their_own():
     price = Price(
         input_per_million=10, output_per_million=20, cached_per_million=1, cache_write_per_million=12
