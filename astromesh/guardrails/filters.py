@@ -220,7 +220,9 @@ def validate_pattern(pattern: str) -> str:
             f"{pattern!r} is not an RE2 pattern: {reason}. RE2 has no lookaround and no back-references."
         ) from error
     if compiled.search("") is not None:
-        raise ValueError(f"{pattern!r} matches the empty text, so it would match everywhere.")
+        raise ValueError(
+            f"{pattern!r} matches the empty text, so it would match everywhere. Let it need a character."
+        )
     return pattern
 
 

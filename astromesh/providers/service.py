@@ -97,7 +97,7 @@ class Wire(ABC, Generic[OptionsT]):
     ) -> ServiceProvider:
         """Returns the provider of a block. Raises: ConfigError: no model is named."""
         if not options.model_name:
-            raise ConfigError(f"The provider {options.name or cls.kind!r} needs a model.")
+            raise ConfigError(f"The provider {options.name or cls.kind!r} needs a model. Set `model`.")
         return ServiceProvider(cls(options), options, key, http, authorizer)
 
     def key_headers(self, key: str) -> dict[str, str]:

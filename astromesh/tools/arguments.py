@@ -63,7 +63,7 @@ def argument_validator(spec: ToolSpec) -> Any:
     if is_too_costly(spec.parameters):
         raise ConfigError(
             f"The parameters of the tool {spec.name!r} are too costly to check: their references repeat the "
-            "same parts too often."
+            "same parts too often. Write these parts out, or accept any object there."
         )
     try:
         return schema_validator(spec.parameters)

@@ -56,7 +56,7 @@ class ToolBox:
         self._sizes: dict[str, int] = {}
         for tool in map(as_tool, tools):
             if tool.spec.name in self._tools:
-                raise ConfigError(f"There are two tools named {tool.spec.name!r}.")
+                raise ConfigError(f"There are two tools named {tool.spec.name!r}. Rename one.")
             self._tools[tool.spec.name] = self._declare(tool)
         self._specs = tuple(tool.spec for tool in self._tools.values())
 

@@ -446,7 +446,9 @@ class _CallerSessions:
             self._close_session(session)
         if len(self._sessions) > MAX_CALLER_SESSIONS:
             self._sessions.popitem()
-            raise ToolFailed("Too many callers use the MCP server at the same time. Try again later.")
+            raise ToolFailed(
+                f"Too many callers use the MCP server {self._server!r} at the same time. Try again later."
+            )
 
     def _close_session(self, session: _CallerSession) -> None:
         if session.connection is not None:

@@ -491,7 +491,7 @@ class _Person:
 
     async def show(self, url: str) -> None:
         if self._browser is None:
-            raise OAuthFlowError("Nobody is there to log in.")
+            raise OAuthFlowError("A person must log in: run `astromesh mcp login`.")
         _check_scheme(URL(url))
         self._result = await self._browser.authorize(url)
 

@@ -300,7 +300,9 @@ class ToolServer:
         def offer(function: Function) -> Function:
             tool = FunctionTool(function, name=name, description=description)
             if tool.spec.name in self._tools:
-                raise ConfigError(f"The server {self.name!r} has two tools named {tool.spec.name!r}.")
+                raise ConfigError(
+                    f"The server {self.name!r} has two tools named {tool.spec.name!r}. Rename one."
+                )
             self._tools[tool.spec.name] = _GuardedTool(tool, (*self._guards, *guards))
             return function
 

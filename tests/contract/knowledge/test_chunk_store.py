@@ -20,7 +20,7 @@ from astromesh.knowledge.base import (
     ForeignDocument,
     IndexedDocument,
 )
-from astromesh.knowledge.hashing import HashingEmbedder
+from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.plugins import Deps, Plugins, Resources
 from astromesh.telemetry.clock import SystemClock
 from tests.platform.stores import deps_of

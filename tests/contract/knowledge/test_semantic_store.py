@@ -10,7 +10,7 @@ import pytest
 
 from astromesh.errors import InvalidInput, ProviderError
 from astromesh.knowledge.base import SemanticStore
-from astromesh.knowledge.hashing import HashingEmbedder
+from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.plugins import Deps, Plugins
 from astromesh.storage.migrations import EXPIRY_PERIOD
 from astromesh.testing import ManualClock

@@ -35,6 +35,7 @@ _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}
         (_LOAD.format(group="episodic_stores", name="sqlite"), []),
         (_LOAD.format(group="embedders", name="hashing"), []),
         (_LOAD.format(group="embedders", name="onnx"), []),
+        (_LOAD.format(group="embedders", name="openai"), []),
         (_LOAD.format(group="providers", name="openai"), []),
         (_LOAD.format(group="providers", name="bedrock"), ["botocore"]),
         (_LOAD.format(group="providers", name="vertex"), ["google.auth"]),

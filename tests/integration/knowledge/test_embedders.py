@@ -18,7 +18,7 @@ from astromesh.errors import (
     ProviderUnauthorized,
     ProviderUnavailable,
 )
-from astromesh.knowledge.hashing import HashingEmbedder
+from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins
 from astromesh.testing import ManualClock

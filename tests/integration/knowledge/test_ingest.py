@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 from astromesh.errors import ConfigError, InvalidInput, MissingExtra, ProviderUnavailable, StoreUnavailable
 from astromesh.knowledge.base import Document, DocumentReader, DocumentVersion, IngestReport
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
-from astromesh.knowledge.hashing import HashingEmbedder
+from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.knowledge.loaders import Folder
 from astromesh.knowledge.pipeline import RAGPipeline
 from astromesh.knowledge.postgres import SCHEMA as POSTGRES_SCHEMA

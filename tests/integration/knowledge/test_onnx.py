@@ -10,7 +10,7 @@ import pytest
 
 from astromesh.errors import ConfigError, ProviderUnavailable
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
-from astromesh.knowledge.hashing import HashingEmbedder
+from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.knowledge.onnx import OnnxEmbedder, OnnxOptions
 from astromesh.knowledge.pipeline import RAGPipeline
 from astromesh.knowledge.sqlite import SqliteChunkStores

@@ -16,7 +16,7 @@ from astromesh.guardrails.base import RetrievedPassage
 from astromesh.guardrails.grounding import Grounded
 from astromesh.knowledge.base import Document, Embedder, Passage
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
-from astromesh.knowledge.hashing import HashingEmbedder
+from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.knowledge.onnx import OnnxEmbedder, OnnxOptions
 from astromesh.knowledge.pipeline import Mode, RAGPipeline
 from astromesh.knowledge.tables import CsvReader

@@ -13,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from astromesh.errors import SessionNotFound
-from astromesh.knowledge.hashing import HashingEmbedder
+from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.plugins import Deps, Plugins
 from astromesh.telemetry.clock import SystemClock
 from astromesh.types import SessionKey, Turn

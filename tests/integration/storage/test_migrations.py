@@ -16,7 +16,7 @@ from astromesh.durable.sql_runs import SqlRuns
 from astromesh.errors import ConfigError
 from astromesh.knowledge import semantic_postgres
 from astromesh.knowledge import semantic_sqlite as sqlite_passages
-from astromesh.knowledge.hashing import HashingEmbedder
+from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.memory.backends import postgres, sqlite
 from astromesh.memory.backends import postgres as postgres_events
 from astromesh.memory.backends import sqlite as sqlite_events

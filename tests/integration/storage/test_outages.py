@@ -10,7 +10,7 @@ from typing import NamedTuple
 import pytest
 
 from astromesh.errors import ConfigError, StoreError, StoreUnavailable
-from astromesh.knowledge.hashing import HashingEmbedder
+from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.memory.base import ConversationStore
 from astromesh.plugins import Deps, Plugins
 from astromesh.types import SessionKey, Turn
