@@ -237,7 +237,7 @@ class CallbackIn(BaseModel):
 
     url: CalledUrl
     events: Annotated[list[CallbackEvent], Field(min_length=1, max_length=len(ALL_EVENTS))] = Field(
-        list(ALL_EVENTS), description="What is told."
+        list(ALL_EVENTS), description="Which events are sent."
     )
     headers: Annotated[dict[CallbackHeader, HeaderValue], Field(max_length=MAX_HEADERS)] = Field(
         default_factory=dict, description="Headers of every call; they are stored encrypted."

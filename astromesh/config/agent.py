@@ -351,7 +351,7 @@ class CallbackSpec(Record):
 
     url: CalledUrl = Field(description="Address that is called, over http or https.")
     events: Annotated[tuple[CallbackEvent, ...], Field(min_length=1, max_length=len(ALL_EVENTS))] = Field(
-        ALL_EVENTS, description="What is told."
+        ALL_EVENTS, description="Which events are sent."
     )
     headers: Annotated[
         dict[CallbackHeader, Annotated[Secret, AfterValidator(_is_value)]], Field(max_length=MAX_HEADERS)

@@ -75,20 +75,20 @@ def _status(assertion: Assertion, of: Checked) -> str:
 
 def _equals(assertion: Assertion, of: Checked) -> str:
     found = value_at(of.outcome.output, assertion.field_path)
-    return _failure_unless(found == assertion.expected, _said(assertion, found), assertion)
+    return _failure_unless(found == assertion.expected, _finding(assertion, found), assertion)
 
 
 def _contains(assertion: Assertion, of: Checked) -> str:
     found = value_at(of.outcome.output, assertion.field_path)
     good = found is not _MISSING and assertion.expected in found
-    return _failure_unless(good, _said(assertion, found), assertion)
+    return _failure_unless(good, _finding(assertion, found), assertion)
 
 
 def _regex(assertion: Assertion, of: Checked) -> str:
     found = value_at(of.outcome.output, assertion.field_path)
     text = found if isinstance(found, str) else _short_json(found)
     good = found is not _MISSING and re.search(str(assertion.expected), text) is not None
-    return _failure_unless(good, _said(assertion, found), assertion)
+    return _failure_unless(good, _finding(assertion, found), assertion)
 
 
 def _schema_valid(assertion: Assertion, of: Checked) -> str:
@@ -240,7 +240,7 @@ def _failure_unless(good: bool, actual: str, assertion: Assertion) -> str:
     return "" if good else f"{actual}, expected {_short_json(assertion.expected)}"
 
 
-def _said(assertion: Assertion, found: Any) -> str:
+def _finding(assertion: Assertion, found: Any) -> str:
     return f"{assertion.field_path or 'output'} is {_short_json(found)}"
 
 

@@ -58,7 +58,7 @@ class Question(NamedTuple):
         return chunk.document == self.document and self.heading in ("", last)
 
 
-class Asked(NamedTuple):
+class QuestionResult(NamedTuple):
     """A question with what was found, and the milliseconds that it took."""
 
     question: Question
@@ -105,11 +105,11 @@ def read_questions(text: str) -> tuple[Question, ...]:
     return tuple(Question(*(cell.strip() for cell in row)) for _, row in rows)
 
 
-def measures(asked: Sequence[Asked]) -> JsonObject:
+def measures(results: Sequence[QuestionResult]) -> JsonObject:
     """The measures over all questions; those that lack questions of their kind are left out."""
-    answerable = [one.rank for one in asked if one.question.document]
-    others = [one.is_right for one in asked if not one.question.document]
-    found: JsonObject = {"questions": len(asked)}
+    answerable = [one.rank for one in results if one.question.document]
+    others = [one.is_right for one in results if not one.question.document]
+    found: JsonObject = {"questions": len(results)}
     if answerable:
         found |= {
             "hit@1": _mean([rank == 1 for rank in answerable]),
@@ -119,7 +119,7 @@ def measures(asked: Sequence[Asked]) -> JsonObject:
         }
     if others:
         found["refused"] = _mean(others)
-    times = sorted(one.ms for one in asked)
+    times = sorted(one.ms for one in results)
     slow = times[int(0.95 * (len(times) - 1))]
     return {**found, "p50_ms": round(median(times), 1), "p95_ms": round(slow, 1)}
 

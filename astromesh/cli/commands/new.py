@@ -175,7 +175,7 @@ def _report(
     name: str,
     template: _Template,
     written: Sequence[PurePosixPath],
-    kept: Sequence[PurePosixPath],
+    existing: Sequence[PurePosixPath],
     *,
     as_json: bool,
 ) -> None:
@@ -184,15 +184,15 @@ def _report(
     commands = [_filled(command, name) for command in tries]
     if as_json:
         report = {"folder": str(folder), template.kind: name, "written": [*map(str, written)]}
-        print_json({**report, "kept": [*map(str, kept)], "try": commands})
+        print_json({**report, "kept": [*map(str, existing)], "try": commands})
         return
     place = "this folder" if here else folder
     print(f"A project with the {template.kind} {name!r} is in {place}. Try:\n")
     for command in commands:
         print(f"  {command}")
-    if kept:
-        note(f"Files that were there stay as they are: {', '.join(map(str, kept))}")
-    if _GIT_IGNORE in kept:
+    if existing:
+        note(f"Files that were there stay as they are: {', '.join(map(str, existing))}")
+    if _GIT_IGNORE in existing:
         note(f"Let {_GIT_IGNORE} name .env and .astromesh/, which hold your keys and your data.")
 
 

@@ -22,9 +22,9 @@ from astromesh.errors import InvalidInput
 from astromesh.evaluation.retrieval import (
     DEPTH,
     PREFIX,
-    Asked,
     AskedQuestion,
     Question,
+    QuestionResult,
     RetrievalReport,
     generated_questions,
     measures,
@@ -188,8 +188,8 @@ def evaluate(
     configure_logging("warning")
     wanted = read_questions(_text_of(questions))
     started = time()
-    asked = asyncio.run(_ask(folders, pipeline, wanted, tenant))
-    found = measures(asked)
+    results = asyncio.run(_ask(folders, pipeline, wanted, tenant))
+    found = measures(results)
     report = RetrievalReport(
         evaluation_id=new_id(PREFIX),
         pipeline=pipeline,
@@ -197,14 +197,14 @@ def evaluate(
         questions=questions.name,
         started_at=started,
         measures=found,
-        asked=tuple(AskedQuestion(**one.to_json()) for one in asked),
+        asked=tuple(AskedQuestion(**one.to_json()) for one in results),
     )
     store_retrieval(folders[1], report)
     if json:
         head = {"pipeline": pipeline, "evaluation_id": report.evaluation_id}
-        print_json({**head, **found, "asked": [one.to_json() for one in asked]})
+        print_json({**head, **found, "asked": [one.to_json() for one in results]})
         return
-    wrong = [one.to_json() for one in asked if not one.is_right]
+    wrong = [one.to_json() for one in results if not one.is_right]
     if wrong:
         columns = ("question", "expected", "rank", "first", "score")
         print_table(columns, [[str(one[key]) for key in columns] for one in wrong])
@@ -307,15 +307,15 @@ async def _pieces(knowledge: KnowledgePipeline, tenant: str) -> list[tuple[str, 
 
 async def _ask(
     folders: tuple[Path, Path], pipeline: str, questions: Sequence[Question], tenant: str
-) -> list[Asked]:
-    asked = []
+) -> list[QuestionResult]:
+    results = []
     async with open_single_pipeline(*folders, pipeline) as knowledge:
         await knowledge.refresh()
         for one in questions:
             started = perf_counter()
             found = await knowledge.query(one.text, tenant=tenant, top_k=DEPTH)
-            asked.append(Asked(one, found, (perf_counter() - started) * 1000))
-    return asked
+            results.append(QuestionResult(one, found, (perf_counter() - started) * 1000))
+    return results
 
 
 def _filters(pairs: Sequence[str]) -> dict[str, list[Any]]:
