@@ -9,6 +9,7 @@ from typing import Any
 import orjson
 
 from astromesh.config.workflow.manifest import MergeSpec, NodeSpec
+from astromesh.text import counted
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Task
 
@@ -73,7 +74,8 @@ def merge_error(node: NodeSpec, inputs: Sequence[Task], failures: Sequence[Task]
             "message": f"{len(failures)} of its inputs failed (merge.on_failure: halt).",
         }
     if len(inputs) < rules.min_success:
-        message = f"{len(inputs)} inputs succeeded; the merge needs {rules.min_success} (merge.min_success)."
+        succeeded = f"{counted(len(inputs), 'input')} succeeded"
+        message = f"{succeeded}; the merge needs {rules.min_success} (merge.min_success)."
         return {"code": "no_successful_inputs", "message": message}
     return None
 

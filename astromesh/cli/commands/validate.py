@@ -56,7 +56,9 @@ def print_warnings(configuration: Configuration) -> None:
     for warning in configuration.warnings:
         alike.setdefault(warning.message, []).append(warning)
     for warning, *more in alike.values():
-        others = f" (and {counted(len(more), 'more place')}; 'astromesh validate' tells where)" if more else ""
+        others = (
+            f" (and {counted(len(more), 'more place')}; 'astromesh validate' tells where)" if more else ""
+        )
         note(f"warning: {warning}{others}", "yellow")
     for name, faults in configuration.broken.items():
         note(f"warning: the agent {name!r} is broken and answers 503:", "yellow")

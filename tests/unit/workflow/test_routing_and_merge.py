@@ -206,7 +206,7 @@ def test_e32_e33_a_merge_that_must_not_run_says_why() -> None:
     halted = merge_error(node("merge", merge={"on_failure": "halt"}), [ONE], [TWO, TWO])
     assert halted == {"code": "halted", "message": "2 of its inputs failed (merge.on_failure: halt)."}
     few = merge_error(node("merge", merge={"min_success": 3}), [ONE], [])
-    message = "1 inputs succeeded; the merge needs 3 (merge.min_success)."
+    message = "1 input succeeded; the merge needs 3 (merge.min_success)."
     assert few == {"code": "no_successful_inputs", "message": message}
 
 
