@@ -1,1 +1,1 @@
-"""access."""
+"""Who calls, what they may do, and what they have done."""

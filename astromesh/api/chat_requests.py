@@ -221,7 +221,7 @@ def not_open(name: str) -> NotOverridable:
     )
 
 
-def asked_parameters(body: Sampling, agent: Agent) -> dict[str, Any]:
+def requested_parameters(body: Sampling, agent: Agent) -> dict[str, Any]:
     """Returns the parameters of the model calls: the default temperature only where an agent opens it.
 
     Raises: InvalidInput: one of the models of the agent has no such parameter.

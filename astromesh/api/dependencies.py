@@ -87,7 +87,7 @@ class Cursor(NamedTuple):
 
 def _no_place(text: str, param: str) -> InvalidCursor:
     return InvalidCursor(
-        f"{param}: {text[:64]!r} is no place in this list. Send `{_NEXT.get(param, 'next')}` of the page "
+        f"{param}: {text[:64]!r} is not a place in this list. Send `{_NEXT.get(param, 'next')}` of the page "
         f"before as it is, or begin without `{param}`.",
         param=param,
     )

@@ -39,7 +39,6 @@ from astromesh.api.routes import (
     rag,
     runs,
     schedules,
-    sessions,
     time_travel,
     workflows,
 )
@@ -59,7 +58,7 @@ ROUTERS = (
     runs.router,
     operations.callbacks_router,
     schedules.router,
-    sessions.router,
+    agents.sessions_router,
     principals.router,
     principals.keys_router,
     agents.tools_router,

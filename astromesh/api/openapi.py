@@ -47,7 +47,7 @@ TAGS: Mapping[str, str] = {
     "keys": "API keys of the caller's tenant.",
     "knowledge": "Documents, and passages of them.",
     "workflows": "Workflows and their Tasks.",
-    "callbacks": "What runs tell when they end or wait.",
+    "callbacks": "Calls of your server when runs and Tasks end or wait.",
     "schedules": "Runs and Tasks that begin at times.",
     "evaluations": "Datasets and reports.",
     "observability": "Traces, metrics, statistics and the audit log.",

@@ -349,7 +349,7 @@ class RunBody(BaseModel):
 
 
 def _is_time(value: object) -> object:
-    """Returns a time as it is written in ISO 8601. Numbers, of which nobody says the unit, are none."""
+    """Returns a time as it is written in ISO 8601, not a number, whose unit is unknown."""
     if isinstance(value, str) and ":" in value:
         return value
     raise ValueError('it must be a time with its zone, as "2026-12-24T18:00:00+01:00"')

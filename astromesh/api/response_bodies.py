@@ -370,8 +370,8 @@ def reject_impossible(body: ResponseBody) -> None:
         raise not_open("text.verbosity")
 
 
-class Said(NamedTuple):
-    """What input items say.
+class ItemContent(NamedTuple):
+    """The content of input items.
 
     Args:
         system: texts of the client's system messages, and summaries.
@@ -384,8 +384,8 @@ class Said(NamedTuple):
     results: Mapping[str, str]
 
 
-def said_by(items: Iterable[Any], names: Mapping[str, str]) -> Said:
-    """Returns what items without references say.
+def read_items(items: Iterable[Any], names: Mapping[str, str]) -> ItemContent:
+    """Returns the content of items without references.
 
     Args:
         names: of the tools of earlier calls, by the ids of the calls.
@@ -415,7 +415,7 @@ def said_by(items: Iterable[Any], names: Mapping[str, str]) -> Said:
                 messages.append(Message("tool", item.text(), tool_call_id=item.call_id, name=name))
             case CompactionItem():
                 system.append(_summary_of(item.encrypted_content))
-    return Said(tuple(system), tuple(messages), results)
+    return ItemContent(tuple(system), tuple(messages), results)
 
 
 _STORED: TypeAdapter[InputItem] = TypeAdapter(InputItem)

@@ -25,7 +25,7 @@ from astromesh.types import Event, JsonObject, Message, ToolCall
 PROTOCOL = "responses"
 
 
-class Kept(NamedTuple):
+class RequestRecord(NamedTuple):
     """What is stored of a request beside its messages.
 
     Args:
@@ -64,7 +64,7 @@ class StoredResponse(NamedTuple):
 
     id: ResponseId
     row: RunRow
-    kept: Kept
+    record: RequestRecord
     steps: tuple[JournalStep, ...]
     events: list[Event]
     #: of the attachments of the run: base64 text by hash
@@ -75,11 +75,11 @@ class StoredResponse(NamedTuple):
         before, created_at = self._start()
         return ResponseForm(
             self.id,
-            {**self.kept.echo, **self._checked_echo()},
-            bool(self.kept.echo["background"]),
+            {**self.record.echo, **self._checked_echo()},
+            bool(self.record.echo["background"]),
             created_at,
             before,
-            self.kept.one_call,
+            self.record.one_call,
         )
 
     def current(self) -> ResponseEvents:
@@ -117,15 +117,15 @@ class StoredResponse(NamedTuple):
                 add_call(messages, ToolCall(*call))
             if event.seq <= self.id.after:
                 messages += _results(calls, results)
-        return [context_text(one) for one in request.preface[self.kept.instructions :]], messages
+        return [context_text(one) for one in request.preface[self.record.instructions :]], messages
 
     def items(self) -> list[JsonObject]:
         """Returns the items that the request has sent."""
         request = self._request()
         if not self.id.after:
-            own_context = request.preface[self.kept.instructions + self.kept.system :]
+            own_context = request.preface[self.record.instructions + self.record.system :]
             system = [context_text(one) for one in own_context]
-            own = [*request.history, request.query, *request.continuation][-self.kept.messages :]
+            own = [*request.history, request.query, *request.continuation][-self.record.messages :]
             return message_items(self.id.suffix, system, own)
         asked = next(event for event in self.events if event.seq == self.id.after)
         results = results_of(self.id.run_id, self.steps)
@@ -155,7 +155,7 @@ class StoredResponse(NamedTuple):
         if self.id.after:
             return {}
         preface = self._request().preface
-        said = context_text(preface[0]) if self.kept.instructions and preface else None
+        said = context_text(preface[0]) if self.record.instructions and preface else None
         return {"instructions": said, "metadata": dict(self.row.metadata)}
 
     def _request(self) -> _Recorded:
@@ -201,7 +201,7 @@ async def read_response(runs: Runs, id: ResponseId, viewer: Viewer) -> StoredRes
 
 async def _find(runs: Runs, id: ResponseId, viewer: Viewer) -> StoredResponse | None:
     found = await _read(runs, id, viewer)
-    return found if found is not None and found.kept.echo["store"] else None
+    return found if found is not None and found.record.echo["store"] else None
 
 
 async def _read(runs: Runs, id: ResponseId, viewer: Viewer) -> StoredResponse | None:
@@ -217,7 +217,7 @@ async def _read(runs: Runs, id: ResponseId, viewer: Viewer) -> StoredResponse | 
         data = ((_continued(steps, id.after) or {}).get("protocol") or {}).get(PROTOCOL)
     if data is None:
         return None
-    return StoredResponse(id, row, Kept(**data), steps, events, await runs.attachments(id.run_id))
+    return StoredResponse(id, row, RequestRecord(**data), steps, events, await runs.attachments(id.run_id))
 
 
 async def is_newest(runs: Runs, response: StoredResponse) -> bool:

@@ -1,6 +1,6 @@
 """Slack by the Events API and the Web API (docs.slack.dev; docs/slack.md).
 
-Answered are messages to the app and mentions in channels. A thread is a conversation. An answer appears while
+The app answers messages to it and mentions in channels. A thread is a conversation. An answer appears while
 it is made: the message is posted once and edited at a bounded rate.
 """
 
@@ -217,7 +217,7 @@ class Slack(Messenger):
         return "*" in approvers or decision.by in approvers
 
     async def show_decision(self, decision: ChannelDecision, outcome: str) -> None:
-        """Replaces the buttons by what came of them."""
+        """Replaces the buttons with the outcome."""
         text = f"{_escaped(outcome)} (<@{decision.by}>)"
         blocks = [{"type": "section", "text": {"type": "mrkdwn", "text": text}}]
         content = {

@@ -176,20 +176,20 @@ async def agui(name: str, request: Request) -> Response:
         frontend_tools=frozenset(tool.name for tool in body.tools or ()),
         subagents=_subagents(agent),
     )
-    door = _Door(runtime, agent, caller, body, request)
+    finder = _RunFinder(runtime, agent, caller, body, request)
     try:
-        place = await door.enter()
+        place = await finder.enter()
     except (ApprovalNotFound, NotWaiting) as error:  # the protocol wants an event, not a status
         return _refusal(run, error)
     buffer = EventBuffer()
-    row = await runtime.runs.row(place.run_id, door.viewer)
+    row = await runtime.runs.row(place.run_id, finder.viewer)
     stored_tools = (spec["name"] for spec in row.request.get("client_tools", {}).get("specs", ()))
     if not run.messages:
-        run = run._replace(messages=await door.stored_messages(row))
+        run = run._replace(messages=await finder.stored_messages(row))
     run = run._replace(after=place.after, frontend_tools=run.frontend_tools | frozenset(stored_tools))
     request.app.state.followers.add(buffer)
     encoder = AguiEncoder(run, buffer.close)
-    leave = await runtime.runs.follow(place.run_id, door.viewer, 0, buffer)
+    leave = await runtime.runs.follow(place.run_id, finder.viewer, 0, buffer)
     if leave is None:
         buffer.close()
     return EventStreamResponse(buffer, leave, encoder=encoder)
@@ -209,7 +209,7 @@ def _subagents(agent: Agent) -> Mapping[str, str]:
     return {**tools, **{name: name for name in workers or ()}}
 
 
-class _Door:
+class _RunFinder:
     """Finds or makes the run of a request."""
 
     def __init__(

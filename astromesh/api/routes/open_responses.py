@@ -20,9 +20,9 @@ from starlette.convertors import StringConvertor, register_url_convertor
 
 from astromesh.access.scopes import Viewer, permits, principal_of
 from astromesh.api.chat_requests import (
-    asked_parameters,
     context_message,
     reject_unsupported,
+    requested_parameters,
     require_results,
     split_conversation,
 )
@@ -39,13 +39,13 @@ from astromesh.api.requests import (
 from astromesh.api.response_bodies import (
     CompactBody,
     ConversationBody,
+    ItemContent,
     ReferenceItem,
     ResponseBody,
-    Said,
     compaction_item,
     message_items,
+    read_items,
     reject_impossible,
-    said_by,
     stored_items,
 )
 from astromesh.api.response_events import (
@@ -66,7 +66,13 @@ from astromesh.api.schemas import (
     problems,
     request_body,
 )
-from astromesh.api.stored_responses import Kept, StoredResponse, find_response, is_newest, read_response
+from astromesh.api.stored_responses import (
+    RequestRecord,
+    StoredResponse,
+    find_response,
+    is_newest,
+    read_response,
+)
 from astromesh.errors import ApprovalRequired, Forbidden, InvalidCursor, InvalidInput
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import find_waiting, screened_answer
@@ -124,12 +130,12 @@ async def create(request: Request) -> Response:
     reject_impossible(body)
     runtime = runtime_of(request)
     asked = _Request(request, body, runtime.agent(body.model))
-    parameters = asked_parameters(body, asked.agent)
+    parameters = requested_parameters(body, asked.agent)
     tools, previous = body.client_tools(), None
     if body.previous_response_id:
         previous = await _previous(request, body.previous_response_id, body.model)
     context, messages = previous.conversation() if previous else ([], [])
-    said = said_by(await _resolved(request, body), {c.id: c.name for m in messages for c in m.tool_calls})
+    said = read_items(await _resolved(request, body), {c.id: c.name for m in messages for c in m.tool_calls})
     now = runtime.clock.now()
     waiting = await find_waiting(runtime.runs, asked.viewer, body.model, said.results, now)
     if waiting is not None:
@@ -137,14 +143,14 @@ async def create(request: Request) -> Response:
         metadata: Any = screened_answer(asked.agent, body.metadata or {})
         instructions = body.instructions and screened_answer(asked.agent, body.instructions)
         echo = {**body.echo(), "metadata": metadata, "instructions": instructions}
-        kept = Kept(echo, one_call=body.parallel_tool_calls is False)
+        record = RequestRecord(echo, one_call=body.parallel_tool_calls is False)
         row, last = await runtime.runner.accept_results(
             asked.agent,
             row,
             results,
             choice="none" if body.tool_choice == "none" else tools.choice,
             caller=caller_of(request),
-            protocol=kept.to_json(),
+            protocol=record.to_json(),
         )
         return await _answer(asked, ResponseId(row.run_id, last))
     new = replace(await _run_request(asked, previous, context, messages, said), parameters=parameters)
@@ -182,7 +188,7 @@ async def _run_request(
     previous: StoredResponse | None,
     context: list[str],
     before: list[Message],
-    said: Said,
+    said: ItemContent,
 ) -> RunRequest:
     """Returns the request of a new run, which has the conversation so far as its history or in its memory."""
     body, agent, runs = asked.body, asked.agent, runtime_of(asked.http).runs
@@ -196,7 +202,7 @@ async def _run_request(
         and [message.role for message in said.messages] == ["user"]
         and (previous is None or await _is_continued(runs, previous))
     )
-    kept = Kept(
+    record = RequestRecord(
         body.echo(),
         instructions=bool(body.instructions),
         system=len(context),
@@ -218,13 +224,13 @@ async def _run_request(
         continuation=told.continuation,
         client_tools=body.client_tools(),
         output_schema=body.output_schema(has_own=agent.output_schema is not None),
-        protocol=kept.to_json(),
+        protocol=record.to_json(),
     )
 
 
 async def _is_continued(runs: Runs, previous: StoredResponse) -> bool:
     """Whether the session of a response has its conversation, and nothing else, so that it continues it."""
-    return previous.kept.in_session and await is_newest(runs, previous)
+    return previous.record.in_session and await is_newest(runs, previous)
 
 
 # -- answers -------------------------------------------------------------------------------------------------
@@ -360,7 +366,7 @@ async def compact(request: Request) -> Response:
     if body.previous_response_id:
         previous = await _previous(request, body.previous_response_id, body.model)
     context, before = previous.conversation() if previous else ([], [])
-    said = said_by(await _resolved(request, body), {})
+    said = read_items(await _resolved(request, body), {})
     system = [text for text in (body.instructions, *context, *said.system) if text]
     messages = [*(Message("system", text) for text in system), *before, *said.messages]
     if not messages:

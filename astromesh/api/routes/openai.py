@@ -24,11 +24,11 @@ from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, Vali
 from astromesh.access.scopes import Viewer, permits, principal_of
 from astromesh.api.chat_requests import (
     ChatSampling,
-    asked_parameters,
     attachment_of,
     context_message,
     file_of,
     reject_unsupported,
+    requested_parameters,
     require_results,
     split_conversation,
 )
@@ -236,7 +236,7 @@ async def chat_completions(request: Request) -> Response:
     reject_unsupported(body)
     require_results(_messages(body.messages))
     agent = _agent(request, body)
-    parameters = asked_parameters(body, agent)
+    parameters = requested_parameters(body, agent)
     tools = client_tools(body.tools or [], body.tool_choice)
     if not tools and (body.tool_choice not in (None, "auto", "none") or body.parallel_tool_calls is False):
         name = "tool_choice" if body.parallel_tool_calls is not False else "parallel_tool_calls"

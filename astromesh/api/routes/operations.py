@@ -30,7 +30,7 @@ DeliveryState = Literal["pending", "delivered", "dead"]
 
 
 class DeliveryOut(BaseModel):
-    """One thing that is told about a run or a Task."""
+    """A call about a run or a Task."""
 
     id: int
     run_id: str | None = Field(description="null: it is about a Task.")
@@ -66,7 +66,7 @@ async def callbacks(
     task: Annotated[str, Query(pattern=r"^[^\x00]*$")] = "",
     limit: Limit = 50,
 ) -> JsonObject:
-    """Lists what was told and is to be told about the caller's Tasks, then about their runs, newest first."""
+    """Lists the sent and the pending calls about the caller's Tasks, then about their runs, newest first."""
     sender = runtime_of(request).runner.callbacks
     query = DeliveryQuery(*viewer_of(request), state, run or task, cursor.number, limit + 1)
     found = () if sender is None else await sender.list(query)
