@@ -34,6 +34,7 @@ from astromesh.logs import get_logger
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.inbox import open_inbox_worker
 from astromesh.runtime.monitoring import add_gauges
+from astromesh.telemetry.clock import sleep_to_tick
 from astromesh.telemetry.metrics import MetricReading, WorkerMetrics
 from astromesh.telemetry.watchdog import Watchdog
 
@@ -54,7 +55,7 @@ _STOPPED = "The server stopped before it finished this request. Send the request
 
 
 class LazyFastAPI:
-    """The FastAPI application with every route, loaded when the server is idle.
+    """The FastAPI application with every route, loaded in a pause after the first run.
 
     Loading it takes a third of a server's start, and no run needs it. A request that needs it waits for it.
     """
@@ -219,8 +220,13 @@ def create_app(  # noqa: PLR0913 (what a server is made of)
 
 
 async def _load_when_idle(rest: LazyFastAPI, runtime: AgentRuntime) -> None:
-    """Loads the routes in the first pause between runs: it takes half a second of a processor."""
+    """Loads the routes in the first pause between runs: it takes half a second of a processor.
+
+    They have 20 MiB, which a server without runs has no use for until a request needs them.
+    """
     active = runtime.runner.active
+    while not active.started:  # runs count themselves, and tell nobody
+        await sleep_to_tick(_IDLE_SECONDS)
     seen = active.started
     for _ in range(_MAX_IDLE_CHECKS):
         await asyncio.sleep(_IDLE_SECONDS)

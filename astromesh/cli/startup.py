@@ -7,7 +7,7 @@ import gc
 import importlib
 import os
 import sys
-from collections.abc import MutableMapping
+from collections.abc import Iterable, Mapping, MutableMapping
 from contextlib import suppress
 from pathlib import Path
 
@@ -16,6 +16,12 @@ from astromesh.errors import ConfigError
 SECRETS_VARIABLE = "ASTROMESH_SECRETS_DIR"
 #: pydantic searches every installed distribution for plugins, unless this variable is set
 _NO_PLUGINS = ("PYDANTIC_DISABLE_PLUGINS", "__all__")
+#: what libraries load if it is installed, and a server does not use. structlog spends most of its import on
+#: rich, for tracebacks that astromesh renders before. uvicorn reloads itself with watchfiles.
+_UNUSED_EXTRAS: Mapping[str, tuple[str, ...]] = {
+    "structlog": ("rich", "greenlet"),
+    "uvicorn": ("watchfiles",),
+}
 #: new containers between two runs of the garbage collector. 300 runs that wait for a model have 90,000. At
 #: Python's 700, a tenth of their time goes to collections, which find nothing: runs leave no cycles.
 _GC_THRESHOLD = 200_000
@@ -49,15 +55,20 @@ def load_secret_files(env: MutableMapping[str, str]) -> None:
 def prepare_imports() -> None:
     """Shortens the imports of a server. Call it before any other import."""
     os.environ.setdefault(*_NO_PLUGINS)
-    if "rich" in sys.modules:
-        return
-    # structlog loads rich for tracebacks in a terminal, and spends most of its time on it. astromesh renders
-    # its tracebacks before structlog sees them.
-    sys.modules["rich"] = None  # type: ignore[assignment]  # Python's sign of a module that is missing
+    for library, extras in _UNUSED_EXTRAS.items():
+        _import_without(library, extras)
+
+
+def _import_without(library: str, extras: Iterable[str]) -> None:
+    """Imports a library that finds none of its extras, as where they are not installed."""
+    hidden = [name for name in extras if name not in sys.modules]
+    for name in hidden:
+        sys.modules[name] = None  # type: ignore[assignment]  # Python's sign of a module that is missing
     try:
-        importlib.import_module("structlog")
+        importlib.import_module(library)
     finally:
-        del sys.modules["rich"]
+        for name in hidden:
+            del sys.modules[name]
 
 
 def freeze_memory() -> None:

@@ -18,13 +18,12 @@ import re
 import unicodedata
 import warnings
 from collections.abc import Sequence
-from functools import cached_property, lru_cache
+from functools import cache, cached_property, lru_cache
 from importlib import import_module
 from itertools import chain
 from typing import Annotated, Any, ClassVar, Literal, Self
 
 import ahocorasick
-import re2
 from pydantic import AfterValidator, Field, model_validator
 
 from astromesh.guardrails.spans import NOTHING, Finding, Scan, Scanner, SpanRule, settle
@@ -206,6 +205,12 @@ _RE2_ONLY = re.compile(
 )
 
 
+@cache
+def _re2() -> Any:
+    """The library, which takes 2 MiB: most configurations have keywords and no patterns."""
+    return import_module("re2")
+
+
 def validate_pattern(pattern: str) -> str:
     """Validates a pattern in options; returns it unchanged.
 
@@ -213,8 +218,8 @@ def validate_pattern(pattern: str) -> str:
         ValueError: RE2 cannot compile it, or it matches the empty text.
     """
     try:
-        compiled = re2.compile(pattern, _re2_options())
-    except re2.error as error:
+        compiled = _re2().compile(pattern, _re2_options())
+    except _re2().error as error:
         reason = error.args[0].decode() if isinstance(error.args[0], bytes) else str(error)
         raise ValueError(
             f"{pattern!r} is not an RE2 pattern: {reason}. RE2 has no lookaround and no back-references."
@@ -247,8 +252,8 @@ def _as_python(match: re.Match[str]) -> str:
     return text if text[0] == "\\" and len(text) == 2 and text[1] not in "C" else "x"
 
 
-def _re2_options() -> re2.Options:
-    options = re2.Options()
+def _re2_options() -> Any:
+    options = _re2().Options()
     options.log_errors = False
     return options
 
@@ -265,7 +270,7 @@ class Patterns:
         bounded = [width for width in widths if width is not None]
         #: one more than the match, because `$` and `\b` check the next character
         self.max_lookahead = max(bounded) + 1 if len(bounded) == len(widths) else None
-        self._compiled = re2.compile("|".join(f"(?:{pattern})" for pattern in patterns), _re2_options())
+        self._compiled = _re2().compile("|".join(f"(?:{pattern})" for pattern in patterns), _re2_options())
         self._replacement = replacement
 
     def scan(self, text: str, start: int, final: bool) -> Scan:

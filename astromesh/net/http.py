@@ -1,7 +1,8 @@
 """The one shared HTTP session. Every outgoing request of astromesh goes through it.
 
 Trusted calls go to hosts that an operator configured; `fetch_untrusted` is for all others and is guarded
-(`astromesh.net.ssrf_guard`), as is every redirect to another host. aiohttp's errors are translated here.
+(`astromesh.net.ssrf_guard`), as is every redirect to another host. `astromesh.net.connections` makes the
+connections and translates errors; the first call loads it.
 """
 
 from __future__ import annotations
@@ -9,60 +10,30 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
-from functools import lru_cache, partial
+from importlib import import_module
 from math import inf
 from typing import Any, NamedTuple, Self
 
-import aiohttp
 import orjson
-from aiohttp import BaseConnector, ClientPayloadError
-from aiohttp.abc import AbstractResolver
-from aiohttp.client_middlewares import ClientHandlerType
-from aiohttp.client_proto import ResponseHandler
-from aiohttp.connector import Connection
-from aiohttp.http_exceptions import HttpProcessingError
-from aiohttp.tracing import Trace
 from multidict import CIMultiDictProxy
 from yarl import URL
 
-from astromesh.errors import AnswerTooLarge, NetConnectTimeout, NetError, NetTimeout, NetUnreachable
-from astromesh.net.ssrf_guard import GuardedConnector, SsrfGuard
-
-
-class MalformedBody(ClientPayloadError):
-    """A body contains bytes that its framing does not allow, e.g. a chunk without a size."""
-
-
-class _ResponseHandler(ResponseHandler):
-    """Reports a broken body to its reader; aiohttp's C parser drops it, and the reader waits forever."""
-
-    def set_exception(self, exc: BaseException, *cause: BaseException) -> None:
-        super().set_exception(exc, *cause)
-        body = self._payload
-        if isinstance(exc, HttpProcessingError) and body is not None and not body.is_eof():
-            body.set_exception(MalformedBody(str(exc)), exc)
-
-
-def _install_response_handler(connector: BaseConnector) -> None:
-    """Makes a connector use `_ResponseHandler`.
-
-    aiohttp has no public way to configure it.
-    """
-    made: Any = partial(_ResponseHandler, loop=connector._loop)  # noqa: SLF001
-    connector._factory = made  # noqa: SLF001
-
+from astromesh.errors import AnswerTooLarge, NetError
+from astromesh.net.ssrf_guard import SsrfGuard
 
 MAX_BODY = 32 * 1024 * 1024
 #: limit of a streamed response: the same content, and what encloses each of its pieces
 MAX_STREAM = 4 * MAX_BODY
 MAX_REDIRECTS = 5
-CONNECT_SECONDS = 10.0
-KEEP_ALIVE_SECONDS = 55.0
 DRAIN_SECONDS = 0.05
-_AIOHTTP_ERRORS = (aiohttp.ClientError, OSError, ValueError)
+_CONNECTIONS = "astromesh.net.connections"
 _REDIRECTS = frozenset({301, 302, 303, 307, 308})
 # custom headers may contain secrets, so another host receives only these
 _PUBLIC_HEADERS = frozenset({"accept", "accept-language", "content-type", "user-agent", "idempotency-key"})
+
+
+def _connections() -> Any:
+    return import_module(_CONNECTIONS)
 
 
 class HttpResponse(NamedTuple):
@@ -83,8 +54,8 @@ class StreamingResponse:
 
     __slots__ = ("_limit", "_received", "_response", "headers", "status")
 
-    def __init__(self, response: aiohttp.ClientResponse, limit: float) -> None:
-        self._response = response
+    def __init__(self, response: Any, limit: float) -> None:
+        self._response = response  # of aiohttp
         self._limit, self._received = limit, 0
         self.status = response.status
         self.headers = response.headers
@@ -97,9 +68,9 @@ class StreamingResponse:
             NetError: the body is truncated, or silent for too long.
         """
         try:
-            chunk = await self._response.content.readany()
-        except _AIOHTTP_ERRORS as error:
-            raise translate_error(error, self._response.url) from error
+            chunk: bytes = await self._response.content.readany()
+        except _connections().ERRORS as error:
+            raise _translated(error, self._response.url) from error
         self._received += len(chunk)
         if self._received > self._limit:
             raise self.too_large(int(self._limit))
@@ -111,7 +82,7 @@ class StreamingResponse:
 
     async def drain(self) -> None:
         """Waits a moment for the end of a body, so that its connection can be reused."""
-        with suppress(*_AIOHTTP_ERRORS):
+        with suppress(*_connections().ERRORS):
             async with asyncio.timeout(DRAIN_SECONDS):
                 while not self._response.content.at_eof():
                     await self._response.content.readany()
@@ -124,8 +95,8 @@ class StreamingResponse:
         """
         try:
             return await _read(self._response, limit)
-        except _AIOHTTP_ERRORS as error:
-            raise translate_error(error, self._response.url) from error
+        except _connections().ERRORS as error:
+            raise _translated(error, self._response.url) from error
 
 
 class Http:
@@ -133,20 +104,24 @@ class Http:
 
     Args:
         allow_hosts: `network.allow_hosts`: hosts that untrusted calls may reach besides public addresses.
-        resolver: resolves untrusted hosts; the system's resolver by default.
+        resolver: a resolver of aiohttp for untrusted hosts; None: the system's.
     """
 
-    def __init__(self, allow_hosts: Iterable[str] = (), resolver: AbstractResolver | None = None) -> None:
+    def __init__(self, allow_hosts: Iterable[str] = (), resolver: Any = None) -> None:
         self._guard = SsrfGuard(allow_hosts)
         self._resolver = resolver
-        self._trusted: aiohttp.ClientSession | None = None
-        self._guarded: aiohttp.ClientSession | None = None
+        self._is_open = False
+        self._connections: Any = None
+        #: sessions of aiohttp, from the first call of their kind
+        self._trusted: Any = None
+        self._guarded: Any = None
 
     async def __aenter__(self) -> Self:
-        self._trusted = _session(_Connector(limit=0, keepalive_timeout=KEEP_ALIVE_SECONDS))
+        self._is_open = True
         return self
 
     async def __aexit__(self, *_: object) -> None:
+        self._is_open = False
         for session in (self._trusted, self._guarded):
             if session is not None:
                 await session.close()
@@ -179,8 +154,8 @@ class Http:
         Raises:
             NetTimeout, AnswerTooLarge, AddressForbidden, NetError
         """
-        call = _Call(method, url, body, headers, _total_timeout(timeout), limit, resend)
-        return self._follow(call, URL(url).host) if follow else _send(self._trusted, call)
+        call = _Call(method, url, body, headers, timeout, limit, resend)
+        return self._follow(call, URL(url).host) if follow else self._send(call)
 
     def fetch_untrusted(  # noqa: PLR0913 (an HTTP request has these parts)
         self,
@@ -203,8 +178,8 @@ class Http:
             AddressForbidden: the host has no public address.
             NetTimeout, AnswerTooLarge, NetError
         """
-        call = _Call(method, url, body, headers, _total_timeout(timeout), limit, False)
-        return self._follow(call, None) if follow else self._send_guarded(call)
+        call = _Call(method, url, body, headers, timeout, limit, False)
+        return self._follow(call, None) if follow else self._send(call, trusted=False)
 
     @asynccontextmanager
     async def stream(  # noqa: PLR0913 (an HTTP request has these parts)
@@ -231,13 +206,14 @@ class Http:
         Raises:
             NetTimeout, NetUnreachable, AnswerTooLarge, NetError
         """
+        session, connections = self._trusted or await self._open(), self._connections
         try:
-            response = await _opened(self._trusted).request(
-                method, url, data=body, headers=headers, timeout=_read_timeout(read_timeout),
-                allow_redirects=False, middlewares=_RESEND if resend else (),
+            response = await session.request(
+                method, url, data=body, headers=headers, timeout=connections.read_timeout(read_timeout),
+                allow_redirects=False, middlewares=connections.RESEND if resend else (),
             )  # fmt: skip
-        except _AIOHTTP_ERRORS as error:
-            raise translate_error(error, url) from error
+        except connections.ERRORS as error:
+            raise _translated(error, url) from error
         try:
             yield StreamingResponse(response, limit)
         finally:
@@ -247,27 +223,38 @@ class Http:
     async def _follow(self, call: _Call, trusted_host: str | None) -> HttpResponse:
         for _ in range(MAX_REDIRECTS + 1):
             same = trusted_host is not None and URL(call.url).host == trusted_host
-            answer = await _send(self._trusted if same else self._untrusted(), call)
+            answer = await self._send(call, trusted=same)
             target = answer.headers.get("location")
             if answer.status not in _REDIRECTS or not target:
                 return answer
             call = _redirect(call, answer.status, target)
         raise NetError(f"{_host(call.url)} redirects more than {MAX_REDIRECTS} times.")
 
-    async def _send_guarded(self, call: _Call) -> HttpResponse:
-        return await _send(self._untrusted(), call)
+    async def _send(self, call: _Call, *, trusted: bool = True) -> HttpResponse:
+        session = (self._trusted if trusted else self._guarded) or await self._open(trusted=trusted)
+        connections = self._connections
+        try:
+            async with session.request(
+                call.method, call.url, data=call.body, headers=call.headers,
+                timeout=connections.total_timeout(call.timeout),
+                allow_redirects=False, middlewares=connections.RESEND if call.resend else (),
+            ) as response:  # fmt: skip
+                body = await _read(response, call.limit)
+                return HttpResponse(response.status, response.headers, body, str(call.url))
+        except connections.ERRORS as error:
+            raise _translated(error, call.url) from error
 
-    def _untrusted(self) -> aiohttp.ClientSession:
-        _opened(self._trusted)
-        if self._guarded is None:
-            self._guarded = _session(GuardedConnector(self._guard, self._resolver))
+    async def _open(self, *, trusted: bool = True) -> Any:
+        """Returns a session. The first one loads aiohttp, in a thread: that takes a tenth of a second."""
+        if self._connections is None:
+            self._connections = await asyncio.to_thread(_connections)
+        if not self._is_open:
+            raise RuntimeError("Http is not open. Use it as an async context manager.")
+        if trusted:
+            self._trusted = self._trusted or self._connections.trusted_session()
+            return self._trusted
+        self._guarded = self._guarded or self._connections.guarded_session(self._guard, self._resolver)
         return self._guarded
-
-
-def _opened(session: aiohttp.ClientSession | None) -> aiohttp.ClientSession:
-    if session is None:
-        raise RuntimeError("Http is not open. Use it as an async context manager.")
-    return session
 
 
 class _Call(NamedTuple):
@@ -275,29 +262,18 @@ class _Call(NamedTuple):
     url: str | URL
     body: bytes | None
     headers: Mapping[str, str] | None
-    timeout: aiohttp.ClientTimeout
+    timeout: float
     limit: int
     resend: bool
 
 
-async def _send(session: aiohttp.ClientSession | None, call: _Call) -> HttpResponse:
-    try:
-        async with (session or _opened(session)).request(
-            call.method, call.url, data=call.body, headers=call.headers, timeout=call.timeout,
-            allow_redirects=False, middlewares=_RESEND if call.resend else (),
-        ) as response:  # fmt: skip
-            body = await _read(response, call.limit)
-            return HttpResponse(response.status, response.headers, body, str(call.url))
-    except _AIOHTTP_ERRORS as error:
-        raise translate_error(error, call.url) from error
-
-
-async def _read(response: aiohttp.ClientResponse, limit: int) -> bytes:
+async def _read(response: Any, limit: int) -> bytes:
     length = response.content_length
     if length is not None and "content-encoding" not in response.headers:
         if length > limit:
             raise _too_large(response.url, limit)
-        return await response.read()
+        body: bytes = await response.read()
+        return body
     pieces: list[bytes] = []
     size = 0
     while piece := await response.content.readany():
@@ -324,88 +300,9 @@ def _redirect(call: _Call, status: int, target: str) -> _Call:
     return call._replace(url=url)
 
 
-# -- connections -------------------------------------------------------------------------------------------
-
-
-class _Request(aiohttp.ClientRequest):
-    reused = False
-
-
-class _Connector(aiohttp.TCPConnector):
-    """Marks each request whose connection was used before."""
-
-    async def connect(
-        self, req: aiohttp.ClientRequest, traces: list[Trace], timeout: aiohttp.ClientTimeout
-    ) -> Connection:
-        connection = await super().connect(req, traces, timeout)
-        protocol: Any = connection.protocol
-        if isinstance(req, _Request):
-            req.reused = getattr(protocol, "astromesh_used", False)
-        protocol.astromesh_used = True
-        return connection
-
-
-async def _resend_on_stale(req: aiohttp.ClientRequest, send: ClientHandlerType) -> aiohttp.ClientResponse:
-    """Repeats a call whose idle connection the server closed while the request was written."""
-    try:
-        return await send(req)
-    except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError) as error:
-        if isinstance(error, aiohttp.ClientConnectorError) or not getattr(req, "reused", False):
-            raise
-        try:
-            return await send(req)
-        except aiohttp.ClientConnectorError:
-            raise error from None  # the first attempt may have arrived, so it is not reported as unsent
-
-
-_RESEND = (_resend_on_stale,)
-
-
-def _session(connector: aiohttp.BaseConnector) -> aiohttp.ClientSession:
-    _install_response_handler(connector)
-    return aiohttp.ClientSession(
-        connector=connector,
-        request_class=_Request,
-        cookie_jar=aiohttp.DummyCookieJar(),
-        headers={"user-agent": "astromesh"},
-        timeout=aiohttp.ClientTimeout(total=None),
-    )
-
-
-@lru_cache(maxsize=256)
-def _total_timeout(seconds: float) -> aiohttp.ClientTimeout:
-    # well before the total timeout, so that a failed connection is known to have sent nothing
-    return aiohttp.ClientTimeout(total=seconds, sock_connect=min(seconds / 2, CONNECT_SECONDS))
-
-
-@lru_cache(maxsize=256)
-def _read_timeout(seconds: float) -> aiohttp.ClientTimeout:
-    return aiohttp.ClientTimeout(total=None, sock_connect=min(seconds, CONNECT_SECONDS), sock_read=seconds)
-
-
-# -- errors ------------------------------------------------------------------------------------------------
-
-#: the first match applies; the message is the host and this text
-_ERRORS: tuple[tuple[type[BaseException], type[NetError], str], ...] = (
-    (aiohttp.InvalidURL, NetError, "is not a valid URL"),
-    (aiohttp.ConnectionTimeoutError, NetConnectTimeout, "did not accept the connection in time"),
-    (TimeoutError, NetTimeout, "did not answer in time"),
-    (aiohttp.ClientConnectorCertificateError, NetError, "has an untrusted certificate"),
-    (aiohttp.ClientConnectorSSLError, NetError, "offers no supported TLS version or cipher"),
-    (aiohttp.ClientConnectorDNSError, NetUnreachable, "is an unknown host"),
-    (aiohttp.ClientConnectorError, NetUnreachable, "refuses connections or cannot be reached"),
-    (MalformedBody, NetError, "sent invalid HTTP in the middle of its response"),
-    (aiohttp.ClientPayloadError, NetError, "truncated its response"),
-    (aiohttp.ServerDisconnectedError, NetError, "closed the connection without a response"),
-    (aiohttp.ClientResponseError, NetError, "sent a response that is not HTTP"),
-    (BaseException, NetError, "broke the connection"),
-)
-
-
-def translate_error(error: BaseException, url: str | URL) -> NetError:
-    """Translates an error of aiohttp; the message names host and port, no other part of the URL."""
-    kind, text = next((kind, text) for foreign, kind, text in _ERRORS if isinstance(error, foreign))
-    return kind(f"{_host(url)} {text}.")
+def _translated(error: BaseException, url: str | URL) -> NetError:
+    translated: NetError = _connections().translate_error(error, _host(url))
+    return translated
 
 
 def _too_large(url: str | URL, limit: int) -> AnswerTooLarge:

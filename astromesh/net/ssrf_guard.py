@@ -6,15 +6,8 @@ DNS answer cannot change it. Hosts that the operator configured are not checked.
 
 from __future__ import annotations
 
-import socket
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
-
-from aiohttp import ClientRequest, ClientTimeout, TCPConnector
-from aiohttp.abc import AbstractResolver, ResolveResult
-from aiohttp.connector import Connection
-from aiohttp.resolver import DefaultResolver
-from aiohttp.tracing import Trace
 
 from astromesh.errors import AddressForbidden
 
@@ -105,39 +98,3 @@ def address_forbidden(host: str) -> AddressForbidden:
     return AddressForbidden(
         f"{host} is not a public address. An operator can allow it with network.allow_hosts."
     )
-
-
-class GuardedResolver(AbstractResolver):
-    """Returns only addresses that the guard permits."""
-
-    def __init__(self, guard: SsrfGuard, inner: AbstractResolver | None = None) -> None:
-        self._guard, self._inner = guard, inner or DefaultResolver()
-
-    async def resolve(
-        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_UNSPEC
-    ) -> list[ResolveResult]:
-        found = await self._inner.resolve(host, port, family)
-        if self._guard.allows_name(host):
-            return found
-        permitted = [one for one in found if self._guard.permits(one["host"])]
-        if not permitted:
-            raise address_forbidden(host)
-        return permitted
-
-    async def close(self) -> None:
-        await self._inner.close()
-
-
-class GuardedConnector(TCPConnector):
-    """Connections to untrusted hosts, in a pool of their own: none is shared with trusted calls."""
-
-    def __init__(self, guard: SsrfGuard, resolver: AbstractResolver | None = None) -> None:
-        # no DNS cache: the address is checked when the connection opens
-        super().__init__(limit=64, use_dns_cache=False, resolver=GuardedResolver(guard, resolver))
-        self._guard = guard
-
-    async def connect(
-        self, req: ClientRequest, traces: Sequence[Trace] | list[Trace], timeout: ClientTimeout
-    ) -> Connection:
-        self._guard.check_literal(req.url.host or "")
-        return await super().connect(req, list(traces), timeout)

@@ -10,11 +10,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
+from importlib import import_module
 from typing import Any
 from uuid import uuid4
 
 import orjson
-import re2
 
 from astromesh.knowledge.ranking import STOP_WORDS, name_stems, stems, words_of
 from astromesh.types import JsonObject, ToolCall, ToolSpec
@@ -141,6 +141,7 @@ def _string(name: str, schema: Mapping[str, Any], question: str, *, whole: bool)
 
 def _matching(pattern: str, question: str) -> Any:
     """Returns a word that matches a schema's pattern, in linear time: schemas may come from other servers."""
+    re2: Any = import_module("re2")
     try:
         fits = re2.compile(pattern)
     except re2.error:

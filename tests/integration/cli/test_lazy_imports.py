@@ -1,14 +1,16 @@
-"""Database drivers, FastAPI, numpy, rich, reasoning and workflows are loaded when needed, and no sooner."""
+"""Drivers, FastAPI, aiohttp, numpy, rich, reasoning and workflows are loaded when needed, and no sooner."""
 
 from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 _NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "fastapi", "numpy", "redis", "rich"}
-_NAMES |= {"boto3", "botocore", "google.auth", "markdown_it", "onnxruntime", "phonenumbers", "tokenizers"}
+_NAMES |= {"aiohttp", "boto3", "botocore", "google.auth", "greenlet", "markdown_it", "onnxruntime"}
+_NAMES |= {"phonenumbers", "re2", "tokenizers", "watchfiles"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
 _LEAN = "from astromesh.cli import startup; startup.prepare_imports(); "
 _SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.commands.serve"
@@ -21,6 +23,18 @@ async def live(runtime):
 with tempfile.TemporaryDirectory() as place:
     os.environ.update(ASTROMESH_CONFIG_DIR=place, ASTROMESH_DATA_DIR=place, ASTROMESH_TALLIES=place)
     asyncio.run(live(worker_app().state.runtime))"""
+_IDLE = """
+import asyncio, markdown_it, os, tempfile  # its documents need markdown_it, sooner or later
+from pathlib import Path
+from astromesh.cli.commands.serve import application, runtime_of
+os.environ.pop("OPENAI_API_KEY", None)
+async def rest(folders):
+    app = application(folders, runtime_of(folders).load_configuration().runtime.spec)
+    async with app.router.lifespan_context(app):
+        await asyncio.sleep(2.5)
+with tempfile.TemporaryDirectory() as place:
+    asyncio.run(rest((Path({config!r}), Path(place))))"""
+_SAMPLE = str(Path(__file__).parents[3] / "config")
 _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}, {name!r})"
 
 
@@ -29,6 +43,11 @@ _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}
     [
         (_SERVE, []),
         (_WORK, []),
+        # the sample has an agent that reasons, a workflow and documents
+        (
+            _LEAN + _IDLE.format(config=_SAMPLE),
+            ["astromesh.graph.reasoning", "astromesh.workflow", "markdown_it"],
+        ),
         (_LEAN + "import astromesh.api.fastapi_app", ["fastapi"]),
         (_LOAD.format(group="conversation_stores", name="sqlite"), []),
         (_LOAD.format(group="conversation_stores", name="in_memory"), []),
