@@ -75,31 +75,8 @@ def estimate_request(request: CompletionRequest) -> int:
     return tokens
 
 
-#: tokens of an answer of a model that has not answered yet and has no limit; the least that is expected later
-FIRST_ANSWER_TOKENS, _LEAST_ANSWER_TOKENS = 4096, 1024
-#: what is left of the longest answer's weight with each later answer
-_FADING = 0.99
-
-
-class UsualAnswer:
-    """The tokens that suffice for an answer of a model without a limit: twice its longest one of late.
-
-    An answer is limited to what a budget reserves for it, so that this must be generous.
-    """
-
-    __slots__ = ("_longest",)
-
-    def __init__(self) -> None:
-        self._longest = 0.0
-
-    def learn(self, reported: int) -> None:
-        self._longest = max(float(reported), self._longest * _FADING)
-
-    @property
-    def tokens(self) -> int:
-        if not self._longest:
-            return FIRST_ANSWER_TOKENS
-        return max(int(2 * self._longest), _LEAST_ANSWER_TOKENS)
+#: tokens of an answer of a model that has not answered yet and has no limit
+FIRST_ANSWER_TOKENS = 4096
 
 
 class TokenCorrection:

@@ -83,6 +83,8 @@ class Message(Struct, frozen=True):
 
 #: the tenant of callers that name none
 DEFAULT_TENANT = "default"
+#: the owner of what a caller without a name starts
+ANONYMOUS_USER = "anonymous"
 #: the record separator of ASCII, also in the migrations of the stores
 _OWNER_SEPARATOR = "\x1e"
 
@@ -457,6 +459,11 @@ class CallerContext(Struct, frozen=True):
             f"{name}={getattr(self, name)!r}" for name in self.__struct_fields__ if name != "bearer_token"
         )
         return f"CallerContext({', '.join(shown)})"
+
+    @property
+    def principal(self) -> tuple[str, str]:
+        """The tenant and the owner of what this caller starts."""
+        return self.tenant_id or DEFAULT_TENANT, self.user_id or ANONYMOUS_USER
 
     @property
     def lacks_token(self) -> bool:

@@ -1,6 +1,6 @@
 """The way of one plain run, and of one streamed token, through astromesh's own code.
 
-    .venv/bin/python scripts/trace_run.py [--list]
+    .venv/bin/python scripts/trace_run.py [--list] [--check]
 
 The ASGI application is called in this process; the model is a stand-in behind HTTP on this machine. Frames,
 functions and modules are astromesh's alone, in the context of the request: neither background work counts nor
@@ -18,11 +18,13 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator
+from concurrent.futures import Future
+from contextlib import asynccontextmanager, contextmanager
 from contextvars import ContextVar
 from itertools import groupby, pairwise
 from pathlib import Path
+from threading import Thread
 from types import CodeType, FrameType
 from typing import Any
 
@@ -33,9 +35,17 @@ import astromesh
 from astromesh.api.app import create_app
 from astromesh.runtime.engine import AgentRuntime
 
+os.environ.setdefault("TRACE_RUN_KEY", "none")
 PACKAGE = str(Path(astromesh.__file__).parent) + "/"
 WORDS = {"few": 20, "many": 60}
 TOKENS = WORDS["many"] - WORDS["few"]
+LIMITS = {
+    "modules": 40,
+    "functions": 200,
+    "frames at the model call": 24,
+    "stretches of a package on the stack": 1,
+    "calls of a streamed token": 20,
+}
 IN_REQUEST: ContextVar[bool] = ContextVar("in_request", default=False)
 
 AGENT = """
@@ -49,7 +59,7 @@ spec:
 RUNTIME = """
 apiVersion: astromesh/v1
 kind: RuntimeConfig
-spec: {telemetry: {log_level: error}}
+spec: {telemetry: {log_level: %s}}
 """
 
 
@@ -169,40 +179,82 @@ async def calls_per_token(app: Any, manner: str) -> Counter[CodeType]:
     return many.calls - few.calls
 
 
-async def main() -> None:
+@contextmanager
+def stand_in() -> Iterator[int]:
+    """The model behind HTTP on this machine, in a thread of its own: its port."""
+    begun, ended = Future[tuple[int, asyncio.AbstractEventLoop]](), asyncio.Event()
+
+    async def serve() -> None:
+        runner = web.AppRunner(web.Application())
+        runner.app.router.add_post("/v1/chat/completions", answer)
+        await runner.setup()
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        begun.set_result((runner.addresses[0][1], asyncio.get_running_loop()))
+        await ended.wait()
+        await runner.cleanup()
+
+    serving = Thread(target=lambda: asyncio.run(serve()))
+    serving.start()
+    port, loop = begun.result(30)
+    try:
+        yield port
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        serving.join()
+
+
+@asynccontextmanager
+async def application(log_level: str = "error") -> AsyncIterator[Any]:
+    """The ASGI application with one agent, `plain`, that asks the stand-in."""
+    with stand_in() as port, tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "config")
+        (config / "agents").mkdir(parents=True)
+        (config / "agents" / "plain.agent.yaml").write_text(AGENT % f"http://127.0.0.1:{port}/v1")
+        (config / "runtime.yaml").write_text(RUNTIME % log_level)
+        app = create_app(AgentRuntime(config, data_dir=Path(folder, "data")))
+        async with app.router.lifespan_context(app):
+            yield app
+
+
+async def main() -> int:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--list", action="store_true", help="every function with its calls, and the stack")
+    parser.add_argument("--check", action="store_true", help="fails where a figure is above its limit")
     arguments = parser.parse_args()
-    stand_in = web.AppRunner(web.Application())
-    stand_in.app.router.add_post("/v1/chat/completions", answer)
-    await stand_in.setup()
-    site = web.TCPSite(stand_in, "127.0.0.1", 0)
-    await site.start()
-    port = stand_in.addresses[0][1]
-    with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder, "config")
-        (config / "agents").mkdir(parents=True)
-        (config / "agents" / "plain.agent.yaml").write_text(AGENT % f"http://127.0.0.1:{port}/v1")
-        (config / "runtime.yaml").write_text(RUNTIME)
-        app = create_app(AgentRuntime(config, data_dir=Path(folder, "data")))
-        async with app.router.lifespan_context(app):
-            for query in ("few", "many", "warm up"):
-                await asyncio.create_task(ask(app, query))
-                await asyncio.create_task(ask(app, query, stream=True))
-            report(await traced(app, "few"), show=arguments.list)
-            together = await calls_per_token(app, "")
-            apart = await calls_per_token(app, " apart")
-            waking = apart.total() - together.total()
-            print(
-                f"a streamed token: {together.total() / TOKENS:.1f} calls, "
-                f"and {waking / TOKENS:.1f} to wake its run where it arrives alone"
-            )
-            if arguments.list:
-                for code, count in together.most_common():
-                    print(f"  {count / TOKENS:5.2f}  {module_of(code)}:{code.co_qualname}")
-    await stand_in.cleanup()
+    async with application() as app:
+        for query in ("few", "many", "warm up"):
+            await asyncio.create_task(ask(app, query))
+            await asyncio.create_task(ask(app, query, stream=True))
+        run = await traced(app, "few")
+        report(run, show=arguments.list)
+        together = await calls_per_token(app, "")
+        apart = await calls_per_token(app, " apart")
+        waking = apart.total() - together.total()
+        print(
+            f"a streamed token: {together.total() / TOKENS:.1f} calls, "
+            f"and {waking / TOKENS:.1f} to wake its run where it arrives alone"
+        )
+        if arguments.list:
+            for code, count in together.most_common():
+                print(f"  {count / TOKENS:5.2f}  {module_of(code)}:{code.co_qualname}")
+    figures = {**figures_of(run), "calls of a streamed token": together.total() / TOKENS}
+    above = {name: value for name, value in figures.items() if value > LIMITS[name]}
+    for name, value in above.items():
+        print(f"{name}: {value:g}, the limit is {LIMITS[name]}")
+    return 1 if arguments.check and above else 0
+
+
+def figures_of(run: Recorder) -> dict[str, float]:
+    """The figures of a plain run that have limits."""
+    stretches = Counter(package for package, _ in groupby(map(package_of, run.stack)))
+    return {
+        "modules": len({module_of(code) for code in run.calls}),
+        "functions": len(run.calls),
+        "frames at the model call": len(run.stack),
+        "stretches of a package on the stack": max(stretches.values()),
+    }
 
 
 def report(run: Recorder, *, show: bool) -> None:
@@ -226,5 +278,4 @@ def report(run: Recorder, *, show: bool) -> None:
 
 
 if __name__ == "__main__":
-    os.environ.setdefault("TRACE_RUN_KEY", "none")
-    asyncio.run(main())
+    sys.exit(asyncio.run(main()))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
 from astromesh.errors import InvalidInput
-from astromesh.types import DEFAULT_TENANT, CallerContext
+from astromesh.types import CallerContext
 
 
 class Viewer(NamedTuple):
@@ -17,15 +17,13 @@ class Viewer(NamedTuple):
     owner: str | None
 
 
-ANONYMOUS_USER = "anonymous"
 #: scopes that open the sessions of others in the same tenant
 ANY_SESSION = frozenset({"admin", "sessions:any", "sessions:*"})
 
 
 def principal_of(caller: CallerContext | None) -> tuple[str, str]:
     """Returns the tenant and the owner of what this caller starts."""
-    tenant = (caller.tenant_id if caller else "") or DEFAULT_TENANT
-    return tenant, (caller.user_id if caller else "") or ANONYMOUS_USER
+    return (caller or CallerContext()).principal
 
 
 RUN = "agents:run"

@@ -51,7 +51,8 @@ async def run(name: str, request: Request) -> Response:
         caller=caller_of(request),
         key=await idempotency_key(request),
     )
-    if wants_stream(headers_of(request.scope).get("accept", "")):
+    accept = headers_of(request.scope).get("accept")
+    if accept and wants_stream(accept):
         return RunStreamResponse(start, keep_running=agent.continues_on_disconnect)
     try:
         answer = await (start() if agent.continues_on_disconnect else cancel_on_disconnect(request, start()))

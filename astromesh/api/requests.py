@@ -43,7 +43,7 @@ from astromesh.runtime.attachments import MAX_ATTACHMENTS
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.idempotency import KEY_SECONDS
 from astromesh.runtime.records import MAX_KEYS, MAX_TAG_LENGTH, MAX_TAGS, RunRequest, metadata_fault
-from astromesh.telemetry.ids import read_traceparent
+from astromesh.telemetry.ids import NO_TRACE_PARENT, read_traceparent
 from astromesh.text import SINGLE_LINE, is_blank
 from astromesh.tools.base import ClientTools
 from astromesh.types import Attachment, CallerContext, ToolSpec
@@ -399,16 +399,13 @@ async def read_durable_run_request(request: Request) -> RunRequest:
     """Returns the durable run that the body asks for. Raises: InvalidInput."""
     body = await read_body(request, _DURABLE_RUN, _RUN_EXAMPLE)
     later = body.not_before.timestamp() if body.not_before else 0.0
-    return replace(run_request(body, _traceparent(request)), not_before=later)
+    return replace(run_request(body, headers_of(request.scope).get("traceparent")), not_before=later)
 
 
 async def read_run_request(request: Request) -> RunRequest:
     """Returns the run that the body asks for. Raises: InvalidInput."""
-    return run_request(await read_body(request, _RUN, _RUN_EXAMPLE), _traceparent(request))
-
-
-def _traceparent(request: Request) -> str | None:
-    return headers_of(request.scope).get("traceparent")
+    body = await read_body(request, _RUN, _RUN_EXAMPLE)
+    return run_request(body, headers_of(request.scope).get("traceparent"))
 
 
 def run_request(body: RunBody, traceparent: str | None) -> RunRequest:
@@ -418,7 +415,7 @@ def run_request(body: RunBody, traceparent: str | None) -> RunRequest:
         body.session_id,
         body.context,
         body.metadata,
-        caused_by=read_traceparent(traceparent),
+        caused_by=read_traceparent(traceparent) if traceparent else NO_TRACE_PARENT,
         tags=tuple(body.tags),
         client_tools=ClientTools(tuple(tool.spec() for tool in body.client_tools)),
         output_schema=body.output_schema,

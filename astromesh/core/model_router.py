@@ -53,7 +53,6 @@ from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.tokens import (
     FIRST_ANSWER_TOKENS,
     TokenCorrection,
-    UsualAnswer,
     estimate_request,
     estimate_size,
     utf8_size,
@@ -85,6 +84,33 @@ _USUAL_WAIT = 1.0
 _LEARN_FIRST, _LEARN_EVERY = 4, 16
 #: weight of the newest latency in the moving average
 _SMOOTHING = 0.2
+
+
+#: what is left of the longest answer's weight with each later answer
+_FADING = 0.99
+#: tokens that are expected of an answer at least, once a model has answered
+_LEAST_ANSWER_TOKENS = 1024
+
+
+class UsualAnswer:
+    """The tokens that suffice for an answer of a model without a limit: twice its longest one of late.
+
+    An answer is limited to what a budget reserves for it, so that this must be generous.
+    """
+
+    __slots__ = ("_longest",)
+
+    def __init__(self) -> None:
+        self._longest = 0.0
+
+    def learn(self, reported: int) -> None:
+        self._longest = max(float(reported), self._longest * _FADING)
+
+    @property
+    def tokens(self) -> int:
+        if not self._longest:
+            return FIRST_ANSWER_TOKENS
+        return max(int(2 * self._longest), _LEAST_ANSWER_TOKENS)
 
 
 class ProviderHealth:
@@ -181,12 +207,13 @@ class RoutedCall:
 
     Attributes:
         request: of the try that is made now.
+        uncharged: the cost of failed tries that `renew` has not been told; `reserve` does so.
     """
 
     __slots__ = (
         "_attempts", "_counted", "_entry", "_failed_usage", "_failures", "_health", "_index", "_log",
         "_order", "_position", "_renew", "_retry_after", "_retry_index", "_router", "_started",
-        "_take_retry", "_tries", "_uncharged", "request", "settled",
+        "_take_retry", "_tries", "request", "settled", "uncharged",
     )  # fmt: skip
     #: the provider of the running try, its start, and how the circuit has let it in
     _index: int
@@ -216,8 +243,7 @@ class RoutedCall:
         self._failures: list[ProviderError] = []
         self._attempts: list[JsonObject] = []
         self._failed_usage: Usage | None = None
-        #: cost of failed tries that `renew` has not been told
-        self._uncharged: Usage | None = None
+        self.uncharged: Usage | None = None
         #: whether the end of the running try is recorded
         self.settled = True
 
@@ -244,7 +270,7 @@ class RoutedCall:
         Raises:
             BudgetExhausted: what is left does not fit another try.
         """
-        spent, self._uncharged = self._uncharged, None
+        spent, self.uncharged = self.uncharged, None
         if spent is None or self._renew is None:
             return
         try:
@@ -408,7 +434,7 @@ class RoutedCall:
     def _add_cost(self, usage: Usage | None) -> None:
         if usage is not None:
             self._failed_usage = usage if self._failed_usage is None else self._failed_usage + usage
-            self._uncharged = usage if self._uncharged is None else self._uncharged + usage
+            self.uncharged = usage if self.uncharged is None else self.uncharged + usage
 
     def _jittered(self, seconds: float) -> float:
         """The seconds, and up to a fifth more."""
@@ -502,7 +528,8 @@ class ModelRouter:
         """
         call = RoutedCall(self.roles.get(request.role, self), request, take_retry, log, renew)
         while (provider := await call.next_provider()) is not None:
-            await call.reserve()
+            if call.uncharged is not None:
+                await call.reserve()
             try:
                 result = await provider.complete(call.request)
             except ProviderError as error:
@@ -542,7 +569,8 @@ class ModelRouter:
         """
         call = RoutedCall(self.roles.get(request.role, self), request, take_retry, log, renew)
         while (provider := await call.next_provider()) is not None:
-            await call.reserve()
+            if call.uncharged is not None:
+                await call.reserve()
             streamed = 0
             try:
                 async with aclosing(_pieces(provider, call.request)) as pieces:
@@ -683,9 +711,11 @@ class RunModel:
     def _fitted(self, request: CompletionRequest) -> CompletionRequest:
         """Returns the request with the agent's schema, as the models accept it. Raises: as of `fitted`."""
         request = self._of_run(request)
-        limits = self._router.for_role(request.role).limits
+        limits = self._router.roles.get(request.role, self._router).limits
         if limits is NO_LIMITS:
             return request
+        if not (limits.window or request.tools or any(one.attachments for one in request.messages)):
+            return request  # text alone, which every model reads
         request, left_out = fitted(request, limits, self.earlier_messages)
         if left_out is not NOTHING:
             self.left_out = left_out.to_json(limits)
@@ -694,7 +724,8 @@ class RunModel:
     def record_result(self, request: CompletionRequest, result: CompletionResult) -> None:
         """Records the result of a call."""
         self.last = result
-        if self._chosen and request.tool_choice == self._scope.tool_choice:
+        choice = self._scope.tool_choice
+        if choice != "auto" and request.tool_choice == choice:
             self._scope.tool_choice = "auto"
         if self._schema is not None and not result.tool_calls:
             self._requests[result.content] = request
@@ -720,16 +751,11 @@ class RunModel:
             return request
         if self._parameters:
             request = replace(request, parameters=self._merged(request.parameters))
-        if self._chosen and request.tools and request.tool_choice == "auto":
-            request = replace(request, tool_choice=self._scope.tool_choice)
+        if request.tools and request.tool_choice == "auto" and self._scope.tool_choice != "auto":
+            request = replace(request, tool_choice=self._scope.tool_choice)  # as the caller has chosen
         if self._schema is None or request.output_schema is not None:
             return request
         return replace(request, output_schema=self._schema)
-
-    @property
-    def _chosen(self) -> bool:
-        """Whether the caller has chosen what the next call with tools does."""
-        return self._scope.tool_choice != "auto"
 
     def _merged(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the parameters of a call with those of the run; the smaller limit of the answer counts."""

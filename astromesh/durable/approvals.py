@@ -16,7 +16,6 @@ from typing import Any, Protocol
 
 from msgspec.structs import replace
 
-from astromesh.access.scopes import ANONYMOUS_USER
 from astromesh.durable.base import JournalStep, RunRow, RunStore
 from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.durable.serialization import caller_of
@@ -24,7 +23,7 @@ from astromesh.errors import ApprovalNotFound, Forbidden, InvalidInput, NotDurab
 from astromesh.telemetry.clock import Clock
 from astromesh.tools.arguments import argument_validator, schema_errors
 from astromesh.tools.base import HumanQuestion
-from astromesh.types import CallerContext, JsonObject, ToolSpec
+from astromesh.types import ANONYMOUS_USER, CallerContext, JsonObject, ToolSpec
 
 #: the decisions that a kind of question allows; any other kind allows all
 _ANY_DECISION = ("approve", "deny", "answer")

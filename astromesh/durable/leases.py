@@ -90,6 +90,8 @@ class PeriodicJob:
         self._is_woken = False
         self._sleeping: asyncio.Future[None] | None = None
         self._task: asyncio.Task[None] | None = None
+        #: whether `start` would do nothing
+        self.is_running = False
 
     @property
     def started(self) -> bool:
@@ -99,7 +101,9 @@ class PeriodicJob:
     def start(self) -> None:
         """Starts the job. A job that runs continues."""
         if self._task is None or self._task.done():
+            self.is_running = True
             self._task = asyncio.create_task(self._run())
+            self._task.add_done_callback(self._ended)
 
     def wake(self) -> None:
         """Calls now, or once more if a call is active."""
@@ -117,8 +121,13 @@ class PeriodicJob:
         while True:
             await self._pause()
             if not self._needed():
+                self.is_running = False  # at once: a callback comes a turn of the loop later
                 return
             await self._call()
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        if task is self._task:
+            self.is_running = False
 
     async def _pause(self) -> None:
         if self._is_woken:

@@ -54,6 +54,7 @@ class RemoteCancel:
 
     Attributes:
         also: Called with the store at each poll.
+        polling: The polls. They end when no run is active; `watch` begins them again.
     """
 
     def __init__(
@@ -68,15 +69,15 @@ class RemoteCancel:
         self._durable, self._registry, self._clock = durable, registry, clock
         self._flush_archive, self._timeout = flush_archive, timeout
         self.also: Callable[[RunStore], Awaitable[None]] | None = None
-        self._polling = PeriodicJob(self._poll, POLL_SECONDS, _log_unread, needed=active)
+        self.polling = PeriodicJob(self._poll, POLL_SECONDS, _log_unread, needed=active)
         #: starts to poll, when a run has begun here, until no run is active; polls now
-        self.watch, self.wake = self._polling.start, self._polling.wake
+        self.watch, self.wake = self.polling.start, self.polling.wake
         self._ending: dict[str, asyncio.Task[None]] = {}
 
     # -- requests of other processes -----------------------------------------------------------------------
 
     async def close(self) -> None:
-        await self._polling.close()
+        await self.polling.close()
         for task in tuple(self._ending.values()):
             await cancel_and_wait(task)
 

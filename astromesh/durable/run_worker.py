@@ -20,7 +20,6 @@ from typing import Any, NamedTuple, Protocol
 
 from msgspec.structs import replace
 
-from astromesh.access.scopes import ANONYMOUS_USER
 from astromesh.durable import failpoints
 from astromesh.durable.approvals import caller_after_decision, decide, open_question
 from astromesh.durable.base import (
@@ -67,7 +66,7 @@ from astromesh.errors import (
 from astromesh.logs import get_logger
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import WAITING
-from astromesh.types import CallerContext, Event, JsonObject, SessionKey
+from astromesh.types import ANONYMOUS_USER, CallerContext, Event, JsonObject, SessionKey
 
 
 class Notifications:

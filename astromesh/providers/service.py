@@ -153,7 +153,10 @@ class ServiceProvider:
     async def complete(self, request: CompletionRequest) -> CompletionResult:
         started = perf_counter()
         body = self._encode(request, stream=False)
-        headers = with_traceparent(await self._authorized("POST", self._url, body))
+        headers: Mapping[str, str] = self._headers
+        if self._authorizer is not None:
+            headers = await self._authorized(self._authorizer, "POST", self._url, body)
+        headers = with_traceparent(headers)
         try:
             answer = await self._http.request(
                 "POST",
@@ -172,7 +175,10 @@ class ServiceProvider:
     async def stream(self, request: CompletionRequest) -> AsyncGenerator[Delta | CompletionResult, None]:
         started = perf_counter()
         body = self._encode(request, stream=True)
-        headers = with_traceparent(await self._authorized("POST", self._stream_url, body))
+        headers: Mapping[str, str] = self._headers
+        if self._authorizer is not None:
+            headers = await self._authorized(self._authorizer, "POST", self._stream_url, body)
+        headers = with_traceparent(headers)
         reader = self._wire.reader()
         try:
             async with self._http.stream(
@@ -215,7 +221,9 @@ class ServiceProvider:
         return cost(self._price, estimate_request(request), outputs)
 
     async def ping(self) -> str | None:
-        headers = await self._authorized("GET", self._ping_url, b"")
+        headers: Mapping[str, str] = self._headers
+        if self._authorizer is not None:
+            headers = await self._authorized(self._authorizer, "GET", self._ping_url, b"")
         try:
             answer = await self._http.request(
                 "GET", self._ping_url, headers=headers, timeout=min(_PING_SECONDS, self._timeout)
@@ -232,13 +240,11 @@ class ServiceProvider:
     async def close(self) -> None:
         """Does nothing: the session is shared."""
 
-    async def _authorized(self, method: str, url: URL, body: bytes) -> dict[str, str]:
+    async def _authorized(self, authorizer: Authorizer, method: str, url: URL, body: bytes) -> dict[str, str]:
         """Returns the headers of a call. Raises: ProviderError: nothing proves who calls."""
-        if self._authorizer is None:
-            return self._headers
         try:
             async with asyncio.timeout(_AUTHORIZE_SECONDS):
-                return {**self._headers, **await self._authorizer.headers(method, url, body)}
+                return {**self._headers, **await authorizer.headers(method, url, body)}
         except ProviderError as error:
             raise self._with_name(error) from error.__cause__
         except TimeoutError as error:

@@ -177,6 +177,7 @@ class Agent:
         live: What it has beside its manifest if it is declared in Python.
         stream: How text may leave while the model writes it: `token`, `sentence` or `final`.
         loaded_at: Seconds since the epoch.
+        knowledge_tools: The pipelines by the names of the tools that search them; its answers have citations.
     """
 
     name: str
@@ -203,6 +204,12 @@ class Agent:
     continues_on_disconnect: bool = False
     can_call_tools: bool = True
     loaded_at: float = 0.0
+    knowledge_tools: Mapping[str, str] = field(init=False)
+
+    def __post_init__(self) -> None:
+        tools = self.manifest.spec.tools
+        pipelines = {tool.name: tool.options.pipeline for tool in tools if tool.type == "rag"}
+        object.__setattr__(self, "knowledge_tools", pipelines)
 
     def iterations_within(self, limit: int) -> int:
         """Returns the model calls of its tool loop under the limit of an outer pattern.
@@ -212,12 +219,6 @@ class Agent:
         if self.pattern_name in PATTERN_ITERATIONS:
             return self.max_iterations
         return min(limit, self.max_iterations)
-
-    @property
-    def knowledge_tools(self) -> Mapping[str, str]:
-        """The pipelines by the names of the tools that search them; its answers have citations."""
-        tools = self.manifest.spec.tools
-        return {tool.name: tool.options.pipeline for tool in tools if tool.type == "rag"}
 
     @property
     def summarizes(self) -> bool:

@@ -397,7 +397,10 @@ async def orchestrate(agent: Agent, equipped: EquippedQuery, run: Run) -> tuple[
     task = PatternTask(messages, equipped.specs, iterations, request.context)
     tools = equipped.tools if accounts is None else ChargedTools(equipped.tools, accounts)
     try:
-        outcome = await _run_pattern(agent, task, tools, run)
+        if run.budget_ends is None:
+            outcome = await agent.pattern.run(task, run.model, tools, run.scope)
+        else:
+            outcome = await _run_within_time(agent, task, tools, run, run.budget_ends)
         if accounts is not None or run.scope.ledger.refused or outcome.stop_reason == "budget":
             outcome = ended_by_budget(outcome, run.scope.ledger, accounts)
         outcome = _require_answer(agent, outcome, run)
@@ -466,11 +469,10 @@ def _require_answer(agent: Agent, outcome: Outcome, run: Run) -> Outcome:
     return outcome if last.finish_reason != REFUSAL else replace(outcome, stop_reason="refused")
 
 
-async def _run_pattern(agent: Agent, task: PatternTask, tools: ToolPort, run: Run) -> Outcome:
+async def _run_within_time(
+    agent: Agent, task: PatternTask, tools: ToolPort, run: Run, ends: float
+) -> Outcome:
     """Runs the pattern within the budgets of `wall_seconds`. At their end the text so far is the answer."""
-    ends = run.budget_ends
-    if ends is None:
-        return await agent.pattern.run(task, run.model, tools, run.scope)
     clock, ledger = run.scope.clock, run.scope.ledger
     try:
         async with TimeLimit(ends - clock.monotonic() + agent.grace_seconds) as limit:
@@ -550,7 +552,9 @@ def _checked_answer(agent: Agent, outcome: Outcome, run: Run) -> tuple[CheckedTe
         checked = agent.guardrails.check_output(
             outcome.text, tokens_used=tokens_used, output_tokens=output_tokens
         )
-    if not run.events.settle(checked.text) and checked.text and run.stream.streaming:
+    steps = run.events.answer_steps
+    has_step = steps is not None and steps.settle(checked.text)
+    if checked.text and not has_step and run.stream.streaming:
         # text that no step has streamed becomes a step of its own
         step = run.scope.next_step() if run.events.streaming else run.scope.steps[0]
         run.events.send_answer(step, checked.text)
@@ -584,7 +588,8 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
     run.persisted = True  # from here on a cancel does not store the partial answer: no turn is written twice
     try:
         if run.journal is None or not run.journal.is_durable:
-            await _persist(agent, released, run)
+            if not agent.memory.is_empty:
+                await _persist(agent, released, run)
         else:
             await run.journal.require_lease()
             failpoints.reach(failpoints.BEFORE_STEP_11)
@@ -633,7 +638,8 @@ def respond(agent: Agent, released: ReleasedAnswer, run: Run) -> RunAnswer:
         "guardrails": list(released.actions),
     }
     key = run.key.session_id
-    cited = _citations(agent, released, run)
+    may_cite = agent.knowledge_tools or run.scope.nested_citations
+    cited = _citations(agent, released, run) if may_cite else UNSET
     return RunAnswer(released.response, agent.name, key, run.id, metadata, released.output, cited)
 
 
@@ -651,10 +657,8 @@ def _retrieved(agent: Agent, run: Run) -> list[RetrievedPassage]:
 
 
 def _citations(agent: Agent, released: ReleasedAnswer, run: Run) -> Any:
-    """Returns the passages that the answer draws on, under the output rules; UNSET without knowledge."""
+    """Returns the passages that the answer draws on, under the output rules."""
     nested = run.scope.nested_citations
-    if not agent.knowledge_tools and not nested:
-        return UNSET
     cited = cited_passages(released.response, _searches(agent, run), nested)
     if agent.guardrails.output_rules:
         cited = filter_data(agent.guardrails, cited)

@@ -15,7 +15,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from astromesh.access.scopes import principal_of
 from astromesh.config.runtime import Recording as RecordingKeys
 from astromesh.core.guardrails import CheckedText, StreamGate, filter_data
 from astromesh.core.model_router import RunModel
@@ -100,6 +99,7 @@ class GatedEvents:
         sent: The text by step that listeners of a resumed run have, as far as it may be the answer.
 
     Attributes:
+        answer_steps: The steps whose text listeners have. None while they have none.
         last: The newest finished step of the run's own voice: its text as the model said it, and the result
             of the rules. None before, and while a step is under way.
         node_errors: The first failures of nodes, as events show them.
@@ -107,8 +107,8 @@ class GatedEvents:
     """
 
     __slots__ = (
-        "_agent", "_answer", "_calls", "_ledger", "_model", "_sent", "_stream", "last", "node_errors",
-        "nodes",
+        "_agent", "_calls", "_ledger", "_model", "_sent", "_stream", "answer_steps", "last",
+        "node_errors", "nodes",
     )  # fmt: skip
 
     def __init__(
@@ -125,9 +125,9 @@ class GatedEvents:
         self._model = model
         self._calls: dict[int, _GatedCall] = {}
         self._sent = sent
-        self._answer = AnswerSteps(stream.emit)
+        self.answer_steps: AnswerSteps | None = None
         for step, text in sent.items():
-            self._answer.add(step, partial(str, text))
+            self._add_step(step, partial(str, text))
         self.last: tuple[str, CheckedText] | None = None
         self.node_errors: tuple[JsonObject, ...] = ()
         self.nodes: dict[str, tuple[int, float]] = {}
@@ -140,7 +140,7 @@ class GatedEvents:
     @property
     def partial(self) -> str:
         """The text of the newest step that listeners have so far, and that may still be the answer."""
-        return self._answer.newest_text
+        return self.answer_steps.newest_text if self.answer_steps is not None else ""
 
     def emit(self, type: str, /, **data: Any) -> None:
         if type == MODEL_DELTA:  # one Python call for each token, and the gate's
@@ -191,7 +191,8 @@ class GatedEvents:
     def begin(self, step: int) -> None:
         """Begins a step of the run's own voice: the text of the step before is not the answer."""
         self.last = None
-        self._answer.begin(step)
+        if self.answer_steps is not None:
+            self.answer_steps.begin(step)
 
     def begin_forwarded(self, step: int) -> None:
         """Begins a step of a nested run. What listeners had of it before a crash is void."""
@@ -200,7 +201,8 @@ class GatedEvents:
 
     def _finish(self, data: JsonObject) -> None:
         """Ends a step. Text beside tool calls is not the answer."""
-        self.end(data["step"], data["usage"]["output_tokens"])
+        if self._calls:
+            self.end(data["step"], data["usage"]["output_tokens"])
         self._stream.emit("model.finished", **data)
         if data["tool_calls"] and data["role"] == ASSISTANT:
             self.set_aside(data["step"])
@@ -208,15 +210,16 @@ class GatedEvents:
     def set_aside(self, step: int) -> None:
         """Tells listeners that the text of the newest step of the run's own voice is not the answer."""
         self.last = None
-        self._answer.set_aside(step)
+        if self.answer_steps is not None:
+            self.answer_steps.set_aside(step)
 
     def settle(self, answer: str) -> bool:
         """Tells listeners what text that they have is not the answer. Returns whether a step has it."""
-        return self._answer.settle(answer)
+        return self.answer_steps is not None and self.answer_steps.settle(answer)
 
     def send_answer(self, step: int, text: str) -> None:
         """Sends a checked answer that no step has sent."""
-        self._answer.add(step, partial(str, text))
+        self._add_step(step, partial(str, text))
         self._stream.emit(MODEL_DELTA, step=step, role=ASSISTANT, content=text)
 
     def end(self, step: int, output_tokens: int) -> None:
@@ -236,7 +239,8 @@ class GatedEvents:
         if call is not None and call.gate.released.text:
             return False
         self._calls.pop(step, None)
-        self._answer.forget(step)
+        if self.answer_steps is not None:
+            self.answer_steps.forget(step)
         return True
 
     def _open_call(self, step: int, role: str) -> _GatedCall:
@@ -244,8 +248,13 @@ class GatedEvents:
         gate = rules.gate(self._agent.stream, tokens_used=self._tokens_before())
         call = self._calls[step] = _GatedCall(gate, role, has_rules=bool(rules.output_rules))
         if role == ASSISTANT:
-            self._answer.add(step, call.sent_text)
+            self._add_step(step, call.sent_text)
         return call
+
+    def _add_step(self, step: int, text: Callable[[], str]) -> None:
+        if self.answer_steps is None:
+            self.answer_steps = AnswerSteps(self._stream.emit)
+        self.answer_steps.add(step, text)
 
     def _tokens_before(self) -> int:
         """Returns the tokens of the turn before this call's answer; only output rules need the number."""
@@ -278,6 +287,7 @@ class Run:
         accounts: The stored budgets that the run is charged to, if there are any.
         budget_ends: The `clock.monotonic()` at which a budget of `wall_seconds` is used up. None without.
         time_account: The stored account of that budget. None: `budgets.per_run`.
+        link: The page of the run in the console; empty without a console.
     """
 
     id: str
@@ -303,6 +313,7 @@ class Run:
     accounts: Accounts | None = None
     budget_ends: float | None = None
     time_account: BudgetAccount | None = None
+    link: str = ""
     started: float = field(default_factory=perf_counter)
 
     @property
@@ -358,6 +369,8 @@ class Run:
         return error
 
 
+#: who starts a run if nobody says so
+NO_CALLER = CallerContext()
 #: executes a run: the pipeline, or a wrapper around it
 Handler = Callable[[Agent, RunRequest, Run], Awaitable[RunAnswer]]
 
@@ -372,6 +385,7 @@ class RunFactory:
     """Makes the `Run` of a request.
 
     Attributes:
+        run_links: What stands before the id of a run in its link to the console; empty without a console.
         captures_content: Whether traces hold requests and answers (`telemetry.capture_content`).
         max_answer_bytes: The limit of an answer (`limits.max_answer_bytes`).
     """
@@ -379,6 +393,7 @@ class RunFactory:
     def __init__(self, clock: Clock, metrics: EventSink, budgets: Budgets) -> None:
         self._clock, self._metrics, self._budgets = clock, metrics, budgets
         self.captures_content = False
+        self.run_links = ""
         self.max_answer_bytes = MAX_ANSWER_BYTES
 
     def new_run(  # noqa: PLR0913, PLR0915 (what a run is made of)
@@ -401,7 +416,7 @@ class RunFactory:
         """
         caused = request.caused_by
         run_id, trace_id = run_id or ids.new_id("run_"), trace_id or caused.trace_id or ids.trace_id()
-        tenant, owner = principal_of(caller)
+        tenant, owner = (caller or NO_CALLER).principal
         session = SessionKey(tenant, agent.name, request.session_id, owner)
         above = f"{parent.run_id}.{parent.call_id}" if parent else ""
         outer: Scope | None = parent.run if parent else None
@@ -422,19 +437,20 @@ class RunFactory:
             deadline=parent.deadline if parent else None,
             depth=outer.depth + 1 if outer else 0,
         )
-        scope.citations = citations
+        shared = scope.common  # past the attributes of the scope: each of them costs a call
+        shared.citations = citations
         if outer:
-            scope.retries, scope.uncancelled, scope.untrusted = (
+            shared.retries, shared.uncancelled, shared.untrusted = (
                 outer.retries,
                 outer.uncancelled,
                 outer.untrusted,
             )
         if agent.memory.episodic is not None or agent.knowledge_tools:
-            scope.tool_records = []
+            shared.tool_records = []
         schema = agent.output_schema.json_schema if agent.output_schema else None
         accounts: Accounts | None = outer.accounts if outer else None  # type: ignore[assignment]
         if agent.limits or accounts is not None:
-            scope.accounts = accounts = Accounts(self._budgets, agent, scope, owner, accounts)
+            shared.accounts = accounts = Accounts(self._budgets, agent, scope, owner, accounts)
             model: RunModel = ChargedModel(agent.router, scope, schema, request.parameters, accounts)
         else:
             model = RunModel(agent.router, scope, schema, request.parameters)
@@ -444,22 +460,22 @@ class RunFactory:
             run_id, trace_id, tenant, owner, agent.name, request.session_id, above, ledger, model.attempts,
             metadata=metadata, tags=tags, remote_span=caused.span_id,
         )  # fmt: skip
-        scope.deps, scope.metadata, scope.tags = _deps_of(agent, request, outer), log.metadata, log.tags
-        scope.max_answer_bytes, scope.tool_choice = self.max_answer_bytes, request.client_tools.choice
-        scope.tells_state = request.tells_state and agent.pattern_name == "graph"
+        shared.deps, shared.metadata, shared.tags = _deps_of(agent, request, outer), log.metadata, log.tags
+        shared.max_answer_bytes, shared.tool_choice = self.max_answer_bytes, request.client_tools.choice
+        shared.tells_state = request.tells_state and agent.pattern_name == "graph"
         model.raises_limit = bool(request.parameters) and raises_limit(agent)
         if (sampled := caused.sampled if outer is None else outer.sampled) is not None:
-            log.sampled = scope.sampled = sampled
+            log.sampled = shared.sampled = sampled
         log.stream = stream = EventStream(run_id, (self._metrics, *sinks), log)
-        scope.events = events = GatedEvents(stream, agent, ledger, model)
+        shared.events = events = GatedEvents(stream, agent, ledger, model)
         run = Run(
             run_id, trace_id, scope, stream, log, events, model, session, owner, caller, above,
-            accounts=accounts,
+            accounts=accounts, link=self.run_links and self.run_links + run_id,
         )  # fmt: skip
         if agent.guardrails.output_rules:
-            scope.visible_name = partial(agent.guardrails.filter_text, place="tool_argument")
+            shared.visible_name = partial(agent.guardrails.filter_text, place="tool_argument")
         if self.captures_content:
-            run.content_recorder = scope.capture = ContentCapture(scope, agent.guardrails)
+            run.content_recorder = shared.capture = ContentCapture(scope, agent.guardrails)
         if record is not None:
             log.durable = record.step_log.is_of_run
             run.journal = scope.journal = RunJournal(

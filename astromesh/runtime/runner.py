@@ -134,7 +134,6 @@ class AgentRunner:
         durable: The worker of durable runs.
         runs: Every run that callers may ask about.
         replays: Makes recorded runs again.
-        run_links: What stands before the id of a run in its link to the console; empty without a console.
         callbacks: Delivers callbacks; None: the server has no secret for them.
         sessions: The sessions in which a run of this process is active.
         max_running: How many durable runs of a limited agent may be active, over all workers.
@@ -153,7 +152,6 @@ class AgentRunner:
         self.directory, self.stores, self.clock, self.metrics = directory, stores, clock, metrics
         self.active = ActiveRuns()
         self.keeps_runs, self.is_durable, self.records_runs = True, False, False
-        self.run_links = ""
         self.sessions = Sessions(clock)
         self._leases = SessionLeaseHolder()
         self.max_running: Mapping[str, int] = {}
@@ -170,21 +168,29 @@ class AgentRunner:
         self.replays = Replays(directory, self.budgets)
         self._idempotent_runs = IdempotentRuns(self.durable, self.runs, clock)
         # what wraps every run; the first is the outermost
-        report = partial(reported, lambda: self.run_links)
         session = for_writers(within_session(self.sessions, self._leases))
         slots = within_agent_limit(AgentSlots(clock))
         self._handle = compose(
             answer,
-            report,
+            reported,
             session,
             slots,
             keeping_partial,
             within_deadline,
         )
         self._durable_handle = compose(
-            answer, report, waiting_for_session, session, slots, keeping_partial,
+            answer, reported, waiting_for_session, session, slots, keeping_partial,
             within_deadline, under_journal,
         )  # fmt: skip
+
+    @property
+    def run_links(self) -> str:
+        """What stands before the id of a run in its link to the console; empty without a console."""
+        return self._factory.run_links
+
+    @run_links.setter
+    def run_links(self, links: str) -> None:
+        self._factory.run_links = links
 
     # -- life ----------------------------------------------------------------------------------------------
 
@@ -288,7 +294,8 @@ class AgentRunner:
                     agent, request, caller=caller, trace_id=trace_id, key=key, watch=watch
                 )
                 return await self._wait(row, sinks)
-            require_priority(agent, request, caller)
+            if request.priority is not None:
+                require_priority(agent, request, caller)
             if request.has_options:
                 require_allowed(agent, request)
                 agent = changed_agent(agent, request)
@@ -297,7 +304,7 @@ class AgentRunner:
             if agent.merges_messages:
                 return await self._start_merged(agent, request, caller, sinks, trace_id)
         run = self._factory.new_run(agent, request, caller, sinks, trace_id, parent)
-        if run.is_in_durable_run:
+        if run.parent and run.is_in_durable_run:
             await begin_nested_run(run, agent, (self.metrics,), sinks)
         if watch is not None:
             watch(run)
@@ -320,7 +327,8 @@ class AgentRunner:
         runs = self.runs
         recorded = self._recorder.begin(agent, run) if self.keeps_runs else None
         runs.logs.open(log)
-        runs.remote_cancel.watch()
+        if not runs.remote_cancel.polling.is_running:
+            runs.remote_cancel.watch()
         with self.active, calling_as(run.caller), in_trace(run.trace_id, run.id, run.scope.sampled):
             try:
                 return await handle(agent, request, run)
@@ -333,10 +341,11 @@ class AgentRunner:
                     log.recording = self._recorder.end(agent, request, run, recorded)
                 runs.logs.close(log, self.clock.monotonic())
                 # breaks the circle of events, model and scope, which keeps texts
-                run.scope.events = NO_EVENTS
-                if self.keeps_runs and not log.durable and not run.is_suspended:
+                run.scope.common.events = NO_EVENTS
+                is_suspended = run.journal is not None and run.is_suspended
+                if self.keeps_runs and not log.durable and not is_suspended:
                     runs.archive.add(log)
-                if run.is_in_durable_run:
+                if run.parent and run.is_in_durable_run:
                     end_nested_run(run)
                 if self.exporter is not None and log.events and log.events[-1].type in TERMINAL_EVENTS:
                     self.exporter.offer(log)

@@ -36,6 +36,8 @@ from astromesh.telemetry.clock import TimeLimit
 from astromesh.types import JsonObject
 
 Wrapper = Callable[[Handler], Handler]
+#: of a run whose caller says nothing about it
+NOTHING_SAID: JsonObject = {}
 
 log = get_logger("astromesh.run")
 
@@ -47,16 +49,14 @@ def compose(handler: Handler, *wrappers: Wrapper) -> Handler:
     return handler
 
 
-def reported(links: Callable[[], str], handler: Handler) -> Handler:
+def reported(handler: Handler) -> Handler:
     """Emits the run's first event and exactly one last event, and logs one line.
 
     Errors get the ids of the run that they end.
-
-    Args:
-        links: Returns what stands before the id of a run in its link to the console; empty without a console.
     """
 
     async def run_reported(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
+        said = _said(run) if run.log.metadata or run.log.tags else NOTHING_SAID
         run.stream.emit(
             "run.started",
             run_id=run.id,
@@ -64,7 +64,7 @@ def reported(links: Callable[[], str], handler: Handler) -> Handler:
             session_id=request.session_id,
             trace_id=run.trace_id,
             parent=run.parent,
-            **_said(run),
+            **said,
         )
         try:
             answer = await handler(agent, request, run)
@@ -72,7 +72,7 @@ def reported(links: Callable[[], str], handler: Handler) -> Handler:
             if run.is_suspended:
                 raise
             run.stream.emit("run.cancelled", **_partial_result(agent, run))
-            _log_run(links(), agent, run, "cancelled", "cancelled")
+            _log_run(agent, run, "cancelled", "cancelled", said)
             raise
         except AstromeshError as error:
             error.run_id, error.trace_id = run.id, run.trace_id
@@ -80,10 +80,10 @@ def reported(links: Callable[[], str], handler: Handler) -> Handler:
                 # a durable run that is replaced is cancelled: nobody waits for its error
                 reason = {"code": error.code, "detail": str(error)} if error.code != Interrupted.code else {}
                 run.stream.emit("run.cancelled", **reason, **_partial_result(agent, run))
-                _log_run(links(), agent, run, "cancelled", error.code)
+                _log_run(agent, run, "cancelled", error.code, said)
                 raise
             _emit_failed(agent, run, error)
-            _log_run(links(), agent, run, "failed", error.code)
+            _log_run(agent, run, "failed", error.code, said)
             if not error.public:
                 _log_error(agent, run, error)
             else:
@@ -102,7 +102,7 @@ def reported(links: Callable[[], str], handler: Handler) -> Handler:
             log.exception("run_crashed", agent=agent.name, run_id=run.id, trace_id=run.trace_id)
             raise failure from error
         run.stream.emit("run.completed", **answer.to_json())
-        _log_run(links(), agent, run, "completed", answer.metadata["stop_reason"])
+        _log_run(agent, run, "completed", answer.metadata["stop_reason"], said)
         return answer
 
     return run_reported
@@ -246,7 +246,7 @@ def within_deadline(handler: Handler) -> Handler:
                 run.budget_ends, ends = min(ends, run.budget_ends), own
         if granted is not None and began + granted.seconds < (run.budget_ends or inf):
             run.budget_ends, run.time_account = began + granted.seconds, granted.account
-        scope.deadline = min(ends, run.budget_ends or inf)
+        scope.common.deadline = min(ends, run.budget_ends or inf)
         try:
             async with TimeLimit(ends - began + agent.grace_seconds, partial(_move_deadline, run)):
                 return await handler(agent, request, run)
@@ -292,7 +292,7 @@ def _said(run: Run) -> JsonObject:
     return said
 
 
-def _log_run(links: str, agent: Agent, run: Run, status: str, reason: str) -> None:
+def _log_run(agent: Agent, run: Run, status: str, reason: str, said: JsonObject) -> None:
     log.info(
         "run",
         status=status,
@@ -305,8 +305,8 @@ def _log_run(links: str, agent: Agent, run: Run, status: str, reason: str) -> No
         tokens=run.scope.ledger.usage.total_tokens,
         cost_usd=run.scope.ledger.usage.cost_usd,
         tools=len(run.scope.tools_called),
-        **({"link": links + run.id} if links else {}),
-        **_said(run),
+        **({"link": run.link} if run.link else {}),
+        **said,
     )
 
 

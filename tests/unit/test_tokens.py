@@ -6,10 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from astromesh.core.model_router import UsualAnswer
 from astromesh.tokens import (
     FIRST_ANSWER_TOKENS,
     TokenCorrection,
-    UsualAnswer,
     estimate,
     estimate_message,
     estimate_request,

@@ -64,23 +64,24 @@ class FairStart:
     """
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[asyncio.Future[None], float]] = deque()
+        #: the starts that wait, each with the time of its arrival
+        self.waiting: deque[tuple[asyncio.Future[None], float]] = deque()
         self._started = 0
 
     def waited(self) -> float:
         """Returns the seconds that the first of the waiting requests waits."""
-        return monotonic() - self._waiting[0][1] if self._waiting else 0.0
+        return monotonic() - self.waiting[0][1] if self.waiting else 0.0
 
     def enter(self) -> asyncio.Future[None] | None:
         """Returns None where the request may start now, else a future to await before it starts."""
         loop = asyncio.get_running_loop()
-        if self._started < MAX_STARTS and not self._waiting:
+        if self._started < MAX_STARTS and not self.waiting:
             if not self._started:
                 loop.call_soon(self._start_next)
             self._started += 1
             return None
         turn = loop.create_future()
-        self._waiting.append((turn, monotonic()))
+        self.waiting.append((turn, monotonic()))
         return turn
 
     async def wait_for_earlier(self) -> None:
@@ -90,8 +91,8 @@ class FairStart:
 
     def _start_next(self) -> None:
         self._started = 0
-        while self._waiting and self._started < MAX_STARTS:
-            turn, _ = self._waiting.popleft()
+        while self.waiting and self._started < MAX_STARTS:
+            turn, _ = self.waiting.popleft()
             if not turn.done():  # a cancelled request leaves its future behind
                 turn.set_result(None)
                 self._started += 1
@@ -121,8 +122,8 @@ class TenantLoad:
             self._expires = now + TENANT_SECONDS / 60
         if state.get(_COUNTED_TENANT) is not None:  # a request that is authorised twice
             return
-        share = tenant_share(self._limit, sum(self._active.values()), len(self._seen))
-        if self._active[tenant] >= share:
+        active = sum(self._active.values())
+        if 2 * active >= self._limit and self._active[tenant] >= tenant_share(self._limit, len(self._seen)):
             raise Overloaded(
                 f"{self._active[tenant]} requests of your tenant are active, its share of "
                 "spec.api.max_requests. Try again later."
@@ -137,9 +138,9 @@ class TenantLoad:
                 del self._active[tenant]
 
 
-def tenant_share(limit: int, active: int, tenants: int) -> int:
-    """Returns how many of at most `limit` requests a tenant may have, of which `active` are active."""
-    return limit if 2 * active < limit else max(1, limit // tenants)
+def tenant_share(limit: int, tenants: int) -> int:
+    """Returns how many of at most `limit` requests a tenant may have while half of them are active."""
+    return max(1, limit // tenants)
 
 
 class RequestLimits:
@@ -240,7 +241,10 @@ class RequestLimits:
 
     def _too_many(self, this: int = 0) -> AstromeshError | None:
         """Args: this: 1 for a request that is counted already, and has waited for its start."""
-        load = Load(self._requests - self._starting - this, 0.0 if this else self._fair_start.waited())
+        active = self._requests - self._starting - this
+        if not self._fair_start.waiting and active < self._limits.requests:  # most often
+            return None
+        load = Load(active, 0.0 if this else self._fair_start.waited())
         seconds = shed_for(load, LoadLimit(self._limits.requests, MAX_START_WAIT_SECONDS))
         if seconds is None and self._starting < self._limits.sockets:
             return None
