@@ -96,7 +96,7 @@ async def settle(runtime: AgentRuntime, agent: str, count: int) -> None:
     for run_id in await asyncio.gather(*(accepted(n) for n in range(count))):
         row = await runtime.durable.store.get(run_id)
         while row is None or row.status not in SETTLED:
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(0.02)
             row = await runtime.durable.store.get(run_id)
         if row.status not in ("completed", "waiting"):
             raise SystemExit(f"a run is {row.status}: {row.error}")

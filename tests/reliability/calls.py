@@ -16,7 +16,9 @@ PATIENCE = 60.0
 def call(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(url, data, {"content-type": "application/json"})
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=10) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        request, timeout=PATIENCE
+    ) as answer:
         found: dict[str, Any] = json.load(answer)
     return found
 
@@ -32,7 +34,9 @@ def until(found: Callable[[], Any], what: str) -> Any:
 
 def events_of(url: str, run_id: str) -> list[tuple[int, str, dict[str, Any]]]:
     request = urllib.request.Request(f"{url}/v1/runs/{run_id}/events")
-    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(request, timeout=30) as answer:
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        request, timeout=PATIENCE
+    ) as answer:
         blocks = answer.read().decode().strip().split("\n\n")
     lines = [dict(line.split(": ", 1) for line in block.splitlines()) for block in blocks]
     return [(int(line["id"]), line["event"], json.loads(line["data"])) for line in lines]
