@@ -515,14 +515,18 @@ _FIELD_NAMES = frozenset(field.name for field in fields(NodeResult))
 PLAIN_FIELDS = frozenset({"node_name", "output", "duration_ms"})
 
 
-def invalid_field(result: NodeResult) -> str | None:
-    """Returns which field of a result is invalid and what it should be, or None."""
-    if (
-        type(result) is NodeResult
-        and PLAIN_FIELDS.issuperset(result.__dict__)
+def holds_output_alone(result: NodeResult) -> bool:
+    """Whether a result is nothing but an output, and valid."""
+    return (
+        PLAIN_FIELDS.issuperset(result.__dict__)
         and type(result.node_name) is str
         and type(result.duration_ms) is float
-    ):
+    )
+
+
+def invalid_field(result: NodeResult) -> str | None:
+    """Returns which field of a result is invalid and what it should be, or None."""
+    if type(result) is NodeResult and holds_output_alone(result):
         return None
     try:
         if (

@@ -61,6 +61,7 @@ from astromesh.graph.records import (
     NodeError,
     NodeResult,
     StopReason,
+    holds_output_alone,
     is_json_of,
 )
 from astromesh.graph.runner import HELD_SECONDS, together, warn_of_hold
@@ -703,7 +704,10 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                     duration_ms = (perf_counter() - started) * 1000
                     if duration_ms > HELD_MS and step.function is not None and not is_awaitable:
                         warn_of_hold("The inline function", step.function, duration_ms / 1000)
-                    if config.is_verbatim:
+                    is_verbatim = config.is_verbatim
+                    if type(value) is NodeResult and not is_verbatim and holds_output_alone(value):
+                        value = value.output  # there is nothing that `settle` would look at
+                    if is_verbatim:
                         result, is_plain = value, True
                         result.duration_ms, result.usage = duration_ms, config.usage
                     elif (
@@ -737,7 +741,9 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                     state.messages.extend(result.messages_added)
                 else:
                     engine_extend(state.messages, result.messages_added)
-            if output is not None or step.output_key:
+            if output is not None and not step.output_key and type(state.context) is dict:
+                state.context[step.output_name] = output  # as `write_output` does, without its call
+            elif output is not None or step.output_key:
                 write_output(step, state, output, None)
         elif result.skipped:
             discount_skipped(run, state, path, is_graph=is_graph)

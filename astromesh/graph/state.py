@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
 from types import MappingProxyType
 from typing import Any, NoReturn, TypeAlias, TypeVar, cast
+
+from msgspec import Struct
 
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.records import END, NodeResult, StopReason
@@ -90,8 +91,7 @@ _SLOTS_OF_THE_RUN = frozenset({"limits", "reducers", "shared"})
 MAX_ITERATIONS = 50
 
 
-@dataclass(slots=True)
-class SharedState:
+class SharedState(Struct):
     """What all states of one run share: the ledger, the data of hooks, and whether the run is stopping.
 
     Args:
@@ -99,7 +99,7 @@ class SharedState:
     """
 
     opened_ledger: RunLedger | None = None
-    locals: dict[int, Any] = field(default_factory=dict)
+    locals: dict[int, Any] = {}
     stop_reason: StopReason | None = None
     error: str = ""
 

@@ -74,9 +74,10 @@ def scripted(name: str, script: list[Any], **keywords: Any) -> FunctionNode:
 
     def body(state):
         said = script[state.node_iterations.get(name, 0) % len(script)] if script else None
+        # a fresh one each time, as a node would make it: runs at once share nothing but the engine
         if isinstance(said, BaseException):
-            raise said
-        if isinstance(said, NodeResult):  # a fresh one, as a node would make it
+            raise type(said)(*said.args)
+        if isinstance(said, NodeResult):
             return replace(said)
         return said
 
