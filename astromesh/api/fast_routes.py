@@ -42,7 +42,10 @@ _HEAD, _TAIL = RUN_PATH.split("{name}")
 async def run(name: str, request: Request) -> Response:
     """Runs an agent and returns its answer; with `Accept: text/event-stream` as server-sent events."""
     runtime = runtime_of(request)
-    agent = runtime.directory.get(name)
+    opened = runtime.directory.current
+    agent = opened.agents.get(name) if opened is not None else None
+    if agent is None:  # the directory knows why
+        agent = runtime.directory.get(name)
     run_request = await read_run_request(request)
     start = partial(
         runtime.runner.start,
