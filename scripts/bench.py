@@ -59,6 +59,7 @@ PARTS = {
     "peers": Part("--rows plain,tools,stream", "--rows plain,tools,stream --seconds 2", 1, "server", True),
     "idle": Part("--seconds 60", "--seconds 20"),
     "steps": Part("", "--runs 100 --only-shares"),
+    "unused": Part("", "--seconds 2 --rounds 2"),
     "streams": Part("", "--rounds 5 --sockets 200 --unread 20000"),
     "graph": Part("", "--rounds 60", 5, beside=True),
     "workflow": Part("", "", 5),
