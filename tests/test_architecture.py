@@ -439,7 +439,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "plugins": ("a plugin ended with something outside `Exception`",),
     "runtime.bootstrap": ("closes and raises",),
     "runtime.content_capture": ("a rule raised",),
-    "runtime.budgets": ("settles a reservation and raises", "settles a reservation and raises"),
+    "runtime.charges": ("settles a reservation and raises", "settles a reservation and raises"),
     "runtime.engine": ("closes and raises",),
     "runtime.request_checks": ("a rule raised",),
     "runtime.sessions": ("leaves the queue and raises",),

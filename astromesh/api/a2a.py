@@ -64,9 +64,9 @@ from astromesh.access.scopes import Viewer, principal_of
 from astromesh.api.chat_requests import attachment_of, file_of
 from astromesh.api.dependencies import Cursor
 from astromesh.api.errors import public_failure
+from astromesh.api.event_streams import EventBuffer
 from astromesh.api.middleware.audit import record_act
 from astromesh.api.requests import caller_of
-from astromesh.api.responses import EventBuffer
 from astromesh.api.routes.runs import decide
 from astromesh.durable.approvals import open_questions
 from astromesh.durable.base import (

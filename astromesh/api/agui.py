@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 import orjson
 
 from astromesh.api.errors import public_failure, run_error
-from astromesh.api.responses import json_bytes
+from astromesh.api.event_streams import json_bytes
 from astromesh.errors import InvalidInput
 from astromesh.graph.calls import ASSISTANT
 from astromesh.runtime.client_tools import open_calls

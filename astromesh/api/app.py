@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Lifespan, Receive, Scope, Send
 from astromesh.access.audit import AuditLog
 from astromesh.api import errors
 from astromesh.api.auth import Auth, auth_from_config
+from astromesh.api.event_streams import EventBuffer
 from astromesh.api.fast_routes import FastRoutes, HealthOnly
 from astromesh.api.middleware.limits import (
     DEFAULT_LIMITS,
@@ -28,7 +29,6 @@ from astromesh.api.middleware.limits import (
 )
 from astromesh.api.middleware.response import RESPONSE_STARTED, as_get, wrap_send
 from astromesh.api.middleware.server_span import RequestTrace, is_traced
-from astromesh.api.responses import EventBuffer
 from astromesh.errors import ShuttingDown
 from astromesh.logs import get_logger
 from astromesh.runtime.engine import AgentRuntime

@@ -18,6 +18,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from astromesh import __version__
 from astromesh.api import errors
 from astromesh.api.auth import RequiredScope
+from astromesh.api.event_streams import RunStreamResponse
 from astromesh.api.requests import (
     caller_of,
     cancel_on_disconnect,
@@ -27,7 +28,6 @@ from astromesh.api.requests import (
     runtime_of,
     wants_stream,
 )
-from astromesh.api.responses import RunStreamResponse
 from astromesh.errors import ApprovalRequired, AstromeshError, NotFound
 from astromesh.runtime.monitoring import check_readiness
 from astromesh.types import JsonObject

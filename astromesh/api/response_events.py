@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from astromesh.api.errors import public_failure
-from astromesh.api.responses import json_bytes
+from astromesh.api.event_streams import json_bytes
 from astromesh.graph.audibility import AnswerText
 from astromesh.runtime.client_tools import ClientCall, open_calls
 from astromesh.telemetry.events import TERMINAL_EVENTS

@@ -16,11 +16,11 @@ from astromesh.access.audit import AuditEntry
 from astromesh.api import errors
 from astromesh.api.auth import Auth
 from astromesh.api.errors import problem, public_failure, validation_detail
+from astromesh.api.event_streams import EventBuffer, json_bytes
 from astromesh.api.middleware.audit import record_act
 from astromesh.api.middleware.limits import json_fault
 from astromesh.api.middleware.server_span import ServerSpan
 from astromesh.api.requests import MAX_SEQ, RunBody, run_request, viewer_of
-from astromesh.api.responses import EventBuffer, json_bytes
 from astromesh.durable.base import ENDED_STATUSES
 from astromesh.errors import AstromeshError, InvalidInput, Overloaded, RunNotFound, Unavailable
 from astromesh.logs import get_logger

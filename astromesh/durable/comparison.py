@@ -17,7 +17,7 @@ from msgspec import convert
 
 from astromesh.durable.base import JournalStep, RunRow
 from astromesh.durable.recording import requests_of
-from astromesh.durable.steps import input_of, kind_of, listed, name_of, output_of, usage_of
+from astromesh.durable.step_view import input_of, kind_of, listed, name_of, output_of, usage_of
 from astromesh.durable.tasks import TaskRow
 from astromesh.types import JsonObject, Usage
 

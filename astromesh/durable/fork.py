@@ -26,7 +26,7 @@ from msgspec.structs import replace
 
 from astromesh.durable.base import JournalStep
 from astromesh.durable.recording import Redactor, message_json, requests_of
-from astromesh.durable.steps import NESTED, EditKind, editable, kind_of, run_place
+from astromesh.durable.step_view import NESTED, EditKind, editable, kind_of, run_place
 from astromesh.errors import InvalidInput, NotRecorded
 from astromesh.graph import call_record
 from astromesh.tools.results import to_text

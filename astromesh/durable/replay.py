@@ -14,7 +14,7 @@ from astromesh.durable.base import JournalStep, RunChange
 from astromesh.durable.journal import NodeVisit, RunJournal
 from astromesh.durable.recording import Redactor, message_json, redacted, redacted_arguments, requests_of
 from astromesh.durable.step_log import NODE_PREFIX, SegmentRecord, StepLog
-from astromesh.durable.steps import kind_of, name_of
+from astromesh.durable.step_view import kind_of, name_of
 from astromesh.errors import Divergence
 from astromesh.graph import call_record
 from astromesh.graph.scope import AskModel, CallTool, NodeEffect, ReplayTool

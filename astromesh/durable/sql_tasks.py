@@ -15,7 +15,7 @@ import orjson
 from astromesh.durable.base import StoredCallback
 from astromesh.durable.serialization import Column, columns_of
 from astromesh.durable.sql_callbacks import SqlDeliveries, callback_values
-from astromesh.durable.steps import NESTED
+from astromesh.durable.step_view import NESTED
 from astromesh.durable.tasks import (
     Artifact,
     ArtifactFilter,

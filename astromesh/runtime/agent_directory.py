@@ -9,7 +9,7 @@ from typing import Any
 
 from astromesh.durable.base import JournalStep
 from astromesh.durable.recording import Redactor, has_said
-from astromesh.durable.steps import agent_at
+from astromesh.durable.step_view import agent_at
 from astromesh.errors import AgentNotFoundError, AstromeshError, InvalidInput, InvalidManifest, ShuttingDown
 from astromesh.graph.call_record import hash_of
 from astromesh.graph.ledger import RunLedger

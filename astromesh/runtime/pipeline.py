@@ -51,7 +51,7 @@ from astromesh.logs import get_logger
 from astromesh.memory.base import Summary
 from astromesh.orchestration.base import Outcome, PatternTask
 from astromesh.runtime.agent import Agent, SystemPrompt
-from astromesh.runtime.budgets import ChargedTools, ended_by_budget
+from astromesh.runtime.charges import ChargedTools, ended_by_budget
 from astromesh.runtime.client_tools import client_tool_port
 from astromesh.runtime.knowledge import Search, cited_passages, retrieved_passages
 from astromesh.runtime.records import (

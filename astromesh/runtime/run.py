@@ -34,7 +34,7 @@ from astromesh.graph.calls import ASSISTANT
 from astromesh.graph.ledger import RunLedger
 from astromesh.graph.scope import MAX_ANSWER_BYTES, Scope
 from astromesh.runtime.agent import Agent
-from astromesh.runtime.budgets import Accounts, ChargedModel
+from astromesh.runtime.charges import Accounts, ChargedModel
 from astromesh.runtime.content_capture import ContentCapture, redactor_of
 from astromesh.runtime.records import RunAnswer, RunRequest, attachments_of, contents_by_hash, request_to_json
 from astromesh.runtime.request_checks import raises_limit

@@ -12,7 +12,7 @@ from astromesh import errors
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import ENDED_STATUSES, JournalStep, RunRow
 from astromesh.durable.recording import requests_of
-from astromesh.durable.steps import listed, name_of, output_of, without_kept
+from astromesh.durable.step_view import listed, name_of, output_of, without_sealed
 from astromesh.errors import AstromeshError, Conflict
 from astromesh.evaluation.base import CalledTool
 from astromesh.evaluation.dataset import FOLDER, ProposedCase
@@ -155,7 +155,7 @@ def _answer(request: CompletionRequest, output: JsonObject) -> RecordedAnswer:
         failure = output["failure"]
         kind = getattr(errors, failure["type"], AstromeshError)
         return RecordedAnswer(request, None, {"code": kind.code, "message": failure["message"]})
-    return RecordedAnswer(request, completion_of(without_kept(output["result"])))
+    return RecordedAnswer(request, completion_of(without_sealed(output["result"])))
 
 
 def _tool_calls(steps: Iterable[JournalStep]) -> list[RecordedToolCall]:
@@ -192,15 +192,15 @@ async def _case_of_task(runtime: AgentRuntime, task_id: str, viewer: Viewer, cas
     case["assertions"] = checks
     recorded = recording.to_json()
     for stage in recorded["stages"]:
-        stage["calls"] = [_without_kept_in(call) for call in stage["calls"]]
+        stage["calls"] = [_without_sealed_in(call) for call in stage["calls"]]
     return ProposedCase(folder, recording.workflow, case, recorded)
 
 
-def _without_kept_in(call: JsonObject) -> JsonObject:
+def _without_sealed_in(call: JsonObject) -> JsonObject:
     """Returns a call of a stage without what only the provider of its model may read."""
     if call["kind"] != "model":
         return call
     request, answer = call["request"], call.get("answer")
     if "messages" in request:
-        request = {**request, "messages": without_kept(request["messages"])}
-    return {**call, "request": request, **({} if answer is None else {"answer": without_kept(answer)})}
+        request = {**request, "messages": without_sealed(request["messages"])}
+    return {**call, "request": request, **({} if answer is None else {"answer": without_sealed(answer)})}

@@ -22,7 +22,7 @@ from astromesh.durable.leases import DAY_SECONDS, WorkerHeartbeat
 from astromesh.durable.queue import AgentSlots
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.serialization import contents_of
-from astromesh.durable.steps import as_shown
+from astromesh.durable.step_view import as_shown
 from astromesh.errors import (
     AstromeshError,
     ConfigError,
@@ -213,8 +213,8 @@ class AgentRunner:
     def read_agents(self, state: RuntimeState) -> None:
         """Reads from the manifests which agents run durably, and how many runs of each may be active."""
         agents = state.configuration.agents
-        told = {name for name, agent in agents.items() if agent.spec.callback is not None}
-        self._durable_agents = agents_with_approval(state.configuration, state.deps.graphs) | told
+        with_callback = {name for name, agent in agents.items() if agent.spec.callback is not None}
+        self._durable_agents = agents_with_approval(state.configuration, state.deps.graphs) | with_callback
         if self.is_durable:
             self._durable_agents = frozenset(agents)
         limits = {name: agent.spec.queue.max_running for name, agent in agents.items()}
@@ -234,7 +234,7 @@ class AgentRunner:
         if not (secret := state.env.get(variable, "")):
             raise ConfigError(f"callbacks.secret_env: the environment variable {variable} is not set.")
         open_store = self.durable.open_if_used
-        encode = partial(_told_by, state.plugins)
+        encode = partial(_callback_body, state.plugins)
         self.callbacks = CallbackSender(
             open_store, state.deps.http, secret, self.clock, encode, self.durable.wake_at
         )
@@ -717,15 +717,15 @@ class AgentRunner:
                 self.callbacks.run_ended()
 
 
-async def _told_by(plugins: Plugins, publisher: str, run: RunRow) -> JsonObject:
+async def _callback_body(plugins: Plugins, publisher: str, run: RunRow) -> JsonObject:
     """Returns the body of a callback in the words of a publisher.
 
     Raises:
         MissingExtra: it is not installed.
     """
     plugin: Any = await asyncio.to_thread(plugins.load, "publishers", publisher)
-    told: JsonObject = plugin.notification(run)
-    return told
+    body: JsonObject = plugin.notification(run)
+    return body
 
 
 class _Program:

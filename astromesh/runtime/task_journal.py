@@ -33,7 +33,7 @@ from astromesh.durable.recording import Redactor, redacted_question
 from astromesh.durable.replay import ReplayLog
 from astromesh.durable.step_log import NESTED_MARK as _RUN
 from astromesh.durable.step_log import NODE_PREFIX, StepLog
-from astromesh.durable.steps import (
+from astromesh.durable.step_view import (
     NESTED,
     EditKind,
     agent_at,

@@ -20,7 +20,7 @@ from astromesh.durable.journal import RunJournal
 from astromesh.durable.replay import ReplayLog
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.serialization import PLACE, SCHEMA, caller_of, caller_to_json, memory_of
-from astromesh.durable.steps import agent_at, as_shown, listed, step_content, steps_json, steps_of_nested
+from astromesh.durable.step_view import agent_at, as_shown, listed, step_content, steps_json, steps_of_nested
 from astromesh.errors import (
     AstromeshError,
     ConfigError,

@@ -37,7 +37,7 @@ from astromesh.types import JsonObject
 
 Wrapper = Callable[[Handler], Handler]
 #: of a run whose caller says nothing about it
-NOTHING_SAID: JsonObject = {}
+NO_LABELS: JsonObject = {}
 
 log = get_logger("astromesh.run")
 
@@ -56,7 +56,7 @@ def reported(handler: Handler) -> Handler:
     """
 
     async def run_reported(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
-        said = _said(run) if run.log.metadata or run.log.tags else NOTHING_SAID
+        labels = _labels(run) if run.log.metadata or run.log.tags else NO_LABELS
         run.stream.emit(
             "run.started",
             run_id=run.id,
@@ -64,7 +64,7 @@ def reported(handler: Handler) -> Handler:
             session_id=request.session_id,
             trace_id=run.trace_id,
             parent=run.parent,
-            **said,
+            **labels,
         )
         try:
             answer = await handler(agent, request, run)
@@ -72,7 +72,7 @@ def reported(handler: Handler) -> Handler:
             if run.is_suspended:
                 raise
             run.stream.emit("run.cancelled", **_partial_result(agent, run))
-            _log_run(agent, run, "cancelled", "cancelled", said)
+            _log_run(agent, run, "cancelled", "cancelled", labels)
             raise
         except AstromeshError as error:
             error.run_id, error.trace_id = run.id, run.trace_id
@@ -80,10 +80,10 @@ def reported(handler: Handler) -> Handler:
                 # a durable run that is replaced is cancelled: nobody waits for its error
                 reason = {"code": error.code, "detail": str(error)} if error.code != Interrupted.code else {}
                 run.stream.emit("run.cancelled", **reason, **_partial_result(agent, run))
-                _log_run(agent, run, "cancelled", error.code, said)
+                _log_run(agent, run, "cancelled", error.code, labels)
                 raise
             _emit_failed(agent, run, error)
-            _log_run(agent, run, "failed", error.code, said)
+            _log_run(agent, run, "failed", error.code, labels)
             if not error.public:
                 _log_error(agent, run, error)
             else:
@@ -102,7 +102,7 @@ def reported(handler: Handler) -> Handler:
             log.exception("run_crashed", agent=agent.name, run_id=run.id, trace_id=run.trace_id)
             raise failure from error
         run.stream.emit("run.completed", **answer.to_json())
-        _log_run(agent, run, "completed", answer.metadata["stop_reason"], said)
+        _log_run(agent, run, "completed", answer.metadata["stop_reason"], labels)
         return answer
 
     return run_reported
@@ -282,17 +282,17 @@ def _partial_result(agent: Agent, run: Run) -> JsonObject:
     return {**result, "uncancellable": list(run.scope.uncancelled)} if run.scope.uncancelled else result
 
 
-def _said(run: Run) -> JsonObject:
-    """Returns what the caller says about a run, without what is empty."""
-    said: JsonObject = {}
+def _labels(run: Run) -> JsonObject:
+    """Returns the metadata and tags of a run as the caller gave them, without an empty one."""
+    labels: JsonObject = {}
     if run.log.metadata:
-        said["metadata"] = dict(run.log.metadata)
+        labels["metadata"] = dict(run.log.metadata)
     if run.log.tags:
-        said["tags"] = list(run.log.tags)
-    return said
+        labels["tags"] = list(run.log.tags)
+    return labels
 
 
-def _log_run(agent: Agent, run: Run, status: str, reason: str, said: JsonObject) -> None:
+def _log_run(agent: Agent, run: Run, status: str, reason: str, labels: JsonObject) -> None:
     log.info(
         "run",
         status=status,
@@ -306,7 +306,7 @@ def _log_run(agent: Agent, run: Run, status: str, reason: str, said: JsonObject)
         cost_usd=run.scope.ledger.usage.cost_usd,
         tools=len(run.scope.tools_called),
         **({"link": run.link} if run.link else {}),
-        **said,
+        **labels,
     )
 
 

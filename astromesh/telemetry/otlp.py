@@ -328,12 +328,12 @@ def _context(trace_id: str, span_id: str) -> SpanContext:
     return SpanContext(int(trace_id, 16), number, is_remote=False, trace_flags=TraceFlags(1))
 
 
-def _said(attributes: Mapping[str, Any]) -> JsonObject:
+def _labels(attributes: Mapping[str, Any]) -> JsonObject:
     """Returns tags and metadata of a run; values that are not plain as JSON."""
-    said = {
+    labels = {
         f"astromesh.metadata.{key}": _plain(value) for key, value in attributes.get("metadata", {}).items()
     }
-    return {**said, **({"astromesh.tags": attributes["tags"]} if "tags" in attributes else {})}
+    return {**labels, **({"astromesh.tags": attributes["tags"]} if "tags" in attributes else {})}
 
 
 def _plain(value: Any) -> Any:
@@ -349,7 +349,7 @@ def _name_and_attributes(run: TracedRun, span: JsonObject) -> tuple[str, Mapping
             "gen_ai.conversation.id": run.session_id,
             "astromesh.run_id": run.run_id,
             "astromesh.status": run.status,
-            **_said(attributes),
+            **_labels(attributes),
             **_failure(run),
             **_content(run),
         }

@@ -148,7 +148,7 @@ def build_spans(run: TracedRun) -> list[JsonObject]:
     name = "workflow.run" if first.type == "task.started" else "agent.run"
     root = _span(run, run.run_id, run.parent, name, first.ts, (last.ts - first.ts) * 1000)
     root["status"] = "error" if run.status in _FAILED else "ok"
-    root["attributes"] = {"agent": run.agent, "run_id": run.run_id, "status": run.status, **_said(run)}
+    root["attributes"] = {"agent": run.agent, "run_id": run.run_id, "status": run.status, **_labels(run)}
     found = [root]
     orchestration = _orchestration(run)
     calls: dict[Any, JsonObject] = {}
@@ -237,10 +237,10 @@ def _step(run: TracedRun, event: Event, calls_parent: str) -> JsonObject:
     return span
 
 
-def _said(run: TracedRun) -> JsonObject:
-    """Returns what the caller says about a run, without what is empty. A Task has neither."""
-    said = {"metadata": getattr(run, "metadata", None), "tags": getattr(run, "tags", None)}
-    return {key: list(value) if key == "tags" else dict(value) for key, value in said.items() if value}
+def _labels(run: TracedRun) -> JsonObject:
+    """Returns the metadata and tags of a run, without an empty one. A Task has neither."""
+    labels = {"metadata": getattr(run, "metadata", None), "tags": getattr(run, "tags", None)}
+    return {key: list(value) if key == "tags" else dict(value) for key, value in labels.items() if value}
 
 
 def _span(run: TracedRun, span_id: str, parent: str, name: str, start: float, duration: float) -> JsonObject:

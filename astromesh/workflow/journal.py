@@ -245,7 +245,7 @@ class JournaledModel:
 
         calls = _CURRENT_CALLS.get()
         request = calls.edited(request)
-        digest = request_hash(_without_kept(request))
+        digest = request_hash(_without_sealed(request))
         call: JsonObject = {"kind": "model", "name": self._name, "request_hash": digest}
         call["request"] = calls.new_in(request)
         return completion_of(await self._journal.answer(calls, call, work))
@@ -258,7 +258,7 @@ class JournaledModel:
         yield result
 
 
-def _without_kept(request: CompletionRequest) -> CompletionRequest:
+def _without_sealed(request: CompletionRequest) -> CompletionRequest:
     """Returns a request without what only its provider may read, and what no case has."""
     messages = tuple(
         replace(one, tool_calls=tuple(replace(call, kept="") for call in one.tool_calls))

@@ -16,9 +16,9 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import error_response
+from astromesh.api.event_streams import DelegatedResponse, json_bytes
 from astromesh.api.middleware.response import BODY_STATE
 from astromesh.api.requests import read_body, runtime_of
-from astromesh.api.responses import DelegatedResponse, json_bytes
 from astromesh.errors import AstromeshError, MissingExtra, NotFound
 from astromesh.plugins import Deps
 from astromesh.runtime.engine import AgentRuntime

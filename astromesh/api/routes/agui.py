@@ -21,6 +21,7 @@ from astromesh.api.agui import AguiEncoder, AguiRun, decision_of, interrupt_id, 
 from astromesh.api.chat_requests import attachment_of, context_message, file_of
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import run_error
+from astromesh.api.event_streams import EventBuffer, EventStreamResponse
 from astromesh.api.requests import (
     MAX_TOOLS,
     FunctionIn,
@@ -30,7 +31,6 @@ from astromesh.api.requests import (
     read_body,
     runtime_of,
 )
-from astromesh.api.responses import EventBuffer, EventStreamResponse
 from astromesh.api.routes.runs import decide
 from astromesh.api.schemas import event_stream, problems, request_body
 from astromesh.durable.approvals import open_questions

@@ -25,8 +25,8 @@ from astromesh.access.scopes import RUN, Viewer, permits, principal_of
 from astromesh.api.auth import caller_or_local
 from astromesh.api.dependencies import Cursor, scope
 from astromesh.api.errors import MCP_METADATA, issuer_of
+from astromesh.api.event_streams import DelegatedResponse
 from astromesh.api.requests import RunBody, cancel_on_disconnect, runtime_of, viewer_of_caller
-from astromesh.api.responses import DelegatedResponse
 from astromesh.api.routes.rag import DocumentsOut, PassagesOut, QueryIn, documents_of, passages_of
 from astromesh.api.routes.runs import decide, may_decide, public_run, require_decide
 from astromesh.api.schemas import RunStateOut

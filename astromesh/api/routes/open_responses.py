@@ -27,6 +27,7 @@ from astromesh.api.chat_requests import (
     split_conversation,
 )
 from astromesh.api.dependencies import audited, scope
+from astromesh.api.event_streams import EventBuffer, EventStreamResponse, Hold, RunStreamResponse, json_bytes
 from astromesh.api.requests import (
     MAX_SEQ,
     caller_of,
@@ -55,7 +56,6 @@ from astromesh.api.response_events import (
     ResponseId,
     usage_json,
 )
-from astromesh.api.responses import EventBuffer, EventStreamResponse, Hold, RunStreamResponse, json_bytes
 from astromesh.api.schemas import (
     CompactionOut,
     DeletedOut,
@@ -129,38 +129,40 @@ async def create(request: Request) -> Response:
     reject_unsupported(body, "responses")
     reject_impossible(body)
     runtime = runtime_of(request)
-    asked = _Request(request, body, runtime.agent(body.model))
-    parameters = requested_parameters(body, asked.agent)
+    call = _Request(request, body, runtime.agent(body.model))
+    parameters = requested_parameters(body, call.agent)
     tools, previous = body.client_tools(), None
     if body.previous_response_id:
         previous = await _previous(request, body.previous_response_id, body.model)
     context, messages = previous.conversation() if previous else ([], [])
-    said = read_items(await _resolved(request, body), {c.id: c.name for m in messages for c in m.tool_calls})
+    content = read_items(
+        await _resolved(request, body), {c.id: c.name for m in messages for c in m.tool_calls}
+    )
     now = runtime.clock.now()
-    waiting = await find_waiting(runtime.runs, asked.viewer, body.model, said.results, now)
+    waiting = await find_waiting(runtime.runs, call.viewer, body.model, content.results, now)
     if waiting is not None:
         row, results = waiting
-        metadata: Any = screened_answer(asked.agent, body.metadata or {})
-        instructions = body.instructions and screened_answer(asked.agent, body.instructions)
+        metadata: Any = screened_answer(call.agent, body.metadata or {})
+        instructions = body.instructions and screened_answer(call.agent, body.instructions)
         echo = {**body.echo(), "metadata": metadata, "instructions": instructions}
         record = RequestRecord(echo, one_call=body.parallel_tool_calls is False)
         row, last = await runtime.runner.accept_results(
-            asked.agent,
+            call.agent,
             row,
             results,
             choice="none" if body.tool_choice == "none" else tools.choice,
             caller=caller_of(request),
             protocol=record.to_json(),
         )
-        return await _answer(asked, ResponseId(row.run_id, last))
-    new = replace(await _run_request(asked, previous, context, messages, said), parameters=parameters)
-    require_allowed(asked.agent, new)
+        return await _answer(call, ResponseId(row.run_id, last))
+    new = replace(await _run_request(call, previous, context, messages, content), parameters=parameters)
+    require_allowed(call.agent, new)
     key = await idempotency_key(request)
-    if body.is_stored or runtime.runner.may_wait(asked.agent, new):
-        row = await runtime.runner.accept(asked.agent, new, caller=caller_of(request), key=key)
-        return await _answer(asked, ResponseId(row.run_id))
-    start = partial(runtime.runner.start, asked.agent, new, caller=caller_of(request), key=key)
-    return await _unstored(asked, start)
+    if body.is_stored or runtime.runner.may_wait(call.agent, new):
+        row = await runtime.runner.accept(call.agent, new, caller=caller_of(request), key=key)
+        return await _answer(call, ResponseId(row.run_id))
+    start = partial(runtime.runner.start, call.agent, new, caller=caller_of(request), key=key)
+    return await _unstored(call, start)
 
 
 def _require_scope(request: Request, model: str) -> None:
@@ -184,44 +186,44 @@ async def _resolved(request: Request, body: ConversationBody) -> list[Any]:
 
 
 async def _run_request(
-    asked: _Request,
+    call: _Request,
     previous: StoredResponse | None,
     context: list[str],
     before: list[Message],
-    said: ItemContent,
+    content: ItemContent,
 ) -> RunRequest:
     """Returns the request of a new run, which has the conversation so far as its history or in its memory."""
-    body, agent, runs = asked.body, asked.agent, runtime_of(asked.http).runs
-    messages = [*before, *said.messages]
+    body, agent, runs = call.body, call.agent, runtime_of(call.http).runs
+    messages = [*before, *content.messages]
     require_results(messages, "input", _NO_CALL, _NO_RESULT)
-    told = split_conversation(messages)
+    conversation = split_conversation(messages)
     has_memory = agent.memory.conversational is not None
     in_session = (
         has_memory
-        and not (context or said.system)
-        and [message.role for message in said.messages] == ["user"]
+        and not (context or content.system)
+        and [message.role for message in content.messages] == ["user"]
         and (previous is None or await _is_continued(runs, previous))
     )
     record = RequestRecord(
         body.echo(),
         instructions=bool(body.instructions),
         system=len(context),
-        messages=len(said.messages),
+        messages=len(content.messages),
         in_session=in_session,
         one_call=body.parallel_tool_calls is False,
     )
     session = previous.row.session_id if previous and in_session else ids.new_id()
-    preface = [body.instructions, *context, *said.system]
+    preface = [body.instructions, *context, *content.system]
     return RunRequest(
-        told.query.content,
+        conversation.query.content,
         session,
-        attachments=told.query.attachments,
+        attachments=conversation.query.attachments,
         preface=tuple(message for text in preface if text for message in context_message(text)),
-        history=None if previous and in_session else told.history,
+        history=None if previous and in_session else conversation.history,
         persist=body.is_stored and has_memory,
         metadata=body.metadata or {},
-        caused_by=read_traceparent(asked.http.headers.get("traceparent")),
-        continuation=told.continuation,
+        caused_by=read_traceparent(call.http.headers.get("traceparent")),
+        continuation=conversation.continuation,
         client_tools=body.client_tools(),
         output_schema=body.output_schema(has_own=agent.output_schema is not None),
         protocol=record.to_json(),
@@ -236,18 +238,18 @@ async def _is_continued(runs: Runs, previous: StoredResponse) -> bool:
 # -- answers -------------------------------------------------------------------------------------------------
 
 
-async def _answer(asked: _Request, id: ResponseId) -> Response:
+async def _answer(call: _Request, id: ResponseId) -> Response:
     """Answers with a response whose run is accepted."""
-    runtime, body = runtime_of(asked.http), asked.body
-    response = await read_response(runtime.runs, id, asked.viewer)
+    runtime, body = runtime_of(call.http), call.body
+    response = await read_response(runtime.runs, id, call.viewer)
     if body.stream:
-        stays = bool(body.background) or asked.agent.continues_on_disconnect
-        return await _stream(asked.http, response, asked.viewer, stops=not stays)
+        stays = bool(body.background) or call.agent.continues_on_disconnect
+        return await _stream(call.http, response, call.viewer, stops=not stays)
     if not body.background:
         wait = runtime.runner.wait(response.row, id.after)
         with suppress(ApprovalRequired):  # the response shows what the run waits for
-            await (wait if asked.agent.continues_on_disconnect else cancel_on_disconnect(asked.http, wait))
-        response = await read_response(runtime.runs, id, asked.viewer)
+            await (wait if call.agent.continues_on_disconnect else cancel_on_disconnect(call.http, wait))
+        response = await read_response(runtime.runs, id, call.viewer)
     return _json(response.current().response())
 
 
@@ -320,17 +322,17 @@ class _Unstored:
         return self._events is not None and self._events.has_output
 
 
-async def _unstored(asked: _Request, start: Callable[..., Awaitable[RunAnswer]]) -> Response:
+async def _unstored(call: _Request, start: Callable[..., Awaitable[RunAnswer]]) -> Response:
     """Answers with a response that is not stored, whose run begins now."""
     clock, encoder, stays = (
-        runtime_of(asked.http).clock,
-        _Unstored(asked.body),
-        asked.agent.continues_on_disconnect,
+        runtime_of(call.http).clock,
+        _Unstored(call.body),
+        call.agent.continues_on_disconnect,
     )
-    if asked.body.stream:
+    if call.body.stream:
         hold = Hold(encoder.has_output, partial(clock.sleep, _MAX_HOLD_SECONDS))
         return RunStreamResponse(start, keep_running=stays, encoder=encoder, hold=hold)
-    answer = await (start() if stays else cancel_on_disconnect(asked.http, start()))
+    answer = await (start() if stays else cancel_on_disconnect(call.http, start()))
     ended = Event(answer.run_id, 1, clock.now(), "run.completed", answer.to_json())
     made = encoder.of(ended)
     made.of(ended)
@@ -366,9 +368,9 @@ async def compact(request: Request) -> Response:
     if body.previous_response_id:
         previous = await _previous(request, body.previous_response_id, body.model)
     context, before = previous.conversation() if previous else ([], [])
-    said = read_items(await _resolved(request, body), {})
-    system = [text for text in (body.instructions, *context, *said.system) if text]
-    messages = [*(Message("system", text) for text in system), *before, *said.messages]
+    content = read_items(await _resolved(request, body), {})
+    system = [text for text in (body.instructions, *context, *content.system) if text]
+    messages = [*(Message("system", text) for text in system), *before, *content.messages]
     if not messages:
         raise InvalidInput("There is nothing to compact: send input or previous_response_id.", param="input")
     made = await compaction(agent, tuple(messages))

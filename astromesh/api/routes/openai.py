@@ -34,6 +34,7 @@ from astromesh.api.chat_requests import (
 )
 from astromesh.api.dependencies import scope
 from astromesh.api.errors import openai_error, public_failure
+from astromesh.api.event_streams import Hold, RunStreamResponse, json_bytes
 from astromesh.api.requests import (
     MAX_TOOLS,
     FunctionToolIn,
@@ -47,7 +48,6 @@ from astromesh.api.requests import (
     read_body,
     runtime_of,
 )
-from astromesh.api.responses import Hold, RunStreamResponse, json_bytes
 from astromesh.api.schemas import (
     ChatCompletionOut,
     ModelOut,
@@ -306,18 +306,18 @@ def _after_last_call(messages: Sequence[ChatMessage]) -> list[ChatMessage]:
 def _run_request(body: ChatBody, headers: Mapping[str, str]) -> RunRequest:
     """Returns the request of a new run: what follows the last user message is its continuation."""
     session = _session(headers.get("x-session-id")) or body.user
-    told = split_conversation(_messages(body.messages))
+    conversation = split_conversation(_messages(body.messages))
     system = "\n".join(m.text() for m in body.messages if m.role in ("system", "developer"))
     return RunRequest(
-        told.query.content,
+        conversation.query.content,
         session or ids.new_id(),
-        attachments=told.query.attachments,
+        attachments=conversation.query.attachments,
         preface=context_message(system),
-        history=told.history if not session else None,
+        history=conversation.history if not session else None,
         persist=bool(session),
         metadata=body.metadata or {},
         caused_by=read_traceparent(headers.get("traceparent")),
-        continuation=told.continuation,
+        continuation=conversation.continuation,
     )
 
 

@@ -19,6 +19,7 @@ from astromesh.access.scopes import DECIDE, RUN, Viewer, permits, principal_of
 from astromesh.api.auth import ANY_SCOPE, RequiredScope
 from astromesh.api.dependencies import LastEventId, Limit, PageCursor, audited, page, scope
 from astromesh.api.errors import public_failure
+from astromesh.api.event_streams import EventBuffer, EventStreamResponse, stream_or_complete
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail, record_act
 from astromesh.api.requests import (
@@ -29,7 +30,6 @@ from astromesh.api.requests import (
     runtime_of,
     viewer_of,
 )
-from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
 from astromesh.api.schemas import (
     STREAM_COMPLETE,
     TEXT,

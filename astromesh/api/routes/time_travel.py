@@ -25,7 +25,7 @@ from astromesh.api.schemas import ForkedFromOut, LinksOut, UsageOut, problems, r
 from astromesh.durable.base import RunStatus
 from astromesh.durable.fork import Edit
 from astromesh.durable.run_registry import shown_origin
-from astromesh.durable.steps import EditKind
+from astromesh.durable.step_view import EditKind
 from astromesh.runtime.time_travel import ForkRequest
 from astromesh.types import JsonObject
 

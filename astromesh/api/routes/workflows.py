@@ -22,6 +22,7 @@ from astromesh.api.dependencies import (
     scope,
     steps_page,
 )
+from astromesh.api.event_streams import EventBuffer, EventStreamResponse, stream_or_complete
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.middleware.audit import add_detail
 from astromesh.api.requests import (
@@ -35,7 +36,6 @@ from astromesh.api.requests import (
     viewer_of,
 )
 from astromesh.api.requests import Query as Message
-from astromesh.api.responses import EventBuffer, EventStreamResponse, stream_or_complete
 from astromesh.api.routes.runs import DecisionBody
 from astromesh.api.routes.time_travel import (
     ComparedStepOut,
@@ -55,7 +55,7 @@ from astromesh.api.schemas import (
     problems,
     request_body,
 )
-from astromesh.durable.steps import EditKind
+from astromesh.durable.step_view import EditKind
 from astromesh.durable.tasks import Artifact, ArtifactFilter, ArtifactType
 from astromesh.runtime.records import TaskRequest
 from astromesh.telemetry.ids import read_traceparent

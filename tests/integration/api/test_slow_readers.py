@@ -13,7 +13,7 @@ import httpx
 import pytest
 from websockets.asyncio.client import connect
 
-from astromesh.api.responses import MAX_PENDING_BYTES, EventBuffer
+from astromesh.api.event_streams import MAX_PENDING_BYTES, EventBuffer
 from astromesh.telemetry.run_log import EVENT_OVERHEAD, RunLog
 from astromesh.testing import Reply, ScriptedProvider
 from astromesh.types import ToolCall

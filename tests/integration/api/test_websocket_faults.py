@@ -10,7 +10,7 @@ import pytest
 from starlette.testclient import TestClient
 
 from astromesh.api.app import create_app
-from astromesh.api.responses import json_bytes
+from astromesh.api.event_streams import json_bytes
 from astromesh.durable.leases import WorkerHeartbeat
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer

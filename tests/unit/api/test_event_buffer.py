@@ -7,7 +7,7 @@ import asyncio
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astromesh.api.responses import MAX_PENDING_BYTES, EventBuffer
+from astromesh.api.event_streams import MAX_PENDING_BYTES, EventBuffer
 from astromesh.telemetry.run_log import EVENT_OVERHEAD
 from astromesh.types import Event
 

@@ -184,7 +184,7 @@ def _state_before(steps: Iterable[JournalStep], node: JournalStep) -> JsonObject
         context |= {**writes.get("context", {}), **record.get("edit", {}).get("context", {})}
         for key in writes.get("removed", ()):
             context.pop(key, None)
-    found: JsonObject = without_kept({"outputs": outputs, "context": context})
+    found: JsonObject = without_sealed({"outputs": outputs, "context": context})
     return found
 
 
@@ -217,21 +217,21 @@ def _output_of(step: JournalStep) -> JsonObject | None:
     if step.kind == "tool":
         return {key: output[key] for key in _RESULT if key in output}
     if step.kind == "node":
-        return {key: without_kept(output[key]) for key in _NODE if key in output}
+        return {key: without_sealed(output[key]) for key in _NODE if key in output}
     return output
 
 
 def _answer_json(output: JsonObject) -> JsonObject:
     if "failure" in output:
         return {"error": output["failure"]["type"], "message": output["failure"]["message"]}
-    found: JsonObject = without_kept({key: output["result"][key] for key in _ANSWER})
+    found: JsonObject = without_sealed({key: output["result"][key] for key in _ANSWER})
     return found
 
 
-def without_kept(value: Any) -> Any:
+def without_sealed(value: Any) -> Any:
     """Returns messages or answers of models without what only their provider may read."""
     if isinstance(value, list):
-        return [*map(without_kept, value)]
+        return [*map(without_sealed, value)]
     if isinstance(value, dict):
-        return {key: without_kept(inner) for key, inner in value.items() if not is_sealed(key, value)}
+        return {key: without_sealed(inner) for key, inner in value.items() if not is_sealed(key, value)}
     return value
