@@ -87,7 +87,7 @@ from astromesh.errors import (
     RunNotFound,
 )
 from astromesh.graph.audibility import AnswerText
-from astromesh.net.service_options import is_http
+from astromesh.net.http import is_http
 from astromesh.plugins import Deps
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.engine import AgentRuntime

@@ -20,7 +20,7 @@ from astromesh.access.scopes import RUN
 from astromesh.api.middleware.response import BODY_STATE, request_id_of
 from astromesh.errors import AstromeshError, InvalidCursor, InvalidInput, details_of, error_class
 from astromesh.logs import get_logger
-from astromesh.net.service_options import is_http
+from astromesh.net.http import is_http
 from astromesh.telemetry.ids import trace_id as new_trace_id
 from astromesh.types import JsonObject
 

@@ -34,6 +34,7 @@ from astromesh.durable.base import (
     SegmentClaim,
     StoredCallback,
 )
+from astromesh.durable.callbacks import SqlCallbacks, callback_values
 from astromesh.durable.serialization import (
     PLACE,
     archive_values,
@@ -50,7 +51,6 @@ from astromesh.durable.serialization import (
     usage_of,
     value_of,
 )
-from astromesh.durable.sql_callbacks import SqlCallbacks, callback_values
 from astromesh.errors import (
     DeadlineExceeded,
     IdempotencyConflict,

@@ -13,8 +13,8 @@ from typing import Any, ClassVar, NamedTuple
 import orjson
 
 from astromesh.durable.base import StoredCallback
+from astromesh.durable.callbacks import SqlDeliveries, callback_values
 from astromesh.durable.serialization import Column, columns_of
-from astromesh.durable.sql_callbacks import SqlDeliveries, callback_values
 from astromesh.durable.step_view import NESTED
 from astromesh.durable.tasks import (
     Artifact,

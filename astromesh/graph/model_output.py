@@ -15,7 +15,11 @@ from json import JSONDecodeError, JSONDecoder
 from types import UnionType
 from typing import Any, NamedTuple, Union, get_args, get_origin, get_type_hints, is_typeddict
 
+import orjson
+
+from astromesh.errors import ConfigError
 from astromesh.tools.json_schema import schema_validator
+from astromesh.types import JsonObject, Message
 
 _DECODER = JSONDecoder()
 #: The number of places that are tried. A text with more is an attack on the parser.
@@ -340,3 +344,67 @@ def _end_alone(text: str) -> int:
     before = text[: found.start()]
     fences = before.count("```")
     return 0 if fences % 2 or before[before.rfind("\n") + 1 :].count("`") % 2 else found.end()
+
+
+_MAX_FAULT_LENGTH = 1500
+
+
+class ParsedAnswer(NamedTuple):
+    """The result of parsing a final text.
+
+    Args:
+        value: the JSON value; None if it does not fit.
+        text: the model's own characters of it, the answer of the run.
+        fault: what is wrong, with places; empty if the value fits.
+    """
+
+    value: Any
+    text: str = ""
+    fault: str = ""
+
+
+class AnswerSchema:
+    """An `output_schema`, compiled once: parses the final text of an agent, and describes what to repair.
+
+    The runtime calls the model once more with `repair_message`. A second failure ends the run.
+
+    Args:
+        schema: a JSON Schema, or a type that has one: a pydantic model, a dataclass, a TypedDict.
+
+    Raises:
+        ConfigError: it is neither.
+    """
+
+    def __init__(self, schema: Any) -> None:
+        try:
+            self._schema = OutputSchema(schema)
+        except TypeError as error:
+            raise ConfigError(str(error)) from error
+
+    @property
+    def json_schema(self) -> JsonObject:
+        """For `CompletionRequest.output_schema`."""
+        return self._schema.json_schema
+
+    def parse(self, text: str) -> ParsedAnswer:
+        """The value of a final text: bare JSON, JSON in a code fence, or JSON within other text."""
+        try:
+            value, characters = self._schema.parse_json(text)
+        except ValueError as error:
+            return ParsedAnswer(None, fault=str(error)[:_MAX_FAULT_LENGTH])
+        try:
+            orjson.dumps(value)
+            orjson.loads(characters)
+        except (orjson.JSONEncodeError, orjson.JSONDecodeError) as error:
+            # integers beyond 64 bits, half surrogate pairs, NaN and infinity
+            return ParsedAnswer(None, fault=f"It has a value that JSON cannot carry: {error}.")
+        return ParsedAnswer(value, characters.strip())
+
+
+def repair_message(fault: str) -> Message:
+    """The message of the one repair turn, after the wrong answer of the model."""
+    return Message(
+        "user",
+        f"Your answer does not fit the required JSON Schema: {fault}\n"
+        "Answer again with nothing but the corrected JSON.",
+    )

@@ -27,8 +27,7 @@ from astromesh.errors import NetError, ProviderError, ProviderUnavailable
 from astromesh.knowledge.base import Vector
 from astromesh.knowledge.ranking import fold, words_of
 from astromesh.net import provider_errors
-from astromesh.net.http import Http
-from astromesh.net.service_options import ServiceOptions, read_key
+from astromesh.net.http import Http, ServiceOptions, read_key
 from astromesh.plugins import Deps
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.ids import with_traceparent

@@ -25,7 +25,7 @@ from yarl import URL
 
 from astromesh.errors import ConfigError, MissingKey, ProviderRejected, ProviderUnavailable
 from astromesh.net import provider_errors
-from astromesh.net.service_options import read_key
+from astromesh.net.http import read_key
 from astromesh.net.stream_parsers import ServerEvent, SseParser
 from astromesh.plugins import Deps
 from astromesh.providers.authorization import Worker

@@ -20,8 +20,7 @@ from astromesh.errors import (
     ProviderUnauthorized,
     ProviderUnavailable,
 )
-from astromesh.net.http import Http, HttpResponse
-from astromesh.net.service_options import read_key
+from astromesh.net.http import Http, HttpResponse, read_key
 from astromesh.plugins import Deps
 from astromesh.providers.authorization import AccessToken, AccessTokens
 from astromesh.providers.options import ModelOptions

@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from pydantic import Field, field_validator
 
-from astromesh.net.service_options import ServiceOptions
+from astromesh.net.http import ServiceOptions
 from astromesh.providers.base import Capabilities
 from astromesh.providers.catalog import Price, model_info
 

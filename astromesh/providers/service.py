@@ -24,8 +24,7 @@ from astromesh.errors import (
     ProviderUnavailable,
 )
 from astromesh.net import provider_errors
-from astromesh.net.http import MAX_BODY, MAX_STREAM, Http
-from astromesh.net.service_options import read_key
+from astromesh.net.http import MAX_BODY, MAX_STREAM, Http, read_key
 from astromesh.plugins import Deps
 from astromesh.providers.authorization import Authorizer
 from astromesh.providers.catalog import cost

@@ -23,7 +23,7 @@ from google.oauth2 import service_account
 from pydantic import Field
 
 from astromesh.errors import ConfigError, MissingKey, ProviderError, ProviderUnauthorized, ProviderUnavailable
-from astromesh.net.service_options import read_key
+from astromesh.net.http import read_key
 from astromesh.plugins import Deps
 from astromesh.providers.authorization import AccessToken, AccessTokens, Worker
 from astromesh.providers.gemini import GenerateContent

@@ -11,7 +11,6 @@ from astromesh.config.agent import AgentManifest, AgentModel, Budgets, Guardrail
 from astromesh.config.base import Node
 from astromesh.config.checks import AGENT_LISTS, PATTERN_ITERATIONS
 from astromesh.config.folder import PythonManifests
-from astromesh.core.answer_schema import AnswerSchema
 from astromesh.core.guardrails import GuardrailsEngine, StreamMode
 from astromesh.core.memory import MemoryManager
 from astromesh.core.model_router import ModelRouter
@@ -20,6 +19,7 @@ from astromesh.core.tools import AgentTools
 from astromesh.durable.budgets import BudgetCaps, BudgetLimit
 from astromesh.errors import AgentUnavailable, ConfigError, InvalidManifest
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.model_output import AnswerSchema
 from astromesh.graph.topology import mermaid_text
 from astromesh.orchestration.base import Drawable, Pattern
 from astromesh.plugins import Plugins

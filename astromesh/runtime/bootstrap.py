@@ -17,7 +17,6 @@ from astromesh.config.providers import ModelBlock
 from astromesh.config.rag import RAGManifest
 from astromesh.config.skills import READ_SKILL
 from astromesh.config.validation import suggest_name
-from astromesh.core.answer_schema import AnswerSchema
 from astromesh.core.circuit_breaker import BreakerRules
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.core.memory import ConversationalMemory, EpisodicMemory, MemoryManager, SemanticMemory
@@ -37,6 +36,7 @@ from astromesh.errors import (
     Unavailable,
 )
 from astromesh.graph.graph import PromptGraph
+from astromesh.graph.model_output import AnswerSchema
 from astromesh.knowledge.base import Embedder, KnowledgePipeline
 from astromesh.logs import get_logger
 from astromesh.net.http import Http

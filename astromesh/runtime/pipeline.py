@@ -20,7 +20,6 @@ import orjson
 from msgspec import UNSET
 from msgspec.structs import replace
 
-from astromesh.core.answer_schema import AnswerSchema, repair_message
 from astromesh.core.guardrails import (
     CheckedText,
     GuardrailsEngine,
@@ -45,6 +44,7 @@ from astromesh.errors import (
 )
 from astromesh.graph.call_record import arguments_of
 from astromesh.graph.calls import SelectedTools, call_model
+from astromesh.graph.model_output import AnswerSchema, repair_message
 from astromesh.graph.scope import ToolCallRecord
 from astromesh.guardrails.base import RetrievedPassage
 from astromesh.logs import get_logger

@@ -14,7 +14,6 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from astromesh.access.scopes import PRIORITY, permits
-from astromesh.core.answer_schema import AnswerSchema
 from astromesh.core.guardrails import GuardrailsEngine
 from astromesh.errors import (
     ConfigError,
@@ -24,6 +23,7 @@ from astromesh.errors import (
     NotOverridable,
     is_failure,
 )
+from astromesh.graph.model_output import AnswerSchema
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import require_client_tools
 from astromesh.runtime.records import RunRequest, Screening

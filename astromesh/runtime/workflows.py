@@ -42,9 +42,8 @@ from astromesh.tools.process_pool import Port, call_in_process
 from astromesh.types import JsonObject, ManifestSnapshot
 from astromesh.workflow.agents import running_with_model
 from astromesh.workflow.base import Gate, OpenJournal, TaskLog
-from astromesh.workflow.engine import Engine
+from astromesh.workflow.engine import Engine, PeopleOfParent
 from astromesh.workflow.inspector import Inspector
-from astromesh.workflow.isolated_agent import PeopleOfParent
 from astromesh.workflow.isolation import AgentProcess
 from astromesh.workflow.journal import Recorder, StageJournal
 from astromesh.workflow.memory import LayerStore

@@ -12,11 +12,10 @@ import orjson
 from msgspec.structs import replace
 
 from astromesh.config.workflow.manifest import ADAPTER_PLUGINS, CredentialSpec, OwnAgent, ProviderSpec
-from astromesh.core.answer_schema import AnswerSchema, repair_message
 from astromesh.core.model_router import Health, ModelRouter
 from astromesh.errors import AgentNotFoundError, InvalidOutput, MissingKey
 from astromesh.graph.ledger import RunLedger
-from astromesh.graph.model_output import extract_values
+from astromesh.graph.model_output import AnswerSchema, extract_values, repair_message
 from astromesh.graph.scope import Journal, Scope
 from astromesh.orchestration.base import Pattern, PatternTask
 from astromesh.plugins import Deps, Plugins

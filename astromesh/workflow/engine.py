@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 from uuid import uuid4
 
-from msgspec import convert
+from msgspec import convert, structs
 
 from astromesh.config.workflow.manifest import ADAPTER_PLUGINS
 from astromesh.errors import InvalidInput, QueueFull
@@ -25,12 +25,16 @@ from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.telemetry.events import Emitter, EventSink, EventStream
 from astromesh.telemetry.ids import in_trace
 from astromesh.tools.base import RunAgent
+from astromesh.tools.process_pool import Port
 from astromesh.types import CallerContext, JsonObject, SessionKey, calling_as
 from astromesh.workflow.agents import WorkflowModels, adapter_origins, open_agents
 from astromesh.workflow.base import (
+    Entry,
     Gate,
     NotJson,
     OpenJournal,
+    StageAttempts,
+    Task,
     TaskLog,
     TaskResult,
     canonical,
@@ -39,15 +43,22 @@ from astromesh.workflow.base import (
 from astromesh.workflow.concurrency import StageSlots, TaskSlot
 from astromesh.workflow.credentials import masked_secrets
 from astromesh.workflow.execution import Execution, ExecutionSetup, rerun_stage
-from astromesh.workflow.isolated_agent import run_agent
 from astromesh.workflow.isolation import AgentProcess
-from astromesh.workflow.journal import JournaledModel, JournaledTool, StageJournal, journaled_agents
-from astromesh.workflow.memory import LayerStore, RunMemory, open_layers
+from astromesh.workflow.journal import (
+    JournaledModel,
+    JournaledTool,
+    StageCalls,
+    StageJournal,
+    begin_stage,
+    journaled_agents,
+)
+from astromesh.workflow.memory import LayerStore, RunMemory, open_layers, package_from_json
 from astromesh.workflow.observers import Observers
 from astromesh.workflow.plan import Plan, Stage
 from astromesh.workflow.project import Project, load_project, restore_project, with_settings
-from astromesh.workflow.questions import People
-from astromesh.workflow.stages import StageCall, StageResources, compile_stage
+from astromesh.workflow.questions import People, Question
+from astromesh.workflow.stages import StageCall, StageExecution, StageResources, agent_call, compile_stage
+from astromesh.workflow.state_machine import StateMachine
 from astromesh.workflow.tools import open_tools
 from astromesh.workflow.validation import NO_CONTEXT, KnownNames
 
@@ -493,3 +504,58 @@ def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return error
+
+
+# -- the agent of a stage in a process of its own: what runs there. `stages` has the other side. ------------
+#
+# Everything that the agent needs is opened there anew: its tools, models, hooks and guards, and the runtime of an
+# agent that the node names. The Task, its journal and its questions to people remain in the parent.
+
+
+class PeopleOfParent:
+    """`People` that the parent of this process asks."""
+
+    def __init__(self, port: Port, *, can_wait: bool) -> None:
+        self._port, self._can_wait = port, can_wait
+
+    def can_wait(self, task: str) -> bool:
+        return self._can_wait
+
+    async def ask(self, task: str, stage: str, ticket: str, question: Question) -> JsonObject:
+        decision: JsonObject = await self._port.ask({"ticket": ticket, "question": structs.asdict(question)})
+        return decision
+
+
+async def run_agent(
+    plan: Plan, resources: StageResources, scope: Scope, request: JsonObject, journal: Journal | None
+) -> JsonObject:
+    """Runs the agent of a stage as its parent has asked, and returns what the parent needs of it.
+
+    Args:
+        scope: of the Task.
+        request: See `AgentProcess`.
+        journal: of the Task.
+    """
+    stage, path, context = plan.stages[request["stage"]], request["task"], request["context"]
+    task = Task(scope.run_id + path, path, "root", None, ())
+    entry = Entry(path, stage.id, request["input"], scope.clock.now())
+    machine, memory = StateMachine(plan, scope.run_id), RunMemory({}, (), {})
+    job = StageExecution(task, entry, machine, memory, scope, StageAttempts())
+    job.journal = job.run_journal = journal
+    people = resources.people
+    assert resources.journal is not None
+    calls = StageCalls(path, stage.id, context, journal)
+    if people is not None and people.can_wait(task.id):
+        calls.ask = partial(job.ask_about_call, people)
+    await begin_stage(resources.journal, calls)
+    job.calls = calls
+    package = package_from_json(context) if context is not None else None
+    outcome = await agent_call(stage, resources)(job, package)
+    return {
+        "output": outcome.output,
+        "error": outcome.error,
+        "usage": entry.usage,
+        "tool_calls": job.port.calls if job.port is not None else [],
+        "calls": calls.calls,
+        "spent": scope.ledger.to_json(),
+    }

@@ -1,4 +1,4 @@
-"""Operations in worker processes: both sides of the call. What agents need for it is in `isolated_agent`."""
+"""Operations in worker processes: both sides of the call. What agents need for it is in `engine`."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from astromesh.workflow.operations import load_operation
 from astromesh.workflow.questions import Ask
 from astromesh.workflow.tools import StageTools
 
-#: runs the agent of a stage in a process that opens the workflow anew; returns what `isolated_agent` does.
+#: runs the agent of a stage in a process that opens the workflow anew; returns what `engine` does.
 #: Takes the request, the journal of the Task, and what asks people. The request is `{start, stage, manifests,
 #: place, task_id, task, input, context, caller, trace_id, sampled, can_wait}`. Raises ProcessDied.
 AgentProcess: TypeAlias = Callable[[JsonObject, Journal | None, Ask], Awaitable[JsonObject]]

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from astromesh.config.workflow.folder import WorkflowFolder
-from astromesh.config.workflow.settings import ObserverSpec
+from astromesh.config.workflow.manifest import ObserverSpec
 from astromesh.errors import described, is_failure
 from astromesh.graph.state import FrozenDict, FrozenList
 from astromesh.logs import get_logger

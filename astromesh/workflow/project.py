@@ -16,28 +16,26 @@ from astromesh.config.environment import restore_api_keys
 from astromesh.config.validation import suggest_name
 from astromesh.config.workflow.folder import WORKFLOW, WorkflowFolder, read_folder
 from astromesh.config.workflow.manifest import (
+    METRICS,
+    METRICS_FILE,
     AgentsFile,
     ContextProfile,
     CredentialsFile,
     EvaluationsFile,
     MemoryFile,
     MemorySpec,
-    OwnAgent,
-    ProvidersFile,
-    PythonTool,
-    TaskSpec,
-    ToolsFile,
-    WorkflowFile,
-)
-from astromesh.config.workflow.settings import (
-    METRICS,
-    METRICS_FILE,
     MetricsFile,
+    OwnAgent,
     PolicyFile,
     PolicySpec,
     ProfilesFile,
+    ProvidersFile,
+    PythonTool,
     SchedulerFile,
     SchedulerSpec,
+    TaskSpec,
+    ToolsFile,
+    WorkflowFile,
 )
 from astromesh.errors import (
     DAGValidationError,

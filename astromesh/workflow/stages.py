@@ -16,7 +16,6 @@ import orjson
 from msgspec import to_builtins
 
 from astromesh.config.workflow.manifest import ContextProfile, HumanSpec, MergeSpec
-from astromesh.core.answer_schema import AnswerSchema
 from astromesh.errors import (
     AllProvidersFailed,
     AstromeshError,
@@ -30,7 +29,7 @@ from astromesh.errors import (
     UnreadableModule,
     is_failure,
 )
-from astromesh.graph.model_output import OutputSchema
+from astromesh.graph.model_output import AnswerSchema, OutputSchema
 from astromesh.graph.runner import Call, bounded, unit
 from astromesh.graph.scope import Journal, Scope
 from astromesh.logs import get_logger

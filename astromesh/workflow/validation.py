@@ -15,23 +15,21 @@ from astromesh.config.records import JsonMap, marked_fields
 from astromesh.config.validation import suggest_name
 from astromesh.config.workflow.folder import SCHEMAS, WORKFLOW, WorkflowFolder
 from astromesh.config.workflow.manifest import (
+    METRICS,
+    METRICS_FILE,
     AgentsFile,
     CredentialsFile,
     MemoryFile,
-    NodeSpec,
-    ProvidersFile,
-    RefersTo,
-    ToolsFile,
-    WorkflowFile,
-)
-from astromesh.config.workflow.settings import (
-    METRICS,
-    METRICS_FILE,
     MetricsFile,
+    NodeSpec,
     ObserversFile,
     ObserverSpec,
     PolicyFile,
     ProfilesFile,
+    ProvidersFile,
+    RefersTo,
+    ToolsFile,
+    WorkflowFile,
 )
 from astromesh.errors import InvalidManifest
 from astromesh.tools.json_schema import schema_validator

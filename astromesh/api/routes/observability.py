@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterable
 from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.registry import Collector
 from pydantic import BaseModel, Field
 from starlette.responses import PlainTextResponse
 
@@ -20,7 +24,7 @@ from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.durable.tasks import TaskQueueDepth
 from astromesh.errors import TraceNotFound
 from astromesh.telemetry.clock import iso_time
-from astromesh.telemetry.prometheus import exposition
+from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS, Metrics
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["observability"])
@@ -201,3 +205,43 @@ async def trace(trace_id: str, request: Request) -> JsonObject:
 async def metrics(request: Request) -> Response:
     """Returns the metrics in the text exposition format of Prometheus."""
     return Response(exposition(runtime_of(request).metrics), media_type="text/plain; version=0.0.4")
+
+
+_PREFIX = "astromesh_"
+
+
+def exposition(metrics: Metrics) -> bytes:
+    """Returns all metrics in the text exposition format of Prometheus."""
+    registry = CollectorRegistry()  # a registry per call keeps two runtimes apart
+    registry.register(_Families(metrics))
+    return generate_latest(registry)
+
+
+class _Families(Collector):
+    """Metric families of the current values."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def describe(self) -> Iterable[Metric]:
+        """Returns nothing; otherwise the registry would collect everything once more to learn the names."""
+        return ()
+
+    def collect(self) -> Iterable[Metric]:
+        readings, tally = self._metrics.read()
+        for reading, numbers in readings:
+            kind = CounterMetricFamily if reading.is_counter else GaugeMetricFamily
+            read = kind(_PREFIX + reading.name, reading.description, labels=reading.labels)
+            for key, value in numbers.items():
+                read.add_metric(key, value)
+            yield read
+        for name, (about, labels) in COUNTERS.items():
+            counter = CounterMetricFamily(_PREFIX + name, about, labels=labels)
+            for key, count in tally.counter(name).items():
+                counter.add_metric(key, count)
+            yield counter
+        for name, (about, labels) in HISTOGRAMS.items():
+            family = HistogramMetricFamily(_PREFIX + name, about, labels=labels)
+            for key, durations in tally.histogram(name).items():
+                family.add_metric(key, durations.buckets(), durations.total)
+            yield family

@@ -21,17 +21,15 @@ from astromesh.config.workflow.manifest import (
     EvaluationsFile,
     ManifestFile,
     MemoryFile,
-    ProvidersFile,
-    Section,
-    ToolsFile,
-    WorkflowFile,
-)
-from astromesh.config.workflow.settings import (
     MetricsFile,
     ObserversFile,
     PolicyFile,
     ProfilesFile,
+    ProvidersFile,
     SchedulerFile,
+    Section,
+    ToolsFile,
+    WorkflowFile,
 )
 from astromesh.errors import InvalidManifest
 from astromesh.text import did_you_mean

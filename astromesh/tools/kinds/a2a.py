@@ -24,7 +24,7 @@ from a2a.utils.errors import A2AError
 from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 
 from astromesh.errors import ToolFailed, ToolTimeout
-from astromesh.net.service_options import is_http
+from astromesh.net.http import is_http
 from astromesh.plugins import Deps
 from astromesh.telemetry.ids import outgoing_traceparent
 from astromesh.text import with_integers

@@ -11,8 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field, SecretStr, field_validator
 from yarl import URL
 
 from astromesh.errors import NetError, NetTimeout, ToolFailed, ToolTimeout
-from astromesh.net.http import Http, HttpResponse
-from astromesh.net.service_options import is_http
+from astromesh.net.http import Http, HttpResponse, is_http
 from astromesh.plugins import Deps
 from astromesh.telemetry.ids import outgoing_traceparent
 from astromesh.tools.base import ToolContext

@@ -8,8 +8,14 @@ from typing import Any
 import orjson
 
 from astromesh.config.workflow.folder import WorkflowFolder
-from astromesh.config.workflow.manifest import AgentsFile, MemoryFile, ToolsFile, WorkflowFile
-from astromesh.config.workflow.settings import PolicyFile, SchedulerFile
+from astromesh.config.workflow.manifest import (
+    AgentsFile,
+    MemoryFile,
+    PolicyFile,
+    SchedulerFile,
+    ToolsFile,
+    WorkflowFile,
+)
 from astromesh.workflow import Engine, Project, TaskResult, validation
 
 OPS = "tests.unit.workflow.operations"

@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from astromesh.core.answer_schema import AnswerSchema, ParsedAnswer, repair_message
 from astromesh.core.model_router import ModelRouter, RunModel
 from astromesh.errors import ConfigError
+from astromesh.graph.model_output import AnswerSchema, ParsedAnswer, repair_message
 from astromesh.graph.scope import Scope
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CompletionRequest, CompletionResult, Message, ToolSpec
