@@ -3,7 +3,8 @@
 A delivery is on disk with the status that it tells about. A process takes what is due and calls; if it dies
 meanwhile, another one calls again, with the same id. A receiver may so hear twice, and knows by the id.
 
-Triggers of the tables of runs and Tasks make the deliveries; `SqlDeliveries` has their queries for both databases.
+Triggers of the tables of runs and Tasks make the deliveries. `SqlDeliveries` has their queries for both
+databases.
 """
 
 from __future__ import annotations

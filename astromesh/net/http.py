@@ -2,7 +2,8 @@
 
 Trusted calls go to hosts that an operator configured; `fetch_untrusted` is for all others and is guarded
 (`astromesh.net.ssrf_guard`), as is every redirect to another host. `astromesh.net.connections` makes the
-connections and translates errors; the first call loads it. `ServiceOptions` says where a service is, and its key.
+connections and translates errors; the first call loads it.
+`ServiceOptions` says where a service is, and its key.
 """
 
 from __future__ import annotations

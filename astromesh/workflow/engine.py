@@ -508,8 +508,8 @@ def _first_error(group: BaseExceptionGroup[BaseException]) -> BaseException:
 
 # -- the agent of a stage in a process of its own: what runs there. `stages` has the other side. ------------
 #
-# Everything that the agent needs is opened there anew: its tools, models, hooks and guards, and the runtime of an
-# agent that the node names. The Task, its journal and its questions to people remain in the parent.
+# Everything that the agent needs is opened there anew: its tools, models, hooks and guards, and the runtime
+# of an agent that the node names. The Task, its journal and its questions to people remain in the parent.
 
 
 class PeopleOfParent:

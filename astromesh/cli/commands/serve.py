@@ -13,9 +13,8 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext, suppress
-from importlib import import_module
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from types import FrameType
@@ -27,7 +26,6 @@ import uvicorn
 import uvloop
 from uvicorn.supervisors import Multiprocess
 
-from astromesh.agents.agent import Agent
 from astromesh.api.app import Server, create_app
 from astromesh.api.auth import is_loopback
 from astromesh.api.middleware.limits import ConcurrencyLimits
@@ -47,7 +45,6 @@ from astromesh.runtime.engine import AgentRuntime
 from astromesh.storage.private_files import write_problem
 from astromesh.telemetry.clock import seconds_to_tick
 from astromesh.telemetry.metrics import WorkerMetrics
-from astromesh.text import did_you_mean
 
 log = get_logger("astromesh.server")
 PROGRAM = "astromesh"
@@ -312,7 +309,7 @@ def _role() -> str:
 def _runtime_of(folders: tuple[Path, Path], references: list[str]) -> AgentRuntime:
     if not references:
         return AgentRuntime(folders[0], data_dir=folders[1])
-    from astromesh.cli.commands.serve import load_agents  # servers of a folder alone do not need it
+    from astromesh.agents.loading import load_agents  # servers of a folder alone do not need it
 
     agents, config = load_agents(references), Path(folders[0])
     runtime = AgentRuntime(config if config.is_dir() else None, data_dir=folders[1], agents=agents)
@@ -512,40 +509,3 @@ def _curl(url: str, agent: str, *, keyed: bool) -> str:
 
 def _folder_option(option: str, folder: Path, default: Path) -> str:
     return "" if folder == default else f" {option} {shlex.quote(str(folder))}"
-
-
-def load_agents(references: Iterable[str]) -> list[Agent]:
-    """Imports agents; modules are also searched in the working directory.
-
-    Args:
-        references: `module:name` of agents, or of lists of agents.
-
-    Raises:
-        ConfigError: The module or the name does not exist, or is no agent.
-    """
-    here = str(Path.cwd())
-    if here not in sys.path:
-        sys.path.insert(0, here)
-    return [agent for reference in references for agent in _load(reference)]
-
-
-def _load(reference: str) -> list[Agent]:
-    module_name, colon, name = reference.partition(":")
-    if not colon or not name:
-        raise ConfigError(f"{reference!r} names no agent. Write MODULE:NAME, e.g. app:agent.")
-    try:
-        module = import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise  # the module exists, and imports one that does not
-        raise ConfigError(
-            f"There is no module {error.name!r}. Start the command in the folder of {error.name}.py, or "
-            "install the package that contains it."
-        ) from error
-    found = getattr(module, name, None)
-    agents = found if isinstance(found, list | tuple) else [found]
-    if not agents or not all(isinstance(agent, Agent) for agent in agents):
-        known = [key for key, value in vars(module).items() if isinstance(value, Agent)]
-        hint = did_you_mean(name, known) or (f"Its agents: {', '.join(known)}." if known else "")
-        raise ConfigError(f"{reference!r} is no agent. {hint}".strip())
-    return list(agents)
