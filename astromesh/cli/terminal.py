@@ -95,7 +95,6 @@ class Printer(_EventPrinter):
     def __init__(self) -> None:
         super().__init__()
         self._printed = ""
-        self._tools: dict[str, str] = {}
         self._handlers: dict[str, Callable[[JsonObject], None]] = {
             "model.started": lambda _: self._end_line(),
             "model.restarted": lambda _: self._end_line(),  # the step starts again, its text so far is void
@@ -133,15 +132,13 @@ class Printer(_EventPrinter):
 
     def _tool_started(self, data: JsonObject) -> None:
         self._end_line()
-        self._tools[data["id"]] = data["name"]
         note(f"  → {data['name']} {_short(data['arguments'])}")
 
     def _tool_finished(self, data: JsonObject) -> None:
-        name = self._tools.pop(data["id"], "tool")
         if data["ok"]:
-            note(f"  ← {name} ({data['duration_ms']:.0f} ms)")
+            note(f"  ← {data['name']} ({data['duration_ms']:.0f} ms)")
         else:
-            note(f"  ← {name} failed: {data.get('error') or 'error'}", "red")
+            note(f"  ← {data['name']} failed: {data.get('error') or 'error'}", "red")
 
     def _end_line(self) -> None:
         """Ends the line, because the text so far is not part of the answer."""

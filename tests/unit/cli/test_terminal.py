@@ -20,8 +20,11 @@ def delta(content: str, role: str = "assistant", step: int = 1) -> tuple[str, di
 
 
 STARTED = ("tool.started", {"id": "c1", "name": "lookup", "arguments": '{"query": "x"}'})
-FINISHED = ("tool.finished", {"id": "c1", "ok": True, "duration_ms": 12.3})
-FAILED = ("tool.finished", {"id": "c1", "ok": False, "duration_ms": 1.0, "error": "tool_timeout"})
+FINISHED = ("tool.finished", {"id": "c1", "name": "lookup", "ok": True, "duration_ms": 12.3})
+FAILED = (
+    "tool.finished",
+    {"id": "c1", "name": "lookup", "ok": False, "duration_ms": 1.0, "error": "tool_timeout"},
+)
 
 
 def test_pieces_come_as_they_are_and_end_with_one_newline(capsys: pytest.CaptureFixture[str]) -> None:
@@ -52,6 +55,11 @@ def test_tools_are_told_beside_the_answer(capsys: pytest.CaptureFixture[str]) ->
     printed = capsys.readouterr()
     assert printed.out == "Let me see\nIt is x\n"
     assert printed.err == '  → lookup {"query": "x"}\n  ← lookup (12 ms)\n'
+
+
+def test_a_tool_whose_call_began_before_an_approval_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+    sent(Printer(), FINISHED)
+    assert capsys.readouterr().err == "  ← lookup (12 ms)\n"
 
 
 def test_a_tool_that_failed_is_told_with_its_code(capsys: pytest.CaptureFixture[str]) -> None:
