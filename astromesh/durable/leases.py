@@ -25,7 +25,7 @@ import asyncio
 import fcntl
 import os
 import secrets
-from collections.abc import Awaitable, Callable, Collection, Coroutine
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
 from pathlib import Path
 from socket import gethostname
 from typing import Any, NamedTuple, Protocol
@@ -206,19 +206,23 @@ class WorkerHeartbeat:
 
     def reports(self) -> dict[str, bytes]:
         """Returns what live workers of other processes have reported, by their names."""
-        files = sorted(self._folder.iterdir()) if self._folder.exists() else ()
-        others = (f for f in files if f.name not in self._own and not f.name.startswith(_HIDDEN_PREFIX))
-        return {file.name: file.read_bytes() for file in others if not self._is_dead(file)}
+        return {file.name: file.read_bytes() for file in sorted(self._others()) if not self._is_dead(file)}
 
     def dead(self) -> list[str]:
         """Returns the workers whose process has ended without `leave`."""
-        files = self._folder.iterdir() if self._folder.exists() else ()
-        others = (f for f in files if f.name not in self._own and not f.name.startswith(_HIDDEN_PREFIX))
-        return [file.name for file in others if self._is_dead(file)]
+        return [file.name for file in self._others() if self._is_dead(file)]
+
+    def has_others(self) -> bool:
+        """Whether other processes have workers in this data folder, dead ones included."""
+        return any(True for _ in self._others())
 
     def forget(self, worker: str) -> None:
         """Removes a dead worker whose work was taken over."""
         (self._folder / worker).unlink(missing_ok=True)
+
+    def _others(self) -> Iterator[Path]:
+        files = self._folder.iterdir() if self._folder.exists() else ()
+        return (f for f in files if f.name not in self._own and not f.name.startswith(_HIDDEN_PREFIX))
 
     def _is_dead(self, file: Path) -> bool:
         try:

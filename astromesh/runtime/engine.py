@@ -12,7 +12,7 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from astromesh.config.folder import Configuration
-from astromesh.durable.leases import WorkerHeartbeat
+from astromesh.durable.leases import SWEEP_SECONDS, WorkerHeartbeat
 from astromesh.durable.writer import retry_while_unavailable
 from astromesh.errors import InvalidInput, InvalidManifest
 from astromesh.graph.graph import PromptGraph
@@ -27,7 +27,7 @@ from astromesh.runtime.runner import AgentRunner
 from astromesh.runtime.schedules import Schedules
 from astromesh.runtime.stores import RuntimeStores
 from astromesh.runtime.time_travel import TimeTravel
-from astromesh.telemetry.clock import Clock, SystemClock
+from astromesh.telemetry.clock import Clock, SystemClock, sleep_to_tick
 from astromesh.telemetry.events import EventSink
 from astromesh.telemetry.metrics import Metrics
 from astromesh.telemetry.traces import TraceExporter
@@ -101,9 +101,9 @@ class AgentRuntime:
         self.metrics = Metrics()
         self.directory = AgentDirectory()
         self.stores = RuntimeStores(self.plugins, lambda: self.state)
-        self.runner = AgentRunner(
-            self.directory, self.stores, self.clock, self.metrics, WorkerHeartbeat(self.data_dir)
-        )
+        self._heartbeat = WorkerHeartbeat(self.data_dir)
+        self._heartbeat_of_tasks = WorkerHeartbeat(self.data_dir / "tasks")
+        self.runner = AgentRunner(self.directory, self.stores, self.clock, self.metrics, self._heartbeat)
         self.runner.keeps_runs, self.runner.is_durable = keeps_runs, bool(storage_url)
         self.runs, self.durable = self.runner.runs, self.runner.durable
         self.time_travel = TimeTravel(
@@ -174,7 +174,8 @@ class AgentRuntime:
     def resume_pending(self, *, shared: bool = False) -> None:
         """Starts to execute what earlier processes have left and what is scheduled, in the background.
 
-        If nobody has ever accepted a durable run, the store of runs opens with the first one.
+        If nobody has ever accepted a durable run, the store of runs opens with the first one, of this process
+        or of another one with the same data folder.
 
         Args:
             shared: Whether other processes of the same server accept runs, which this one takes over.
@@ -183,12 +184,21 @@ class AgentRuntime:
         """
         if not self.durable.executes:
             return
-        if shared or self.stores.may_hold_runs:
-            self._resuming = asyncio.create_task(retry_while_unavailable(self.durable.start))
-            self._resuming.add_done_callback(self._resumed)
-            if self._workflows is not None:
-                self._workflows.resume_left()
+        is_used = shared or self.stores.may_hold_runs
+        self._resuming = asyncio.create_task(self._resume() if is_used else self._resume_when_used())
+        self._resuming.add_done_callback(self._resumed)
         self.schedules.start()
+
+    async def _resume(self) -> None:
+        if self._workflows is not None:
+            self._workflows.resume_left()
+        await retry_while_unavailable(self.durable.start)
+
+    async def _resume_when_used(self) -> None:
+        """Waits for another process of the data folder that accepts runs or Tasks, which may die."""
+        while not (self._heartbeat.has_others() or self._heartbeat_of_tasks.has_others()):
+            await sleep_to_tick(SWEEP_SECONDS)
+        await self._resume()
 
     async def drain(self, grace: float) -> None:
         """Refuses new runs, and waits at most `grace` seconds for active runs and stages.
@@ -272,9 +282,7 @@ class AgentRuntime:
         """The workflows and their Tasks: loaded with the first one, as most runtimes have none."""
         if self._workflows is None:
             tasks = importlib.import_module(_TASKS_MODULE)
-            workflows: WorkflowTasks = tasks.WorkflowTasks(
-                self.runner, WorkerHeartbeat(self.data_dir / "tasks")
-            )
+            workflows: WorkflowTasks = tasks.WorkflowTasks(self.runner, self._heartbeat_of_tasks)
             if self.runner.active.draining:
                 workflows.refuse()
             self._workflows = workflows

@@ -11,11 +11,13 @@ from pathlib import Path
 from typing import Any
 
 import asyncpg
+import yaml
 
 from astromesh.durable.failpoints import TOOL_DONE, VARIABLE
 from tests.platform.astromesh import CHILD, PROGRAM, ROOT
 from tests.platform.processes import Command, Server, plain_environment
-from tests.reliability.payment_agent import LEASE, charges, config
+from tests.reliability.calls import call
+from tests.reliability.payment_agent import LEASE, agent, charges, config
 
 PATIENCE = 90.0
 
@@ -73,3 +75,22 @@ def test_a_worker_takes_over_what_a_dead_server_had(tmp_path, mock_llm, forked_s
         assert worker.wait(PATIENCE) == 0
     finally:
         worker.kill()
+
+
+def test_a_server_that_was_first_in_its_data_folder_takes_over(tmp_path, mock_llm, forked_server):
+    """It has started before there was a store of runs, and accepts none itself."""
+    effects = tmp_path / "effects"
+    folder = config(tmp_path / "config", mock_llm.url, "write")
+    manifest = agent(mock_llm.url, "write", "")
+    del manifest["spec"]["memory"]  # nothing is stored but accepted runs
+    (folder / "agents" / "teller.agent.yaml").write_text(yaml.safe_dump(manifest))
+    env = {"ASTROMESH_DATA_DIR": str(tmp_path / "shared"), "EFFECTS": str(effects), **LEASE}
+    first = forked_server(folder, env=env)
+    dies = forked_server(folder, env={**env, VARIABLE: TOOL_DONE})
+    run_id = call(f"{dies.url}/v1/agents/teller/runs", {"query": "Charge.", "session_id": "s"})["run_id"]
+    dies.wait(PATIENCE)
+    end = time.monotonic() + PATIENCE
+    while (status := call(f"{first.url}/v1/runs/{run_id}")["status"]) != "completed":
+        assert time.monotonic() < end, status
+        time.sleep(0.2)
+    assert sorted(charges(effects)) == ["round 0", "round 1", "round 2"]
