@@ -310,7 +310,7 @@ class ToolNameTaken(InvalidInput, code="tool_name_taken"):
 
 
 class InvalidCursor(InvalidInput, code="invalid_cursor"):
-    """A page is asked for behind a place that its list has not named."""
+    """The cursor of a page is not one that its list has returned."""
 
 
 class NotOverridable(InvalidInput, code="not_overridable"):

@@ -1,9 +1,9 @@
 """What an object opens in each event loop, closed with the loop or with the object.
 
 Connections belong to an event loop. A program may call `asyncio.run` several times with one agent or engine,
-so each loop has a runtime, or models, of its own. Nobody has to close them: asyncio closes async generators
-at the end of a loop, and one of them stands guard here. It closes them all at once, in no order: so it does
-not learn of those that the opened has opened and closes itself.
+so each loop has a runtime, or models, of its own. Nobody has to close them: asyncio closes its async
+generators at the end of a loop, and a generator of this module then closes what is open. asyncio closes all
+of them at once, in no order, so those that hold resources are hidden from it: their owners close them.
 """
 
 from __future__ import annotations

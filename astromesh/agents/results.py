@@ -264,13 +264,13 @@ def explained(error: AstromeshError) -> AstromeshError:
 
 def failed_graph_result(error: AstromeshError, runs: Sequence[Run]) -> GraphResult:
     """Returns what a failed run is for `ainvoke`, which raises nothing."""
-    if isinstance(error, ApprovalRequired) and (asked := error.waiting_for) is not None:
+    if isinstance(error, ApprovalRequired) and (waiting := error.waiting_for) is not None:
         question = Interrupt(
-            str(asked.get("id", "")),
-            cast("Any", asked["kind"]),
-            str(asked["name"]),
-            asked["arguments"],
-            str(asked["question"]),
+            str(waiting.get("id", "")),
+            cast("Any", waiting["kind"]),
+            str(waiting["name"]),
+            waiting["arguments"],
+            str(waiting["question"]),
         )
         report = ExecutionReport([], stop_reason="waiting", error=str(error))
         return GraphResult([], None, {}, report, run_id=error.run_id, interrupts=[question])

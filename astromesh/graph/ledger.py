@@ -90,18 +90,18 @@ def bounds_of_providers(
         usual: tokens of an answer for which neither the request nor the model's parameters set a limit.
     """
     providers = tuple(providers)
-    asked = request.parameters.get("max_tokens")
-    if not isinstance(asked, int) or asked < 1:
-        asked = max((provider.capabilities.answer_tokens or usual for provider in providers), default=usual)
+    tokens = request.parameters.get("max_tokens")
+    if not isinstance(tokens, int) or tokens < 1:
+        tokens = max((provider.capabilities.answer_tokens or usual for provider in providers), default=usual)
     prompt_usd = token_usd = 0.0
     for provider in providers:
         first, last = (
             provider.estimated_cost(replace(request, parameters={**request.parameters, "max_tokens": count}))
-            for count in (0, asked)
+            for count in (0, tokens)
         )
         prompt_usd = max(prompt_usd, first * correction)
-        token_usd = max(token_usd, (last - first) / asked)
-    return CallBounds(estimate_request(request) * correction, asked, prompt_usd, token_usd)
+        token_usd = max(token_usd, (last - first) / tokens)
+    return CallBounds(estimate_request(request) * correction, tokens, prompt_usd, token_usd)
 
 
 def limited(request: CompletionRequest, answer_tokens: int) -> CompletionRequest:

@@ -224,8 +224,8 @@ def _encode(
     tokens = tokenizer.encode_batch([text.encode("utf-8", "replace").decode() for text in texts])
     ids = np.array([one.ids for one in tokens], np.int64)
     mask = np.array([one.attention_mask for one in tokens], np.int64)
-    given = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
-    rows = session.run(None, {name: value for name, value in given.items() if name in inputs})[0]
+    arrays = {"input_ids": ids, "attention_mask": mask, "token_type_ids": np.zeros_like(ids)}
+    rows = session.run(None, {name: value for name, value in arrays.items() if name in inputs})[0]
     if rows.ndim == 3:  # one vector for each token
         weights = mask[..., None].astype(np.float32)
         rows = rows[:, 0] if pooling == "cls" else (rows * weights).sum(1) / weights.sum(1)
@@ -294,12 +294,12 @@ def _grade_pairs(
 
     sound = [part.encode("utf-8", "replace").decode() for part in (query, *texts)]
     tokens = tokenizer.encode_batch([(sound[0], text) for text in sound[1:]])
-    given = {
+    arrays = {
         "input_ids": [one.ids for one in tokens],
         "attention_mask": [one.attention_mask for one in tokens],
         "token_type_ids": [one.type_ids for one in tokens],
     }
-    rows = session.run(None, {name: np.array(given[name], np.int64) for name in given if name in inputs})[0]
+    rows = session.run(None, {name: np.array(arrays[name], np.int64) for name in arrays if name in inputs})[0]
     if rows.ndim != 2 or rows.shape[1] > 2:
         raise ValueError(
             f"its output has the shape {rows.shape}; a cross-encoder has one or two numbers a pair"

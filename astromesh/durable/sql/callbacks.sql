@@ -1,5 +1,5 @@
 -- Queries of the deliveries of callbacks, for runs and Tasks and both databases. The fragments are those of a store
--- (sql_callbacks.py): {callbacks}, {deliveries} and {subjects} are its tables, {id} the column that names a run or Task,
+-- (callbacks.py): {callbacks}, {deliveries} and {subjects} are its tables, {id} the column that names a run or Task,
 -- {target} the one that names its agent or workflow. {is_open}: it has not ended. {words}: publisher and name.
 
 -- name: take_callbacks

@@ -1,5 +1,5 @@
 -- Queries of runs for both databases, written for PostgreSQL (astromesh/storage/queries.py). {columns} are the columns
--- of a run; {values} are their parameters, and at their end that of `queued_at` (rows.py). {open} has the words of the
+-- of a run; {values} are their parameters, and at their end that of `queued_at` (serialization.py). {open} has the words of the
 -- index `runs_open`. {first_in_session}: no older ordered run of the session is queued or running.
 
 -- fragment: open
