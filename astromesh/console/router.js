@@ -52,3 +52,12 @@ export function refine(changes) {
   history.replaceState(null, "", link(now.path, { ...now.query, ...changes }));
   place.value = read();
 }
+
+/**
+ * The tab that the address names, else the first: an address may be of another version.
+ * @param {string[]} tabs
+ */
+export function chosenTab(tabs) {
+  const named = place.value.query.tab;
+  return tabs.includes(named) ? named : tabs[0];
+}

@@ -93,6 +93,22 @@ def test_every_page_is_accessible_in_both_schemes_and_no_wider_than_its_window(
     assert not found, "\n".join(found)
 
 
+def test_where_the_address_names_no_tab_of_the_page_the_first_is_shown(
+    server: ServerProcess, runs: dict[str, str], console: Callable[..., Console]
+) -> None:
+    shown = console(server)
+    page = shown.open("home")
+    for place, first in (
+        ("runs/{run}", "Steps"),
+        ("tasks/{task}", "Stages"),
+        ("agents/support-agent", "Parts"),
+        ("evaluations", "Runs"),
+        ("system", "Models"),
+    ):
+        shown.move(f"{place.format(**runs)}?tab=toString")
+        expect(page.locator("main .tab[aria-pressed=true]")).to_have_text(first)
+
+
 def test_a_question_is_answered_and_its_run_opens(
     server: ServerProcess, console: Callable[..., Console]
 ) -> None:

@@ -5,11 +5,13 @@ import { Diagram, fromMermaid } from "../diagram.js";
 import { html, useEffect, useState } from "../lib.js";
 import { Playground } from "../playground.js";
 import { useResource } from "../poll.js";
-import { link, place, refine } from "../router.js";
+import { chosenTab, link, refine } from "../router.js";
 import { Source } from "../source.js";
 import { Ago, Card, cost, count, CopyRequest, Empty, Fact, Head, Json, Pill, plain, Refusal, Table, Tabs, tokens } from "../ui.js";
 import { Datasets, Reports } from "./evaluations.js";
 import { RunTable } from "./runs.js";
+
+const TABS = ["Parts", "Graph", "YAML", "Tools", "Memory", "Evaluations", "Runs", "Playground"];
 
 /** @param {{path: string[]}} props */
 export default function Agent({ path: [, name] }) {
@@ -17,7 +19,7 @@ export default function Agent({ path: [, name] }) {
   const found = useResource(path);
   const runs = useResource(`/v1/runs?limit=20&agent=${encodeURIComponent(name)}`);
   const tools = useResource("/v1/tools", { live: false });
-  const tab = place.value.query.tab || "Parts";
+  const tab = chosenTab(TABS);
   const agent = found.value;
   const own = (tools.value?.tools || []).filter((/** @type {any} */ tool) => tool.agents.includes(name));
   return html`
@@ -28,12 +30,12 @@ export default function Agent({ path: [, name] }) {
       <${CopyRequest} method="POST" path=${`${path}/run`} body=${{ query: "How do I get started?", session_id: "demo" }} /><//>
     <${Refusal} problem=${found.problem} />
     ${agent && html`<div class="facts">
-      <${Fact} name="Pattern">${plain(agent.pattern)}<//><${Fact} name="Version">${plain(agent.version)}<//>
+      <${Fact} name="Pattern">${plain(agent.pattern || "–")}<//><${Fact} name="Version">${plain(agent.version || "–")}<//>
       <${Fact} name="Models">${plain((agent.models || []).join(", ") || "–")}<//>
       <${Fact} name="Iterations at most">${count(agent.max_iterations)}<//><${Fact} name="Time at most">${agent.timeout_seconds ? `${agent.timeout_seconds} s` : "–"}<//>
       ${runs.value && html`<${Fact} name="Tokens of all runs">${count(tokens(runs.value.usage))}<//><${Fact} name="Cost of all runs">${cost(runs.value.usage.cost_usd)}<//>`}
     </div>`}
-    <${Tabs} tabs=${["Parts", "Graph", "YAML", "Tools", "Memory", "Evaluations", "Runs", "Playground"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
+    <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
     ${agent && tab === "Parts" && html`<div class="grid">
       ${agent.description && html`<${Card} title="Description" class="full"><p class="pad">${plain(agent.description)}</p><//>`}
       ${["guardrails", "missing", "labels", "errors"].filter((key) => agent[key] !== undefined).map((key) => html`

@@ -4,13 +4,14 @@ import { get } from "../api.js";
 import { columnsOf, mark, rowsOfCases } from "../evaluation.js";
 import { html, useEffect, useMemo, useState } from "../lib.js";
 import { useResource } from "../poll.js";
-import { link, place, refine } from "../router.js";
+import { chosenTab, link, place, refine } from "../router.js";
 import { Ago, brief, Card, cost, CopyRequest, count, Empty, Head, Id, Pill, plain, Refusal, Select, Table, Tabs } from "../ui.js";
 
+const TABS = ["Runs", "Datasets"];
 const COLUMNS = 6;
 
 export default function Evaluations() {
-  const tab = place.value.query.tab || "Runs";
+  const tab = chosenTab(TABS);
   const found = useResource(tab === "Datasets" ? "" : "/v1/evaluations?limit=200");
   const reports = found.value?.evaluations || [];
   const names = [...new Set(reports.map((/** @type {any} */ one) => String(one.name)))];
@@ -18,7 +19,7 @@ export default function Evaluations() {
   const shown = reports.filter((/** @type {any} */ one) => one.name === name);
   return html`
     <${Head} title="Evaluations"><span class="grow"></span><${CopyRequest} path=${tab === "Datasets" ? "/v1/datasets" : "/v1/evaluations"} /><//>
-    <${Tabs} tabs=${["Runs", "Datasets"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
+    <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
     <${Refusal} problem=${found.problem} />
     ${tab === "Datasets" && html`<${Datasets} />`}
     ${tab === "Runs" && found.loading && html`<p class="muted pad">Loading.</p>`}

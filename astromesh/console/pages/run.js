@@ -8,11 +8,12 @@ import { useKeys } from "../keys.js";
 import { Markdown } from "../markdown.js";
 import { refresh, useResource } from "../poll.js";
 import { rowsOfSteps, textOf } from "../recording.js";
-import { link, place, refine } from "../router.js";
+import { chosenTab, link, place, refine } from "../router.js";
 import { RecordedStep, useReplay } from "../step.js";
 import { emptyStory, isEnd, tell } from "../steps.js";
 import { Ago, Citations, Confirm, CopyRequest, cost, count, Difference, duration, Empty, Fact, Head, Id, Json, LongList, msOf, Pill, plain, Refusal, Tabs, tokens, useAction } from "../ui.js";
 
+const TABS = ["Steps", "Answer", "Graph", "Events"];
 const ROW = 28;
 const GOING_ON = ["queued", "running", "waiting"];
 
@@ -40,7 +41,7 @@ export default function Run({ path: [, id] }) {
     () => (isLoading ? [] : isRecorded ? rowsOfSteps(steps, run?.forked_from?.step || 0) : rowsOf(story, trace.value)),
     [isLoading, story.last, trace.value, steps, run?.forked_from?.step],
   );
-  const tab = place.value.query.tab || "Steps";
+  const tab = chosenTab(TABS);
   const wanted = Number(place.value.query.step || run?.forked_from?.step || 0);
   const at = Math.max(0, rows.findIndex((row) => row.number === wanted));
   const choose = (/** @type {number} */ to) => refine({ step: rows[Math.max(0, Math.min(to, rows.length - 1))]?.number });
@@ -81,7 +82,7 @@ export default function Run({ path: [, id] }) {
         <${Id} id=${run.forked_from.run_id} href=${link(["runs", run.forked_from.run_id], { step: run.forked_from.step })} /><//>`}
       ${result?.metadata?.stop_reason && html`<${Fact} name="Stopped by">${plain(result.metadata.stop_reason)}<//>`}
     </div>`}
-    <${Tabs} tabs=${["Steps", "Answer", "Graph", "Events"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })}>
+    <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })}>
       <span class="muted">${isLoading ? "Loading." : `${rows.length} steps · ${events.length} events`}</span>
     <//>
     ${tab === "Events" && html`<${Refusal} problem=${problem} />`}

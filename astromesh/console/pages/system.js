@@ -3,7 +3,7 @@
 import { ApiKeys } from "../credentials.js";
 import { html } from "../lib.js";
 import { useResource } from "../poll.js";
-import { link, place, refine } from "../router.js";
+import { chosenTab, link, refine } from "../router.js";
 import { Ago, brief, CopyRequest, cost, count, duration, Empty, Head, Pill, plain, Refusal, Table, Tabs } from "../ui.js";
 
 /** Each tab, and the request that fills it. @type {Record<string, {path: string, live: boolean, View: (props: {value: any}) => any}>} */
@@ -20,7 +20,7 @@ const TABS = {
 };
 
 export default function System() {
-  const tab = place.value.query.tab in TABS ? place.value.query.tab : "Models";
+  const tab = chosenTab(Object.keys(TABS));
   const ready = useResource("/health/ready");
   const { path, live, View } = TABS[tab];
   const found = useResource(path, { live });

@@ -7,16 +7,18 @@ import { useKeys } from "../keys.js";
 import { html, useEffect, useMemo, useRef, useState } from "../lib.js";
 import { refresh, useResource } from "../poll.js";
 import { rowsOfSteps } from "../recording.js";
-import { link, place, refine } from "../router.js";
+import { chosenTab, link, place, refine } from "../router.js";
 import { RecordedStep } from "../step.js";
 import { Ago, Confirm, CopyRequest, duration, Empty, Fact, Head, Id, Json, Pill, plain, Refusal, Table, Tabs, useAction } from "../ui.js";
 import { Steps, StepTitle } from "./run.js";
+
+const TABS = ["Stages", "Steps", "Task", "History", "Artifacts"];
 
 /** @param {{path: string[]}} props */
 export default function Task({ path: [, id] }) {
   const path = `/v1/tasks/${encodeURIComponent(id)}`;
   const found = useResource(path);
-  const tab = place.value.query.tab || "Stages";
+  const tab = chosenTab(TABS);
   const trace = useResource(tab === "History" ? `${path}/trace` : "");
   const artifacts = useResource(tab === "Artifacts" ? `${path}/artifacts` : "");
   const stages = useStages(path);
@@ -47,7 +49,7 @@ export default function Task({ path: [, id] }) {
         <${Id} id=${task.forked_from.task_id} href=${link(["tasks", task.forked_from.task_id], { tab: "Steps", step: task.forked_from.step })} /><//>`}
       ${task.path && html`<${Fact} name="Path">${plain(Array.isArray(task.path) ? task.path.join(" → ") : task.path)}<//>`}
     </div>`}
-    <${Tabs} tabs=${["Stages", "Steps", "Task", "History", "Artifacts"]} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
+    <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
     ${replayed && html`<div class="pane"><h2>Replay</h2><${Json} value=${replayed} /></div>`}
     ${tab === "Stages" && html`<${Workflow} path=${path} stages=${stages} current=${task?.stages || []} />`}
     ${tab === "Stages" && (stages.length
