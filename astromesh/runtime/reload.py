@@ -53,7 +53,7 @@ class Reloaded:
         removed: The names of agents that are not there any more.
         faults: The faults of files whose last good version stays in use.
         broken: The faults of files that have no good version.
-        restart: Changed files that only a restart applies.
+        restart: Changed files that only a restart applies; none that is again as it was at the start.
     """
 
     agents: tuple[str, ...] = ()
@@ -116,7 +116,11 @@ class Reloader:
         await self._reload_workflows(workflows)
         self._runtime.schedules.read_again()
         state.rejected = (*faults, *(f for found in self._workflow_faults.values() for f in found))
-        state.outdated = await asyncio.to_thread(lambda: tuple(self._outdated()))
+        outdated = await asyncio.to_thread(self._outdated)
+        state.outdated = tuple(
+            InvalidManifest("has changed.", file=str(file), hint="Restart the server to apply it.")
+            for file in outdated
+        )
         return Reloaded(
             agents=tuple(name for name in applied.agents if name not in state.broken),
             pipelines=applied.pipelines,
@@ -124,7 +128,7 @@ class Reloader:
             removed=applied.removed,
             faults=state.rejected,
             broken=tuple(fault for found in state.broken.values() for fault in found),
-            restart=tuple(name for name in _NEED_RESTART if self._folder / name in changed),
+            restart=tuple(file.name for file in outdated if file in changed),
         )
 
     async def _reload_agents(self, state: RuntimeState, code_changed: bool) -> tuple[AppliedChanges, Faults]:
@@ -162,11 +166,10 @@ class Reloader:
             else:  # Tasks may still need what is loaded
                 self._workflow_faults.pop(name, None)
 
-    def _outdated(self) -> Iterator[InvalidManifest]:
-        """Yields a warning for each file that is no longer what the process began with."""
-        for name, content in self._started_with.items():
-            if _content(file := self._folder / name) != content:
-                yield InvalidManifest("has changed.", file=str(file), hint="Restart the server to apply it.")
+    def _outdated(self) -> list[Path]:
+        """Returns each file that is no longer what the process began with."""
+        files = {self._folder / name: content for name, content in self._started_with.items()}
+        return [file for file, content in files.items() if _content(file) != content]
 
     def _is_good(self, workflow: str) -> bool:
         loaded = self._runtime.workflows.loaded

@@ -117,7 +117,8 @@ async def test_files_come_and_go_and_what_concerns_all_stays(tmp_path: Path) -> 
             "runtime.yaml: has changed. Restart the server to apply it."
         ]
         (tmp_path / "runtime.yaml").unlink()
-        assert (await changed(reloader, {added})).agents == ("other",)
+        report = await changed(reloader, {added, tmp_path / "runtime.yaml"})
+        assert (report.agents, report.restart) == (("other",), ())
         assert configuration_faults(runtime) == []
         agent_file(tmp_path).unlink()
         assert (await changed(reloader, {agent_file(tmp_path)})).removed == ("helper",)
