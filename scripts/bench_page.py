@@ -181,13 +181,16 @@ def chart(title: str, series: dict[str, Bars]) -> str:
     bars.x_labels = names
     for name, values in series.items():
         bars.add(name, [values.get(label) for label in names])
-    bars.add_xml_filter(_without_scripts)
+    bars.range = (0, 1.1 * max((value for bars in series.values() for value in bars.values()), default=1))
+    bars.add_xml_filter(_as_image)
     return str(bars.render(is_unicode=True)) + "\n"
 
 
-def _without_scripts(root: Any) -> Any:
-    """Leaves out what an image on a page cannot use, and comments: one of them has the date."""
+def _as_image(root: Any) -> Any:
+    """Puts figures behind their bars. Leaves out what an image cannot use, and comments: one has the date."""
     for parent in list(root.iter()):
+        if parent.get("class") == "value":
+            parent.set("text-anchor", "start")
         for child in list(parent):
             if child.tag is etree.Comment or str(child.tag).endswith("script"):
                 parent.remove(child)

@@ -4,8 +4,17 @@ import { html, useEffect, useRef } from "./lib.js";
 
 /** @typedef {{label: string, colour: string, values: (number | null)[]}} Line */
 
+const minute = new Intl.DateTimeFormat(undefined, { hour: "2-digit", minute: "2-digit" });
+const day = new Intl.DateTimeFormat(undefined, { day: "numeric", month: "short" });
+const exact = new Intl.DateTimeFormat(undefined, { dateStyle: "medium", timeStyle: "short" });
+
 /** @param {string} name */
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(`--${name}`).trim();
+
+/** @type {(plot: unknown, at: number | null) => string} */
+const time = (_, at) => (at === null ? "–" : exact.format(at * 1000));
+/** Labels of the axis, of which two are `step` seconds apart. @type {(plot: unknown, at: number[], axis: number, space: number, step: number) => string[]} */
+const times = (_plot, at, _axis, _space, step) => at.map((one) => (step < 86_400 ? minute : day).format(one * 1000));
 
 /**
  * @param {{at: number[], lines: Line[], label: string, height?: number}} props
@@ -29,9 +38,9 @@ export function Chart({ at, lines, label, height = 150 }) {
         {
           width: box.clientWidth, height,
           cursor: { y: false }, legend: { live: true },
-          axes: [axis, { ...axis, size: 44 }],
+          axes: [{ ...axis, values: times }, { ...axis, size: 44 }],
           scales: { y: { range: (/** @type {any} */ _, /** @type {number} */ low, /** @type {number} */ high) => [0, Math.max(high || 0, 1)] } },
-          series: [{}, ...lines.map((line) => ({
+          series: [{ value: time }, ...lines.map((line) => ({
             label: line.label, stroke: colour(line.colour), width: 1.5, points: { show: false },
           }))],
         },
