@@ -247,7 +247,7 @@ async def main() -> int:
             for code, count in together.most_common():
                 print(f"  {count / TOKENS:5.2f}  {module_of(code)}:{code.co_qualname}")
     figures = {**figures_of(run), "calls of a streamed token": together.total() / TOKENS}
-    above = {name: value for name, value in figures.items() if value > LIMITS[name] * 1.05}
+    above = {name: value for name, value in figures.items() if value > LIMITS[name]}
     for name, value in above.items():
         print(f"{name}: {value:g}, the limit is {LIMITS[name]}")
     return 1 if arguments.check and above else 0
