@@ -223,8 +223,8 @@ class AuditLog:
     def _matches(self, line: JsonObject, tenant: str | None, query: AuditFilter) -> bool:
         if tenant is not None and line["tenant"] != tenant:
             return False
-        wanted = (("action", query.action), ("principal", query.principal), ("object", query.object))
-        return all(not value or self._field_matches(line, key, value) for key, value in wanted)
+        criteria = (("action", query.action), ("principal", query.principal), ("object", query.object))
+        return all(not value or self._field_matches(line, key, value) for key, value in criteria)
 
     def _field_matches(self, line: JsonObject, key: str, value: str) -> bool:
         """Whether a field has a value, or the pseudonym of that value."""

@@ -57,8 +57,8 @@ class SharedCallLimit(PostgresStore):
         return await self._taking(principal)
 
     async def _take_all(self, calls: Sequence[Principal]) -> Sequence[CallState]:
-        wanted = Counter(calls)
-        columns = [[one[0] for one in wanted], [one[1] for one in wanted], list(wanted.values())]
+        counts = Counter(calls)
+        columns = [[one[0] for one in counts], [one[1] for one in counts], list(counts.values())]
         rows = await self._queries.write("take", *columns, self.limit.window_seconds, self.limit.max_calls)
         self._batches += 1
         if self._batches % _EXPIRE_BATCHES == 0:

@@ -85,12 +85,12 @@ def limit_to_agents(scopes: Iterable[str], agents: Collection[str]) -> frozenset
     Raises:
         InvalidInput: a scope does not exist, or allows more than the named agents.
     """
-    wanted = frozenset(scopes) or frozenset(DEFAULT_SCOPES)
-    for scope in sorted(wanted):
+    requested = frozenset(scopes) or frozenset(DEFAULT_SCOPES)
+    for scope in sorted(requested):
         _check_scope(scope)
     if not agents:
-        return wanted
-    limited = wanted - {RUN}
+        return requested
+    limited = requested - {RUN}
     if permits(limited, RUN):
         broad = ", ".join(sorted(limited & {ADMIN, "agents:*"}))
         raise InvalidInput(f"The scope {broad} can run every agent. Omit the scope or omit the agents.")

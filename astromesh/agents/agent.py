@@ -30,10 +30,10 @@ from astromesh.agents import arguments
 from astromesh.agents.arguments import (
     AgentTool,
     GuardrailLike,
-    KeptStores,
     MemoryLike,
     PatternLike,
     Place,
+    SharedStores,
     Source,
     place_of,
     source_of_file,
@@ -219,22 +219,22 @@ class Agent(Generic[DepsT, OutputT]):
         check_agent(name, {**named, **keys})
         plugins = plugins or Plugins()
         blocks = plain(servers or {})
-        given = arguments.listed(tools)
+        tool_list = arguments.listed(tools)
         prompt = system if isinstance(system, str) else Live("", system, "system", _about_function(system))
         spec = {
             "model": arguments.models(model, keys, plugins),
             "prompts": {"system": prompt, "variables": plain(keys.get("variables"))},
             "orchestration": arguments.orchestration(pattern, node_pool, keys),
-            "tools": arguments.tools(given, blocks),
-            "memory": arguments.memory(memory, KeptStores(plugins).live),
+            "tools": arguments.tools(tool_list, blocks),
+            "memory": arguments.memory(memory, SharedStores(plugins).live),
             "guardrails": arguments.guardrails(guardrails, plugins),
             "budgets": arguments.budgets(budgets),
             "output_schema": arguments.output_schema(output_type),
         }
         live = LiveParts(None if isinstance(system, str) else system, _typed(output_type), deps)
         manifest = arguments.manifest_of(name, spec, keys)
-        called = tuple(dict.fromkeys(one.agent for one in given if isinstance(one, AgentTool)))
-        source = Source(name, manifest, live, servers=blocks, called=called)
+        callees = tuple(dict.fromkeys(one.agent for one in tool_list if isinstance(one, AgentTool)))
+        source = Source(name, manifest, live, servers=blocks, called=callees)
         self._set_up(source, plugins, on_error, output_type, data_dir, store)
 
     #: keeps the event loop of its thread between calls of `run_sync`, inside `with agent`
@@ -283,9 +283,9 @@ class Agent(Generic[DepsT, OutputT]):
     def graph(self) -> PromptGraph | None:
         """The graph that the agent runs, if it is a prebuilt one or was passed; else None."""
         block = self._source.manifest.get("spec", {}).get("orchestration", {})
-        given = block.get("graph")
-        if isinstance(given, Live):
-            return given.value  # type: ignore[no-any-return]
+        value = block.get("graph")
+        if isinstance(value, Live):
+            return value.value  # type: ignore[no-any-return]
         return prebuilt.react() if block.get("pattern", "react") == "react" else None
 
     # -- YAML ------------------------------------------------------------------------------------------------
@@ -392,8 +392,8 @@ class Agent(Generic[DepsT, OutputT]):
         try:
             asyncio.get_running_loop()
         except RuntimeError:
-            kept = self._runner
-            return kept[1].run(work) if kept is not None and kept[0] == get_ident() else asyncio.run(work)
+            own = self._runner
+            return own[1].run(work) if own is not None and own[0] == get_ident() else asyncio.run(work)
         work.close()
         raise RuntimeError(f"{name}_sync cannot wait inside a running event loop. Await `agent.{name}(…)`.")
 
@@ -596,9 +596,9 @@ class Agent(Generic[DepsT, OutputT]):
         if model is not UNSET:
             source = source.with_model(plain(model_block(model, self._plugins)))
         if tools is not UNSET:
-            given = list(tools)
-            called = [one for one in given if isinstance(one, AgentTool)]
-            source = source.with_tools(arguments.tools(given, {}), called)
+            tool_list = list(tools)
+            agent_tools = [one for one in tool_list if isinstance(one, AgentTool)]
+            source = source.with_tools(arguments.tools(tool_list, {}), agent_tools)
         if deps is not UNSET:
             self._deps = deps
         if wrap_model is not UNSET:

@@ -129,30 +129,30 @@ class AgentTool:
         self.agent, self.name, self.description = agent, name, description
 
 
-def listed(given: Iterable[Any] | ToolPort | None) -> list[Any]:
+def listed(values: Iterable[Any] | ToolPort | None) -> list[Any]:
     """Returns tools as a list, also those of a ToolPort."""
-    if hasattr(given, "execute"):
-        port = cast("ToolPort", given)
+    if hasattr(values, "execute"):
+        port = cast("ToolPort", values)
         return [_PortTool(spec, port) for spec in port.specs()]
-    return list(given or ())
+    return list(values or ())
 
 
-def tools(given: Iterable[Any], servers: Mapping[str, Any]) -> list[JsonObject]:
+def tools(values: Iterable[Any], servers: Mapping[str, Any]) -> list[JsonObject]:
     """Returns `spec.tools`: functions, tools, YAML blocks, agents, and one block for each MCP server."""
-    blocks = [_tool_block(one) for one in given]
+    blocks = [_tool_block(one) for one in values]
     return blocks + [{"name": name, "type": "mcp", "server": name} for name in servers]
 
 
-def _tool_block(given: Any) -> JsonObject:
-    if isinstance(given, Mapping):
-        return cast("JsonObject", plain(given))
-    if isinstance(given, AgentTool):
-        block = {"name": given.name, "type": "agent", "agent": given.agent.name}
-        return {**block, **({"description": given.description} if given.description else {})}
-    if isinstance(given, ToolSource):
-        name = getattr(given, "name", "") or type(given).__name__
-        return {"name": name, "type": Live("tools", given, name, f"the Python object {name}")}
-    tool = as_tool(cast("ToolLike", given))
+def _tool_block(value: Any) -> JsonObject:
+    if isinstance(value, Mapping):
+        return cast("JsonObject", plain(value))
+    if isinstance(value, AgentTool):
+        block = {"name": value.name, "type": "agent", "agent": value.agent.name}
+        return {**block, **({"description": value.description} if value.description else {})}
+    if isinstance(value, ToolSource):
+        name = getattr(value, "name", "") or type(value).__name__
+        return {"name": name, "type": Live("tools", value, name, f"the Python object {name}")}
+    tool = as_tool(cast("ToolLike", value))
     policy = plain(tool.policy) if isinstance(tool, FunctionTool) else {}
     name = tool.spec.name
     reference = _reference(tool)
@@ -197,43 +197,43 @@ class _PortTool:
 _BACKENDS = {"postgres": "postgres", "postgresql": "postgres", "redis": "redis", "rediss": "redis"}
 
 
-def memory(given: MemoryLike, kept: Callable[[str], Live]) -> JsonObject:
+def memory(value: MemoryLike, store_of: Callable[[str], Live]) -> JsonObject:
     """Returns `spec.memory`.
 
     Args:
         given: `memory`, `sqlite:PATH`, a URL of PostgreSQL or Redis, or the YAML block.
-        kept: Returns the store in memory of a group, which lives as long as the agent.
+        store_of: Returns the store in memory of a group, which lives as long as the agent.
 
     Raises:
         ConfigError: The text names no store.
     """
-    if given is None:
+    if value is None:
         return {}
-    if isinstance(given, Mapping):
-        blocks: JsonObject = plain(given)
+    if isinstance(value, Mapping):
+        blocks: JsonObject = plain(value)
         if blocks and not blocks.keys() & Memory.model_fields.keys():  # one block alone
             blocks = {"conversational": blocks}
-        return {part: _kept_block(part, block, kept) for part, block in blocks.items()}
-    kind, _, rest = given.partition(":")
-    if given in ("memory", "in_memory"):
-        return {"conversational": {"backend": kept("conversation_stores")}}
+        return {part: _memory_block(part, block, store_of) for part, block in blocks.items()}
+    kind, _, rest = value.partition(":")
+    if value in ("memory", "in_memory"):
+        return {"conversational": {"backend": store_of("conversation_stores")}}
     if rest == ":memory:":
-        raise ConfigError(f"memory={given!r} is no file. Pass memory='memory'.")
+        raise ConfigError(f"memory={value!r} is no file. Pass memory='memory'.")
     if kind == "sqlite" and rest:
         path = rest.removeprefix("//")
         return {"conversational": {"backend": "sqlite", "path": str(Path(path).absolute())}}
     if kind in _BACKENDS:
-        return {"conversational": {"backend": _BACKENDS[kind], "url": given}}
+        return {"conversational": {"backend": _BACKENDS[kind], "url": value}}
     raise ConfigError(
-        f"memory={given!r} names no store. Pass 'memory', 'sqlite:PATH', 'postgres://…', 'redis://…' or a "
+        f"memory={value!r} names no store. Pass 'memory', 'sqlite:PATH', 'postgres://…', 'redis://…' or a "
         "mapping as in YAML."
     )
 
 
-def _kept_block(part: str, block: Any, kept: Callable[[str], Live]) -> Any:
+def _memory_block(part: str, block: Any, store_of: Callable[[str], Live]) -> Any:
     group = {"conversational": "conversation", "semantic": "semantic", "episodic": "episodic"}.get(part)
     if group and isinstance(block, dict) and block.get("backend") == "in_memory":
-        return {**block, "backend": kept(f"{group}_stores")}
+        return {**block, "backend": store_of(f"{group}_stores")}
     return block
 
 
@@ -277,7 +277,7 @@ class FunctionRule:
         raise NotImplementedError(f"{self.type} needs the whole text.")
 
 
-def guardrails(given: Sequence[GuardrailLike] | Mapping[str, Any], plugins: Plugins) -> JsonObject:
+def guardrails(value: Sequence[GuardrailLike] | Mapping[str, Any], plugins: Plugins) -> JsonObject:
     """Returns `spec.guardrails`. Rules of a list check queries and answers.
 
     Args:
@@ -286,9 +286,9 @@ def guardrails(given: Sequence[GuardrailLike] | Mapping[str, Any], plugins: Plug
     Raises:
         ConfigError: Something is no rule.
     """
-    if isinstance(given, Mapping) and not given.keys() <= Guardrails.model_fields.keys():
+    if isinstance(value, Mapping) and not value.keys() <= Guardrails.model_fields.keys():
         raise ConfigError("guardrails takes a list of rules, or a mapping with the keys input and output.")
-    stages = given if isinstance(given, Mapping) else dict.fromkeys(Guardrails.model_fields, given)
+    stages = value if isinstance(value, Mapping) else dict.fromkeys(Guardrails.model_fields, value)
     return {stage: [_rule_block(rule, plugins) for rule in rules] for stage, rules in stages.items()}
 
 
@@ -310,9 +310,9 @@ def _is_installed(rule: Rule, plugins: Plugins) -> bool:
     return rule.type in plugins.names("guardrails") and plugins.load("guardrails", rule.type) is type(rule)
 
 
-def budgets(given: Mapping[str, Any] | None) -> JsonObject:
+def budgets(limits: Mapping[str, Any] | None) -> JsonObject:
     """Returns `spec.budgets`. Limits without a scope are those of one run."""
-    found: JsonObject = plain(given or {})
+    found: JsonObject = plain(limits or {})
     return found if found.keys() & Budgets.model_fields.keys() else {"per_run": found}
 
 
@@ -443,9 +443,9 @@ class Source:
             self.file,
         )
 
-    def _free_name(self, one: Live, taken: Iterable[str]) -> str:
+    def _free_name(self, one: Live, used_names: Iterable[str]) -> str:
         name, number = f"{self.name}.{one.label}", 1
-        while name in taken:
+        while name in used_names:
             number += 1
             name = f"{self.name}.{one.label}-{number}"
         return name
@@ -480,7 +480,7 @@ def source_of_file(path: Path, live: LiveParts) -> Source:
     )
 
 
-class KeptStores:
+class SharedStores:
     """Stores in memory of one agent, by group. They live as long as the agent, not as an event loop."""
 
     def __init__(self, plugins: Plugins) -> None:
@@ -492,15 +492,15 @@ class KeptStores:
         if group not in self._live:
             plugin = self._plugins.load(group, "in_memory")
             written = {"backend": "in_memory"}
-            kept = _kept_plugin(plugin)
-            self._live[group] = Live(group, kept, f"memory.{group}", "a store in memory", written)
+            stored = _shared_plugin(plugin)
+            self._live[group] = Live(group, stored, f"memory.{group}", "a store in memory", written)
         return self._live[group]
 
 
-def _kept_plugin(plugin: type[Any]) -> type[Any]:
+def _shared_plugin(plugin: type[Any]) -> type[Any]:
     opened: list[Any] = []
 
-    class KeptStore:
+    class SharedStore:
         """Opens the store once; the runtimes of all event loops share it."""
 
         Options = plugin.Options
@@ -520,7 +520,7 @@ def _kept_plugin(plugin: type[Any]) -> type[Any]:
         async def close(self) -> None:
             """Does nothing: the next event loop finds the conversations here."""
 
-    return KeptStore
+    return SharedStore
 
 
 # -- where runs are stored ---------------------------------------------------------------------------------

@@ -279,8 +279,8 @@ class TaskHandler(RequestHandler):
         size = params.page_size or _DEFAULT_PAGE
         if not 1 <= size <= _MAX_PAGE:
             raise InvalidParamsError(f"pageSize: it must be from 1 to {_MAX_PAGE}.")
-        asked = context.state["params"].get("status") or _NO_STATUS
-        if not params.status and asked != _NO_STATUS:  # the SDK drops what it does not know
+        requested = context.state["params"].get("status") or _NO_STATUS
+        if not params.status and requested != _NO_STATUS:  # the SDK drops what it does not know
             known = ", ".join([*TaskState.keys()][1:])
             raise InvalidParamsError(f"status: use one of {known}.")
         statuses: dict[Any, Any] = {None: "", **{state: status for status, state in _STATES.items()}}
@@ -567,9 +567,9 @@ def task_of(row: RunRow, history: int | None = None, *, with_artifacts: bool = T
     task = Task(id=row.run_id, context_id=row.session_id, status=status_of(row))
     if history is None or history > 0:
         query = Part(text=row.request.get("query", ""))
-        said = Message(message_id=f"{row.run_id}-query", role=Role.ROLE_USER, parts=[query])
-        said.task_id, said.context_id = row.run_id, row.session_id
-        task.history.append(said)
+        question = Message(message_id=f"{row.run_id}-query", role=Role.ROLE_USER, parts=[query])
+        question.task_id, question.context_id = row.run_id, row.session_id
+        task.history.append(question)
     if with_artifacts and row.status == "completed" and row.result:
         task.artifacts.append(answer_of(row.result))
     return task
@@ -650,8 +650,8 @@ class TaskEncoder:
 
     def _run_waiting(self, event: Event) -> Iterable[TaskEvent]:
         approval = event.data["approval"]
-        asked = [one for one in (approval, *approval.get("others", ())) if one["kind"] != CLIENT_TOOL]
-        yield self._update(_waiting(self._run_id, self._session, asked or [approval], event.ts))
+        questions = [one for one in (approval, *approval.get("others", ())) if one["kind"] != CLIENT_TOOL]
+        yield self._update(_waiting(self._run_id, self._session, questions or [approval], event.ts))
 
     def _run_completed(self, event: Event) -> Iterable[TaskEvent]:
         yield from map(self._text_update, self._text.rest())

@@ -211,8 +211,8 @@ class AguiEncoder:
     def _run_waiting(self, event: Event) -> Iterator[JsonObject]:
         """Hands out calls of frontend tools, and asks what a person must decide."""
         approval, usage = event.data["approval"], event.data["usage"]
-        asked = [approval, *approval.get("others", ())]
-        interrupts = [self._interrupt(one) for one in asked if one["kind"] != CLIENT_TOOL]
+        questions = [approval, *approval.get("others", ())]
+        interrupts = [self._interrupt(one) for one in questions if one["kind"] != CLIENT_TOOL]
         suspended: dict[str, list[str]] = {}
         for one in interrupts:
             suspended.setdefault(one["metadata"]["astromesh"]["asking_agent"], []).append(one["id"])
@@ -303,9 +303,9 @@ class AguiEncoder:
             message, self._text = self._text, ""
             yield {"type": "TEXT_MESSAGE_END", "messageId": message}
 
-    def _new_id(self, wished: str, event: Event) -> str:
+    def _new_id(self, id: str, event: Event) -> str:
         """Returns an id that this run has not used: models use those of their calls again."""
-        found = f"{wished}-{event.seq}" if wished in self._used_ids else wished
+        found = f"{id}-{event.seq}" if id in self._used_ids else id
         self._used_ids.add(found)
         return found
 
@@ -487,8 +487,8 @@ def _usage_of(counts: Mapping[str, Any]) -> Usage:
 
 def _counts(usage: Usage) -> JsonObject:
     found = {name: getattr(usage, field) for name, field in _COUNTS.items()}
-    shown = {name: n for name, n in found.items() if n or name in ("inputTokens", "outputTokens")}
-    return {**shown, "totalTokens": usage.total_tokens}
+    counts = {name: n for name, n in found.items() if n or name in ("inputTokens", "outputTokens")}
+    return {**counts, "totalTokens": usage.total_tokens}
 
 
 #: the events that end an AG-UI run

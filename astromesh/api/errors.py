@@ -310,8 +310,8 @@ def _challenge(status: int, scope: Scope | None) -> str:
     if scope is None or path != "/mcp" or not issuer_of(scope["app"].state):
         return "Bearer" if status == 401 else ""
     url = URL(scope=scope).replace(path=scope.get("root_path", "") + MCP_METADATA, query="")
-    wanted = f'error="insufficient_scope", scope="{RUN}", ' if status == 403 else ""
-    return f'Bearer {wanted}resource_metadata="{url}"'
+    parameters = f'error="insufficient_scope", scope="{RUN}", ' if status == 403 else ""
+    return f'Bearer {parameters}resource_metadata="{url}"'
 
 
 def issuer_of(state: State) -> str:

@@ -135,9 +135,9 @@ class EventBuffer:
         while not self._pending and not self._closed:
             self._ready = asyncio.get_running_loop().create_future()
             await self._ready
-        taken, self._pending = self._pending, []
+        events, self._pending = self._pending, []
         self._taken_bytes, self.pending_bytes = self.pending_bytes, 0
-        return taken
+        return events
 
     def _free(self) -> None:
         space, self._space = self._space, None

@@ -390,9 +390,9 @@ async def read_body(request: Request, adapter: TypeAdapter[T], example: str = ""
     except ValidationError as error:
         faults = error.errors(include_url=False, include_input=False)
         is_incomplete = any(fault["type"] == "missing" for fault in faults)
-        shown = f" This body works: {example}" if example and is_incomplete else ""
+        hint = f" This body works: {example}" if example and is_incomplete else ""
         param = str(next(iter(faults[0]["loc"]), faults[0].get("ctx", {}).get("param", "")))
-        raise InvalidInput(validation_detail(faults) + shown, param=param) from error
+        raise InvalidInput(validation_detail(faults) + hint, param=param) from error
 
 
 async def read_durable_run_request(request: Request) -> RunRequest:

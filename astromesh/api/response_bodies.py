@@ -42,7 +42,7 @@ class ResponsePart(BaseModel):
     file_data: str | None = None
     file_url: str | None = None
 
-    def said(self) -> str:
+    def plain_text(self) -> str:
         return self.refusal or self.text
 
     def attachment(self) -> Attachment:
@@ -63,7 +63,7 @@ _ATTACHED = frozenset({"input_image", "input_file"})
 def _text_of(content: Content) -> str:
     if isinstance(content, str):
         return content
-    return "\n".join(part.said() for part in content if part.type not in _ATTACHED)
+    return "\n".join(part.plain_text() for part in content if part.type not in _ATTACHED)
 
 
 class MessageItem(BaseModel):
@@ -449,8 +449,8 @@ def _items_of(message: Message) -> Iterable[JsonObject]:
     if message.content or message.attachments or not message.tool_calls:
         yield _message_item(message.role, message.content, message.attachments)
     for call in message.tool_calls:
-        shown = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
-        yield {"type": "function_call", **shown, "status": "completed"}
+        fields = {"call_id": call.id, "name": call.name, "arguments": call.arguments}
+        yield {"type": "function_call", **fields, "status": "completed"}
 
 
 def _message_item(role: str, text: str, attachments: Sequence[Attachment]) -> JsonObject:

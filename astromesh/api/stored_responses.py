@@ -127,9 +127,9 @@ class StoredResponse(NamedTuple):
             system = [context_text(one) for one in own_context]
             own = [*request.history, request.query, *request.continuation][-self.record.messages :]
             return message_items(self.id.suffix, system, own)
-        asked = next(event for event in self.events if event.seq == self.id.after)
+        pause = next(event for event in self.events if event.seq == self.id.after)
         results = results_of(self.id.run_id, self.steps)
-        return message_items(self.id.suffix, (), _results(self.form.calls(asked), results))
+        return message_items(self.id.suffix, (), _results(self.form.calls(pause), results))
 
     def _own_events(self, form: ResponseForm) -> Iterator[Event]:
         for event in self.events:
@@ -146,17 +146,17 @@ class StoredResponse(NamedTuple):
         """Returns what the run had used when the response began, and when that was."""
         if not self.id.after:
             return {}, ids.created_at(self.id.run_id)
-        asked = next(event for event in self.events if event.seq == self.id.after)
+        pause = next(event for event in self.events if event.seq == self.id.after)
         output = _continued(self.steps, self.id.after) or {}
-        return asked.data["usage"], output["decided_at"]
+        return pause.data["usage"], output["decided_at"]
 
     def _checked_echo(self) -> JsonObject:
         """Returns the parameters that the input rules have checked."""
         if self.id.after:
             return {}
         preface = self._request().preface
-        said = context_text(preface[0]) if self.record.instructions and preface else None
-        return {"instructions": said, "metadata": dict(self.row.metadata)}
+        instructions = context_text(preface[0]) if self.record.instructions and preface else None
+        return {"instructions": instructions, "metadata": dict(self.row.metadata)}
 
     def _request(self) -> _Recorded:
         request, admitted = request_of(self.row.request), _output(self.steps, "input")
@@ -241,10 +241,10 @@ def _messages(data: Sequence[JsonObject] | None) -> tuple[Message, ...] | None:
     return None if data is None else tuple(map(message_of, data))
 
 
-def _results(asked: Sequence[ClientCall], results: Mapping[str, Any]) -> list[Message]:
+def _results(calls: Sequence[ClientCall], results: Mapping[str, Any]) -> list[Message]:
     return [
         Message("tool", _text(results[call.id]), tool_call_id=call.id, name=call.name)
-        for call in asked
+        for call in calls
         if call.id in results
     ]
 

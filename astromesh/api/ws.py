@@ -337,8 +337,8 @@ def to_frame(event: Event) -> JsonObject | None:
 
 
 def _failure(data: JsonObject) -> JsonObject:
-    shown = public_failure(data)
-    return {"code": shown["code"], "detail": shown["detail"]}
+    failure = public_failure(data)
+    return {"code": failure["code"], "detail": failure["detail"]}
 
 
 def _token(data: JsonObject) -> JsonObject | None:

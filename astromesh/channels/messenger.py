@@ -132,10 +132,10 @@ class Messenger(ABC):
 
     def _with_text(self, message: ReceivedMessage, mime: str, data: bytes) -> PreparedMessage:
         text = data.decode("utf-8", "replace").replace("\0", "")
-        shown = text[: self._max_characters]
-        cut = f" Only its first {len(shown)} characters are shown." if len(shown) < len(text) else ""
+        excerpt = text[: self._max_characters]
+        cut = f" Only its first {len(excerpt)} characters are shown." if len(excerpt) < len(text) else ""
         noted = _with_note(message, mime, f"Its text follows.{cut}", len(data))
-        return PreparedMessage(f"{noted.text}\n{shown}", details=noted.details)
+        return PreparedMessage(f"{noted.text}\n{excerpt}", details=noted.details)
 
     async def _download(
         self, url: str | URL, size: Any, headers: Mapping[str, str], *, is_trusted: bool = True

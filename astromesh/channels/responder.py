@@ -134,10 +134,10 @@ class ConfiguredChannel:
         return CallerContext(user_id=self.principal(user), tenant_id=self.setup.tenant)
 
     def from_inbox(
-        self, kept: PendingMessage, leased: LeasedQueue, address: ConversationAddress
+        self, pending: PendingMessage, leased: LeasedQueue, address: ConversationAddress
     ) -> ReceivedMessage:
         """Raises: ConfigError: the message was encrypted with another key."""
-        content = self.cipher.decrypt(kept.content, leased.queue)
+        content = self.cipher.decrypt(pending.content, leased.queue)
         kind: MessageKind = content["kind"]
         trace = content.get("traceparent", "")
         return ReceivedMessage(content["id"], address, content["text"], kind, content["about"], trace)

@@ -182,12 +182,12 @@ class Slack(Messenger):
 
     async def show(self, address: ConversationAddress, text: str) -> None:
         """Shows the answer so far: posts its message, and edits it from then on."""
-        shown = self.split(f"{text} …")[0]
+        preview = self.split(f"{text} …")[0]
         draft = self._drafts.get(address, "")
         if draft:
-            await self._edit(address, draft, shown)
+            await self._edit(address, draft, preview)
             return
-        self._drafts[address] = (await self._post(address, {"markdown_text": shown})).rpartition("/")[2]
+        self._drafts[address] = (await self._post(address, {"markdown_text": preview})).rpartition("/")[2]
         if len(self._drafts) > _MAX_DRAFTS:
             self._drafts.popitem(last=False)
 
@@ -287,8 +287,8 @@ def _message(data: Mapping[str, Any]) -> ReceivedMessage | None:
     about: JsonObject = {"kind": "text", "ts": stamp, "sender": user}
     if files:
         about |= {"kind": "document", "caption": text, "files": files}
-    shown = text or ("[document]" if files else "")
-    return ReceivedMessage(own, address, shown, "message" if shown else "unreadable", about)
+    content = text or ("[document]" if files else "")
+    return ReceivedMessage(own, address, content, "message" if content else "unreadable", about)
 
 
 def _own_ids(data: Mapping[str, Any]) -> frozenset[str]:

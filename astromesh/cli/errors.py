@@ -52,12 +52,12 @@ def report(error: AstromeshError, *, as_json: bool = False) -> int:
     return exit_code(error)
 
 
-def _how_to_decide(run_id: str, asked: Mapping[str, object]) -> str:
+def _how_to_decide(run_id: str, question: Mapping[str, object]) -> str:
     """Returns what a waiting run asks, and the command that answers."""
-    arguments = orjson.dumps(asked["arguments"]).decode()
-    decision = "answer --answer TEXT" if asked["kind"] in ("human", "interrupt") else "approve"
+    arguments = orjson.dumps(question["arguments"]).decode()
+    decision = "answer --answer TEXT" if question["kind"] in ("human", "interrupt") else "approve"
     return (
-        f"  It asks for: {asked['kind']} {asked['name']} {arguments}\n"
+        f"  It asks for: {question['kind']} {question['name']} {arguments}\n"
         f"  Decide with: astromesh runs resume {run_id} {decision}\n"
         "  A server or a worker on this data folder continues it then."
     )

@@ -180,8 +180,8 @@ def _add(app: typer.Typer, name: str) -> None:
         app.command(name)(getattr(module, name))
 
 
-def _print_version(wanted: bool) -> None:
-    if wanted:
+def _print_version(value: bool) -> None:
+    if value:
         typer.echo(f"astromesh {__version__}")
         raise typer.Exit
 

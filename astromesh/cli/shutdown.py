@@ -91,17 +91,17 @@ def processes_of(data: Path) -> WorkerHeartbeat:
 def drained_on_request(runtime: AgentRuntime) -> Iterator[None]:
     """Drains this process at SIGUSR1, and reports how far it is. It must run in the main thread."""
     loop, processes, name = asyncio.get_running_loop(), processes_of(runtime.data_dir), worker_name()
-    asked = asyncio.Event()
+    requested = asyncio.Event()
 
     def report(state: str) -> None:
         about = {"pid": os.getpid(), "state": state, "active": runtime.active_work}
         processes.report(name, orjson.dumps(about))
 
     async def reports() -> None:
-        while not asked.is_set():  # the time of the file tells that the event loop goes on
+        while not requested.is_set():  # the time of the file tells that the event loop goes on
             report("working")
             with suppress(TimeoutError):
-                await asyncio.wait_for(asked.wait(), _ALIVE_SECONDS)
+                await asyncio.wait_for(requested.wait(), _ALIVE_SECONDS)
         log.info("draining", active=runtime.active_work)
         work = asyncio.create_task(runtime.drain(_ENDLESS_SECONDS))
         while not work.done():
@@ -114,7 +114,7 @@ def drained_on_request(runtime: AgentRuntime) -> Iterator[None]:
 
     for dead in processes.dead():
         processes.forget(dead)
-    loop.add_signal_handler(signal.SIGUSR1, asked.set)
+    loop.add_signal_handler(signal.SIGUSR1, requested.set)
     processes.enter(name)
     reporting = asyncio.create_task(reports())
     try:

@@ -114,8 +114,8 @@ class Node:
 
     def select(self, keys: Iterable[str | int]) -> Node:
         """Returns the mapping with only these keys."""
-        wanted = set(keys)
-        return self._mapping({k: n for k, n in self.entries.items() if k in wanted})
+        names = set(keys)
+        return self._mapping({k: n for k, n in self.entries.items() if k in names})
 
     def with_entry(self, key: str, node: Node) -> Node:
         """Returns the mapping with one entry added or replaced."""

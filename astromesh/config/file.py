@@ -105,15 +105,15 @@ class Binder:
     def _take_declared_keys(self, block: ToolBlock, at: Steps) -> None:
         """Sets the keys that a block omits and `@tool(…)` has at its function."""
         declared = getattr(block.options, "declared_keys", {})
-        taken = {key: value for key, value in declared.items() if key not in block.model_fields_set}
+        values = {key: value for key, value in declared.items() if key not in block.model_fields_set}
         try:
-            made = ToolBlock.model_validate({"name": block.name, "type": block.type, **taken})
+            made = ToolBlock.model_validate({"name": block.name, "type": block.type, **values})
         except ValidationError as error:
             wrong = error.errors()[0]
             key = ".".join(map(str, wrong["loc"]))
             self._fault(f"names a function whose `@tool` has an invalid `{key}`: {wrong['msg']}", at)
             return
-        for key in taken:
+        for key in values:
             object.__setattr__(block, key, getattr(made, key))
 
     def _entry(self, name: str, record: ProviderEntry, at: Steps) -> None:
@@ -285,8 +285,8 @@ def _noun(group: str) -> str:
 
 def _plugin_keys(node: Node, known: Iterable[str], options: type[BaseModel]) -> Node:
     """Returns the keys of the plugin: those that the block does not declare, and those that both declare."""
-    declared, wanted = set(known), set(keys_of(options))
-    return node.select(key for key in node.entries if key not in declared or key in wanted)
+    declared, option_keys = set(known), set(keys_of(options))
+    return node.select(key for key in node.entries if key not in declared or key in option_keys)
 
 
 def _keys_taken_by(node: Node, known: Iterable[str], options: type[BaseModel]) -> Node:

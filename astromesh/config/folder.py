@@ -88,12 +88,12 @@ class Configuration:
 
     def of_agents(self, names: Iterable[str]) -> Configuration:
         """Returns the configuration with only these agents, and those that they may call."""
-        wanted = checks.reachable_agents(self.edges, names)
+        reachable = checks.reachable_agents(self.edges, names)
         return replace(
             self,
-            agents={name: agent for name, agent in self.agents.items() if name in wanted},
-            broken={name: faults for name, faults in self.broken.items() if name in wanted},
-            edges={name: called for name, called in self.edges.items() if name in wanted},
+            agents={name: agent for name, agent in self.agents.items() if name in reachable},
+            broken={name: faults for name, faults in self.broken.items() if name in reachable},
+            edges={name: called for name, called in self.edges.items() if name in reachable},
         )
 
     def _all(self) -> Iterator[InvalidManifest]:

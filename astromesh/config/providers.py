@@ -296,15 +296,15 @@ def _key(text: str, where: str, absent: str) -> ApiKey:
 def plugin_options(block: Node, options: type[BaseModel], provider: str, model: str, key: ApiKey) -> Node:
     """Returns the plugin's part of a merged block: its own keys, and the common ones that it declares."""
     common = (*keys_of(ModelSpec), *keys_of(ProviderEntry))
-    wanted = keys_of(options)
-    taken = [k for k in block.entries if (k in wanted if k in common else True)]
+    option_keys = keys_of(options)
+    keys = [k for k in block.entries if (k in option_keys if k in common else True)]
     if key.text:
-        taken = [k for k in taken if k not in KEY_SOURCES]
+        keys = [k for k in keys if k not in KEY_SOURCES]
     added = {"name": provider, "provider": provider, "model": model, "api_key": key.text}
-    extra = {k: v for k, v in added.items() if v and k in wanted and k not in block.entries}
-    if key.text and "api_key" in wanted:
+    extra = {k: v for k, v in added.items() if v and k in option_keys and k not in block.entries}
+    if key.text and "api_key" in option_keys:
         extra["api_key"] = key.text
-    return block.select(taken).merged_over(node_from_value(extra))
+    return block.select(keys).merged_over(node_from_value(extra))
 
 
 def ignored_keys(block: Node, options: type[BaseModel]) -> tuple[str, ...]:

@@ -228,8 +228,8 @@ class FactLearner:
             replaced.update((one.id, one) for one in old if one.content != fact.text)
             passages.append((fact.text, {**about, **_dates(fact, old, today), **_details(fact)}))
         await self._store.add(*scope, passages)
-        kept = [one for one in known if one.id not in replaced]
-        beyond = kept[max(0, MAX_FACTS - len(passages)) :]
+        remaining = [one for one in known if one.id not in replaced]
+        beyond = remaining[max(0, MAX_FACTS - len(passages)) :]
         for one in (*replaced.values(), *beyond):
             if one.content not in {text for text, _ in passages}:
                 await self._store.forget(key.tenant, owner, one.id, agent=key.agent)

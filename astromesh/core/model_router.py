@@ -760,9 +760,9 @@ class RunModel:
     def _merged(self, own: Mapping[str, Any]) -> Mapping[str, Any]:
         """Returns the parameters of a call with those of the run; the smaller limit of the answer counts."""
         merged = {**own, **self._parameters}
-        asked = self._parameters.get("max_tokens")
-        if asked is not None and not self.raises_limit:
+        requested = self._parameters.get("max_tokens")
+        if requested is not None and not self.raises_limit:
             limits = [provider.capabilities.answer_tokens for provider in self._router.providers]
-            most = own.get("max_tokens") or (max(limits) if all(limits) else asked)
-            merged["max_tokens"] = min(asked, most)
+            most = own.get("max_tokens") or (max(limits) if all(limits) else requested)
+            merged["max_tokens"] = min(requested, most)
         return merged

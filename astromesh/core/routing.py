@@ -266,7 +266,7 @@ class Outgrown(NamedTuple):
     """A conversation that is larger than the window: what does not fit, and the messages that stay."""
 
     dropped: tuple[Message, ...]
-    kept: tuple[Message, ...]
+    remaining: tuple[Message, ...]
 
     def prompt(self, limits: ModelLimits, earlier: str = "") -> CompletionRequest:
         """Returns the request for a summary of what does not fit; each message is cut to its share.
@@ -282,9 +282,9 @@ class Outgrown(NamedTuple):
 
     def with_summary(self, summary: str, earlier: str = "") -> tuple[Message, ...]:
         """Returns the messages that stay, with a summary in place of the earlier one in the system prompt."""
-        first, *others = self.kept
+        first, *others = self.remaining
         if first.role != "system":
-            return (Message("system", summary), *self.kept)
+            return (Message("system", summary), *self.remaining)
         if earlier and earlier in first.content:
             return (replace(first, content=first.content.replace(earlier, summary, 1)), *others)
         return (replace(first, content=f"{first.content}\n\n{summary}"), *others)
@@ -337,18 +337,18 @@ def _trimmed(
     request: CompletionRequest, limits: ModelLimits, earlier: int
 ) -> tuple[CompletionRequest, LeftOut]:
     messages = request.messages
-    asked = max((i for i, m in enumerate(messages) if m.role == "user"), default=len(messages) - 1)
-    system = tuple(m for m in messages[:asked] if m.role == "system")
-    history = [m for m in messages[:asked] if m.role != "system"]
-    kept = (*system, messages[asked])
-    fixed = estimate_request(replace(request, messages=kept))
+    newest = max((i for i, m in enumerate(messages) if m.role == "user"), default=len(messages) - 1)
+    system = tuple(m for m in messages[:newest] if m.role == "system")
+    history = [m for m in messages[:newest] if m.role != "system"]
+    required = (*system, messages[newest])
+    fixed = estimate_request(replace(request, messages=required))
     if fixed > limits.window:
         raise PayloadTooLarge(
             f"The message is too large for the context window of {limits.names}, {limits.window} tokens: "
             f"with the system prompt and the tools it has about {fixed}. Send a shorter message."
         )
     room = int(limits.window * _SHARE) - fixed
-    loop = [*_units(messages[asked + 1 :], "assistant")]
+    loop = [*_units(messages[newest + 1 :], "assistant")]
     in_loop = sum(map(estimate_messages, loop))
     turns = _newest([*_units(history, "user")], room - in_loop, limits, earlier)
     calls = loop
@@ -358,7 +358,7 @@ def _trimmed(
     whole = {id(message) for message in _joined(calls)}
     lost = sum(m.role == "tool" and id(m) not in whole for m in _joined(loop))
     left = LeftOut(len(history) - sum(map(len, turns)), lost)
-    found = (*system, *_joined(turns), messages[asked], *_joined(calls))
+    found = (*system, *_joined(turns), messages[newest], *_joined(calls))
     return replace(request, messages=found), left
 
 

@@ -521,7 +521,7 @@ class ScheduleStore(Protocol):
     async def add_schedule(self, schedule: Schedule, limit: int) -> bool:
         """Stores a schedule. Returns False if its owner has so many already."""
 
-    async def replace_file_schedules(self, schedules: Sequence[Schedule], kept: Collection[str]) -> None:
+    async def replace_file_schedules(self, schedules: Sequence[Schedule], current: Collection[str]) -> None:
         """Stores the schedules of files. Those that are there stay, but for jitter and `on_missed`.
 
         Args:

@@ -162,7 +162,7 @@ class Entry(NamedTuple):
     ended: tuple[str, ...] = ()
 
 
-def entries_of(wants: Sequence[Reservation], settled: Sequence[BudgetCharge]) -> list[Entry]:
+def entries_of(reservations: Sequence[Reservation], settled: Sequence[BudgetCharge]) -> list[Entry]:
     """Returns one entry for each account, in the order in which all processes lock them."""
     sums: dict[tuple[str, ...], BudgetAmounts] = {}
     accounts: dict[tuple[str, ...], BudgetAccount] = {}
@@ -172,10 +172,10 @@ def entries_of(wants: Sequence[Reservation], settled: Sequence[BudgetCharge]) ->
         accounts[name] = account
         sums[name] = add_amounts(sums.get(name, BudgetAmounts()), amounts)
         ended[name] = (*ended.get(name, ()), *((hold,) if hold else ()))
-    wanted = {_account_key(want.account): want for want in wants}
-    accounts |= {name: want.account for name, want in wanted.items()}
+    by_account = {_account_key(want.account): want for want in reservations}
+    accounts |= {name: want.account for name, want in by_account.items()}
     return [
-        Entry(accounts[n], sums.get(n, BudgetAmounts()), wanted.get(n), ended.get(n, ()))
+        Entry(accounts[n], sums.get(n, BudgetAmounts()), by_account.get(n), ended.get(n, ()))
         for n in sorted(accounts)
     ]
 
@@ -265,7 +265,7 @@ class Budgets:
         """Returns a new reservation for a run of this process."""
         return BudgetHold(secrets.token_hex(12), run_id, self._holder, self.clock.now() + LEASE_SECONDS)
 
-    async def reserve(self, wants: Sequence[Reservation]) -> tuple[BudgetAmounts, ...]:
+    async def reserve(self, reservations: Sequence[Reservation]) -> tuple[BudgetAmounts, ...]:
         """Returns the granted amount of each reservation.
 
         Raises:
@@ -274,40 +274,40 @@ class Budgets:
         store = await self._opened()
         await self._expire(store)
         settled, self._settled = self._settled, []
-        request = asyncio.ensure_future(self._reserve(store, wants, settled))
+        request = asyncio.ensure_future(self._reserve(store, reservations, settled))
         self._requests.add(request)
         request.add_done_callback(self._requests.discard)
         try:
             granted = await asyncio.shield(request)
         except asyncio.CancelledError:  # the store still completes the request
-            request.add_done_callback(partial(self._release, wants))
+            request.add_done_callback(partial(self._release, reservations))
             raise
         if isinstance(granted, BudgetRefusal):
             raise self.exhausted(granted)
-        if hold_ids := {want.hold.id for want in wants if want.hold}:
+        if hold_ids := {want.hold.id for want in reservations if want.hold}:
             self._hold_ids |= hold_ids
             self._renewal.start()
         return granted
 
     async def _reserve(
-        self, store: BudgetStore, wants: Sequence[Reservation], settled: list[BudgetCharge]
+        self, store: BudgetStore, reservations: Sequence[Reservation], settled: list[BudgetCharge]
     ) -> BudgetRefusal | tuple[BudgetAmounts, ...]:
         try:
-            return await store.reserve(wants, settled)
+            return await store.reserve(reservations, settled)
         except BaseException:  # it is unknown whether the store granted it
-            self._settled = settled + _release_charges(wants) + self._settled
+            self._settled = settled + _release_charges(reservations) + self._settled
             raise
 
     def _release(
         self,
-        wants: Sequence[Reservation],
+        reservations: Sequence[Reservation],
         request: asyncio.Future[BudgetRefusal | tuple[BudgetAmounts, ...]],
     ) -> None:
         """Releases what was granted to a cancelled caller."""
         if request.cancelled() or request.exception() is not None:
             return
         if not isinstance(request.result(), BudgetRefusal):
-            self.settle(_release_charges(wants))
+            self.settle(_release_charges(reservations))
 
     async def accounts(
         self, tenant: str, owner: str | None, limit: int
@@ -411,9 +411,9 @@ class Budgets:
         )
 
 
-def _release_charges(wants: Sequence[Reservation]) -> list[BudgetCharge]:
+def _release_charges(reservations: Sequence[Reservation]) -> list[BudgetCharge]:
     """Returns the charges that end reservations of which nothing was spent."""
-    return [BudgetCharge(want.account, BudgetAmounts(), want.hold.id) for want in wants if want.hold]
+    return [BudgetCharge(want.account, BudgetAmounts(), want.hold.id) for want in reservations if want.hold]
 
 
 def account_of(limit: BudgetLimit, key: SessionKey, owner: str, now: float) -> BudgetAccount:
@@ -472,7 +472,7 @@ async def _reserve(
     """Returns the granted amounts by account, or why none is granted."""
     refusal: BudgetRefusal | None = None
     granted: dict[tuple[str, ...], BudgetAmounts] = {}
-    wants: list[Reservation] = []
+    reservations: list[Reservation] = []
     for account, settled, want, ended in entries:
         for hold in ended:
             await tx.execute("release", hold)
@@ -483,12 +483,12 @@ async def _reserve(
         if isinstance(grant, BudgetRefusal):
             refusal = grant
             continue
-        wants.append(want._replace(amounts=grant))
-        await _grant(wants[-1], tx)
+        reservations.append(want._replace(amounts=grant))
+        await _grant(reservations[-1], tx)
         granted[want.account[:4]] = grant
     if refusal is None:
         return granted
-    for want in wants:
+    for want in reservations:
         await _take_back(want, tx)
     return refusal
 

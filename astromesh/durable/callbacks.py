@@ -203,8 +203,8 @@ class CallbackSender:
 
     async def _deliver_due_of(self, source: CallbackSource, store: DeliveryStore) -> None:
         now = self._clock.now()
-        while taken := await store.take_callbacks(now, now + TAKEN_SECONDS, _TOGETHER):
-            await asyncio.gather(*(self._deliver(source, store, one) for one in taken))
+        while deliveries := await store.take_callbacks(now, now + TAKEN_SECONDS, _TOGETHER):
+            await asyncio.gather(*(self._deliver(source, store, one) for one in deliveries))
             now = self._clock.now()
         if await store.callbacks_expected():
             self._job.seconds = POLL_SECONDS
@@ -216,22 +216,23 @@ class CallbackSender:
             return None
         return await self._encode(publisher, run) if publisher else run_json(run)
 
-    async def _deliver(self, source: CallbackSource, store: DeliveryStore, taken: TakenDelivery) -> None:
-        if (found := await store.callback(taken.callback)) is None:  # erased meanwhile
+    async def _deliver(self, source: CallbackSource, store: DeliveryStore, delivery: TakenDelivery) -> None:
+        if (found := await store.callback(delivery.callback)) is None:  # erased meanwhile
             return
         url, encrypted = found.url, found.headers
         now = self._clock.now()
         status, error, pause = 0, "", 0.0
         try:
-            if (message := await source.message(taken.run_id, found.publisher)) is None:  # erased meanwhile
+            message = await source.message(delivery.run_id, found.publisher)
+            if message is None:  # erased meanwhile
                 return
             if not found.publisher:
-                kind = f"{source.kind}.{taken.event}"
+                kind = f"{source.kind}.{delivery.event}"
                 message = {"type": kind, "timestamp": iso_time(now), "data": message}
             body = orjson.dumps(message)
             own = self._cipher.decrypt(encrypted, url) if encrypted else {}
             headers = {**own, "content-type": "application/json"}
-            headers |= signature_headers(self._secrets, _message_id(taken), int(now), body)
+            headers |= signature_headers(self._secrets, _message_id(delivery), int(now), body)
             response = await self._http.fetch_untrusted(
                 "POST", url, body=body, headers=headers, timeout=TIMEOUT_SECONDS, follow=False
             )
@@ -240,24 +241,25 @@ class CallbackSender:
         except (NetError, ConfigError, MissingExtra) as failure:
             error = str(failure)
         if not error:
-            await store.end_callback_attempt(taken.id, "delivered", 0.0, status, "")
+            await store.end_callback_attempt(delivery.id, "delivered", 0.0, status, "")
             return
-        pause = max(pause, pause_after(taken.attempts))
-        is_dead = status == _GONE or now + pause > taken.began_at + DAY_SECONDS
+        pause = max(pause, pause_after(delivery.attempts))
+        is_dead = status == _GONE or now + pause > delivery.began_at + DAY_SECONDS
         log.warning(
             "callback_dead" if is_dead else "callback_failed",
-            **{f"{source.kind}_id": taken.run_id}, callback_id=taken.id, attempts=taken.attempts, error=error,
+            **{f"{source.kind}_id": delivery.run_id}, callback_id=delivery.id,
+            attempts=delivery.attempts, error=error,
         )  # fmt: skip
         await store.end_callback_attempt(
-            taken.id, "dead" if is_dead else "pending", now + pause, status, error
+            delivery.id, "dead" if is_dead else "pending", now + pause, status, error
         )
         if not is_dead:
             await self._wake_at("callbacks", now + pause)
 
 
-def _message_id(taken: TakenDelivery) -> str:
+def _message_id(delivery: TakenDelivery) -> str:
     """Returns the id of a message, which no other database and no restored one gives to another message."""
-    return f"msg_{taken.run_id.partition('_')[2]}_{taken.id}"
+    return f"msg_{delivery.run_id.partition('_')[2]}_{delivery.id}"
 
 
 def pause_after(attempts: int) -> float:

@@ -95,8 +95,8 @@ def compare(runs: Mapping[str, ComparedRun] | Mapping[str, ComparedTask]) -> Jso
     Args:
         runs: two or three of one kind, by the letter that names each. The others are compared with the first.
     """
-    shown = {letter: _shown(run.steps) for letter, run in runs.items()}
-    rows = [_row(key, {letter: steps.get(key) for letter, steps in shown.items()}) for key in _order(shown)]
+    sides = {letter: _shown(run.steps) for letter, run in runs.items()}
+    rows = [_row(key, {letter: steps.get(key) for letter, steps in sides.items()}) for key in _order(sides)]
     first = next((row for row in rows if not row["equal"]), None)
     return {
         "runs": {letter: _total(run) for letter, run in runs.items()},
@@ -131,9 +131,9 @@ def _comparable(value: Any) -> Any:
     return [*map(_comparable, value)] if isinstance(value, list) else value
 
 
-def _order(shown: Mapping[str, Mapping[Key, _Shown]]) -> list[Key]:
+def _order(sides: Mapping[str, Mapping[Key, _Shown]]) -> list[Key]:
     """Returns the keys of all runs: in the order of the first, those of others behind the one before them."""
-    first, *others = shown.values()
+    first, *others = sides.values()
     order = list(first)
     for steps in others:
         place = 0

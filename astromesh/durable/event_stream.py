@@ -71,7 +71,7 @@ class DurableStream:
         self._sinks: tuple[EventSink, ...] = ()
         self._past = past
         self._repeats = Counter(_key(event.type, event.data) for event in past)
-        self._answered: set[int] = set()
+        self._replayed_steps: set[int] = set()
         log.events.extend(past)
 
     def add(self, sink: EventSink) -> None:
@@ -118,7 +118,7 @@ class DurableStream:
 
     def replay_step(self, step: int) -> None:
         """Drops the events of a model call that the record answers."""
-        self._answered.add(step)
+        self._replayed_steps.add(step)
 
     def restart_step(self, step: int) -> None:
         """Declares the deltas of a model call void that is made again."""
@@ -138,7 +138,7 @@ class DurableStream:
         return {step: "".join(pieces) for step, pieces in texts.items()}
 
     def _is_repeated(self, type: str, data: JsonObject) -> bool:
-        if data.get("step") in self._answered and type.startswith("model.") and type != COMMENTARY:
+        if data.get("step") in self._replayed_steps and type.startswith("model.") and type != COMMENTARY:
             return True
         key = _key(type, data)
         if self._repeats[key] <= 0:

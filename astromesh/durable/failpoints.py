@@ -32,13 +32,13 @@ def _ignore(place: str) -> None:
     """Does nothing: no failpoint is set."""
 
 
-def parse_failpoint(wanted: str, places: Sequence[str] = (*PLACES, *GRAPH_PLACES)) -> Callable[[str], None]:
+def parse_failpoint(text: str, places: Sequence[str] = (*PLACES, *GRAPH_PLACES)) -> Callable[[str], None]:
     """Returns a function that kills the process at the place `wanted`, NAME or NAME:N.
 
     Raises:
         ValueError: there is no such place; a test that kills nothing would prove nothing.
     """
-    name, _, which = wanted.partition(":")
+    name, _, which = text.partition(":")
     if name not in places:
         raise ValueError(f"There is no failpoint {name!r}. Known: {', '.join(places)}.")
     passed, at = count(1), int(which or 1)

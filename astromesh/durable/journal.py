@@ -254,14 +254,14 @@ class RunJournal:
             return found.output or {}
         start = StepStart.now()
         step = JournalStep(path, n, "tool" if once else "value", request_hash, "intent")
-        asked = (found.output or {}).get("asked", 0) if found is not None else 0
+        question_count = (found.output or {}).get("asked", 0) if found is not None else 0
         if once and found is not None:
-            asked += 1
-            if not await self._may_repeat(path, name, asked, arguments):
+            question_count += 1
+            if not await self._may_repeat(path, name, question_count, arguments):
                 raise OutcomeUnknown(_unknown_outcome(f"tool {name!r} was called"))
         with log.waiting.calling():
             if once:
-                await log.write(step._replace(output={"asked": asked} if asked else None))
+                await log.write(step._replace(output={"asked": question_count} if question_count else None))
                 failpoints.reach(failpoints.TOOL_INTENT)
             answer = await make()
         await log.write(start.of(step._replace(state="done", output=answer), {"name": name}))
@@ -520,9 +520,9 @@ class RunJournal:
     def _add_value(self, name: str, start: StepStart, output: JsonObject, rules: Sequence[str] = ()) -> None:
         step = JournalStep(self.at(name), 1, _VALUE, "", "done", output)
         if name in LISTED_VALUES:
-            shown = {} if self.redact is None else {"out": self.redact(output, "output")}
-            shown |= {"rules": list(rules)} if rules else {}
-            step = start.of(step, {"name": name, **shown})
+            visible = {} if self.redact is None else {"out": self.redact(output, "output")}
+            visible |= {"rules": list(rules)} if rules else {}
+            step = start.of(step, {"name": name, **visible})
         self.step_log.add(step)
 
     async def require_lease(self) -> None:
@@ -591,17 +591,19 @@ class ToolCallStep:
 
         A decision allows one more call: after another death a person is asked again.
         """
-        asked = 1 + (((self._found and self._found.output) or {}).get("asked", 0))
-        self._step_log.add(self.step._replace(state="unknown", output={"asked": asked - 1}))
+        question_count = 1 + (((self._found and self._found.output) or {}).get("asked", 0))
+        self._step_log.add(self.step._replace(state="unknown", output={"asked": question_count - 1}))
         question = HumanQuestion(
             "unknown_outcome", self._call.name, call_record.arguments_of(self._call), agent=self._agent
         )
         path = self._question_path("unknown_outcome")
-        step = JournalStep(path, asked, "wait", self.step.request_hash, "intent")
-        answer = await self._step_log.decision(step, question, self._step_log.peek(path, asked), path)
+        step = JournalStep(path, question_count, "wait", self.step.request_hash, "intent")
+        answer = await self._step_log.decision(
+            step, question, self._step_log.peek(path, question_count), path
+        )
         if answer["decision"] != "approve":
             raise OutcomeUnknown(_unknown_outcome(f"tool {self._call.name!r} was called"))
-        self.step = self.step._replace(output={"asked": asked})
+        self.step = self.step._replace(output={"asked": question_count})
 
 
 def _unknown_outcome(what: str) -> str:
@@ -650,15 +652,15 @@ class NodeVisit:
                 self.leave()
         failpoints.reach(failpoints.NODE_INTENT)
 
-    async def _ask_whether_again(self, asked: int) -> None:
+    async def _ask_whether_again(self, question_count: int) -> None:
         """Asks a person: the process died during this visit, and its outcome is unknown.
 
         Args:
             asked: how often a person has allowed to repeat it.
         """
         path, name = f"{self._step.path}/unknown_outcome", self._path.rpartition("/")[2]
-        self._log.add(self._step._replace(state="unknown", output={**self._about, "asked": asked}))
-        step = JournalStep(path, asked + 1, "wait", "", "intent")
+        self._log.add(self._step._replace(state="unknown", output={**self._about, "asked": question_count}))
+        step = JournalStep(path, question_count + 1, "wait", "", "intent")
         question, found = (
             HumanQuestion("unknown_outcome", name, agent=self._log.agent),
             self._log.peek(*step[:2]),
@@ -668,7 +670,7 @@ class NodeVisit:
                 step, question, found, self._step.path.removeprefix(NODE_PREFIX)
             )
         if answer["decision"] == "approve":
-            self._about["asked"] = asked + 1
+            self._about["asked"] = question_count + 1
             return
         self.refusal = OutcomeUnknown(_unknown_outcome(f"node {name!r} ran"))
 

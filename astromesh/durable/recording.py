@@ -207,21 +207,23 @@ def redacted_events(events: Iterable[Event], steps: Iterable[JournalStep]) -> It
     for event in events:
         if event.type == WAITING:
             first = {key: value for key, value in event.data["approval"].items() if key != "others"}
-            shown = [_as_asked(one, questions) for one in (first, *event.data["approval"].get("others", ()))]
-            approval = {**shown[0], "others": shown[1:]} if shown[1:] else shown[0]
+            approvals = [
+                _as_asked(one, questions) for one in (first, *event.data["approval"].get("others", ()))
+            ]
+            approval = {**approvals[0], "others": approvals[1:]} if approvals[1:] else approvals[0]
             if approval != event.data["approval"]:
                 yield Event(
                     event.run_id, event.seq, event.ts, event.type, {**event.data, "approval": approval}
                 )
 
 
-def _as_asked(shown: JsonObject, questions: Mapping[tuple[str, int], JsonObject]) -> JsonObject:
+def _as_asked(approval: JsonObject, questions: Mapping[tuple[str, int], JsonObject]) -> JsonObject:
     """Returns a question of an event with the texts of its step."""
-    stored = questions.get((shown["path"], shown["n"]))
+    stored = questions.get((approval["path"], approval["n"]))
     if stored is None:
-        return shown
+        return approval
     arguments = stored.get("asked_arguments", stored.get("arguments"))
-    return {**shown, "arguments": arguments, "question": stored.get("question", "")}
+    return {**approval, "arguments": arguments, "question": stored.get("question", "")}
 
 
 def _redacted_answer(result: JsonObject, redact: Redactor) -> JsonObject:

@@ -80,12 +80,12 @@ class SqlSchedules(SqlStore):
 
         return await self._queries.transact(add, synced=True)
 
-    async def replace_file_schedules(self, schedules: Sequence[Schedule], kept: Collection[str]) -> None:
+    async def replace_file_schedules(self, schedules: Sequence[Schedule], current: Collection[str]) -> None:
         async def replace(tx: Transaction) -> None:
             await tx.lock("schedules")
             present = {one.id for one in schedules}
             for stored, kind, target in await tx.fetch("file_schedules"):
-                if stored not in present and f"{kind} {target}" not in kept:
+                if stored not in present and f"{kind} {target}" not in current:
                     await tx.execute("delete_schedule", stored)
             for one in schedules:
                 await tx.execute("add_schedule", *one)

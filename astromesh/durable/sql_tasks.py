@@ -171,15 +171,15 @@ class SqlTasks(SqlDeliveries):
         """Returns stored JSON texts, each with its Task, as values with their large parts."""
         texts = [(task_id, None if text is None else text.encode()) for task_id, text in stored]
         found: dict[str, dict[str, bytes]] = {task_id: {} for task_id, _ in texts}
-        wanted = {(task_id, one) for task_id, text in texts if text for one in references(text)}
-        while wanted:
-            tasks, hashes = ({pair[n] for pair in wanted} for n in (0, 1))
+        missing = {(task_id, one) for task_id, text in texts if text for one in references(text)}
+        while missing:
+            tasks, hashes = ({pair[n] for pair in missing} for n in (0, 1))
             rows = await self._queries.read("payloads", list(tasks), list(hashes))
             fresh = [(row[0], row[1], unpack(row[2])) for row in rows if row[1] not in found[row[0]]]
             for task_id, name, text in fresh:
                 found[task_id][name] = text
             inner = {(task_id, one) for task_id, _, text in fresh for one in references(text)}
-            wanted = {(task_id, name) for task_id, name in inner if name not in found[task_id]}
+            missing = {(task_id, name) for task_id, name in inner if name not in found[task_id]}
         joiners = {task_id: Joiner(payloads) for task_id, payloads in found.items()}
         return [None if text is None else joiners[task_id].join(text) for task_id, text in texts]
 
@@ -267,8 +267,8 @@ class SqlTasks(SqlDeliveries):
             if rows:
                 earlier = _inspection(rows[0][1]) or {"all_stages": False, "before": []}
                 named = {*earlier["before"], *before}
-                wanted = {"all_stages": earlier["all_stages"] or not before, "before": sorted(named)}
-                await tx.execute("inspect", task_id, _json_text(wanted))
+                inspection = {"all_stages": earlier["all_stages"] or not before, "before": sorted(named)}
+                await tx.execute("inspect", task_id, _json_text(inspection))
             return bool(rows)
 
         return await self._queries.transact(pause, synced=True)
@@ -279,8 +279,8 @@ class SqlTasks(SqlDeliveries):
             found = await tx.fetch("waits", task_id) if rows else ()
             paused = next((row for row in found if row[4] == "pause" and row[8] is None), None)
             if paused is not None:
-                wanted = {"before": [], **(_inspection(rows[0][1]) or {}), "all_stages": True}
-                await tx.execute("inspect", task_id, _json_text(wanted))
+                inspection = {"before": [], **(_inspection(rows[0][1]) or {}), "all_stages": True}
+                await tx.execute("inspect", task_id, _json_text(inspection))
                 await tx.execute("answer", *tuple(paused)[:4], "{}")
             return paused is not None
 

@@ -131,8 +131,8 @@ def kind_of(step: JournalStep) -> RecordedKind:
 
 def name_of(step: JournalStep) -> str:
     """Returns the name of the rule, tool or node, or of the model that has answered."""
-    answered = ((step.output or {}).get("result") or {}).get("model") if step.kind == "model" else ""
-    name: str = answered or (step.about or {}).get("name", "")
+    model = ((step.output or {}).get("result") or {}).get("model") if step.kind == "model" else ""
+    name: str = model or (step.about or {}).get("name", "")
     return name or step.path.removeprefix("node:").rpartition("/")[2]
 
 

@@ -140,8 +140,12 @@ class SegmentWriter:
 
         Usually the commit of the last step has just shown that, and only events are left, which may wait.
         """
-        shown = monotonic() - self._lease_seen_at < _LEASE_CHECK_SECONDS
-        if shown and self._task is None and not (self._steps or self._change or self._nested or self.closed):
+        is_fresh = monotonic() - self._lease_seen_at < _LEASE_CHECK_SECONDS
+        if (
+            is_fresh
+            and self._task is None
+            and not (self._steps or self._change or self._nested or self.closed)
+        ):
             return
         self.change(_CHECK_LEASE)
         await self.flush()

@@ -194,9 +194,11 @@ def select(cases: Sequence[Case], tag: str = "", case: str = "") -> list[Case]:
     """
     found = [one for one in cases if (not tag or tag in one.tags) and case in ("", one.spec.id)]
     if not found:
-        wanted = " ".join(filter(None, (f"with the tag {tag!r}" if tag else "", f"{case!r}" if case else "")))
+        filters = " ".join(
+            filter(None, (f"with the tag {tag!r}" if tag else "", f"{case!r}" if case else ""))
+        )
         known = (*dict.fromkeys(one.spec.id for one in cases),)
-        raise InvalidInput(_unknown(f"case {wanted}".strip(), known, case))
+        raise InvalidInput(_unknown(f"case {filters}".strip(), known, case))
     return found
 
 

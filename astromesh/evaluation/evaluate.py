@@ -102,13 +102,13 @@ def _schema_valid(assertion: Assertion, of: Checked) -> str:
 
 
 def _schema_of(assertion: Assertion, of: Checked) -> JsonObject:
-    wanted = assertion.schema_id
-    if isinstance(wanted, dict):
-        return wanted
-    known = of.target.schema(wanted)
-    file = of.case.folder / wanted
-    if known is None and not (wanted and file.is_file()):
-        raise InvalidInput(f"unknown schema {wanted!r}")
+    schema_id = assertion.schema_id
+    if isinstance(schema_id, dict):
+        return schema_id
+    known = of.target.schema(schema_id)
+    file = of.case.folder / schema_id
+    if known is None and not (schema_id and file.is_file()):
+        raise InvalidInput(f"unknown schema {schema_id!r}")
     schema: JsonObject = orjson.loads(file.read_bytes()) if known is None else known
     return schema
 
@@ -132,8 +132,8 @@ def _tool_called(assertion: Assertion, of: Checked) -> str:
     calls = [one for one in of.outcome.tool_calls if assertion.tool in ("", one.name)]
     if any(_has_arguments(one, assertion.arguments) for one in calls):
         return ""
-    wanted = f"{assertion.tool or 'any tool'} {_short_json(assertion.arguments)}"
-    return f"calls are {_calls(calls or of.outcome.tool_calls)}, expected {wanted}"
+    expected = f"{assertion.tool or 'any tool'} {_short_json(assertion.arguments)}"
+    return f"calls are {_calls(calls or of.outcome.tool_calls)}, expected {expected}"
 
 
 def _no_tool_called(assertion: Assertion, of: Checked) -> str:
@@ -225,11 +225,11 @@ def _without_keys(value: Any, ignore: Iterable[str]) -> Any:
     return [_without_keys(one, ignore) for one in value] if isinstance(value, list) else value
 
 
-def _has_arguments(call: CalledTool, wanted: Mapping[str, Any]) -> bool:
-    given = call.arguments
-    if not isinstance(given, Mapping):
-        return not wanted
-    return all(key in given and given[key] == value for key, value in wanted.items())
+def _has_arguments(call: CalledTool, expected: Mapping[str, Any]) -> bool:
+    arguments = call.arguments
+    if not isinstance(arguments, Mapping):
+        return not expected
+    return all(key in arguments and arguments[key] == value for key, value in expected.items())
 
 
 def _calls(calls: Iterable[CalledTool]) -> str:

@@ -45,12 +45,12 @@ class ActiveNode:
         visit: The number of the visit, from 1.
     """
 
-    __slots__ = ("_run", "asked", "loop", "name", "path", "visit")
+    __slots__ = ("_run", "interrupts", "loop", "name", "path", "visit")
 
     def __init__(self, run: ActiveRun, path: str, name: str, visit: int) -> None:
         self._run = ref(run)
         self.path, self.name, self.visit = path, name, visit
-        self.asked = 0
+        self.interrupts = 0
         self.loop = asyncio.get_running_loop()
 
     @property
@@ -116,13 +116,13 @@ async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
     """
     check_seconds("interrupt()", "seconds", seconds)
     text = value.get("question", "") if isinstance(value, Mapping) else value
-    asked, text = to_json(value, "The value of interrupt()"), text if isinstance(text, str) else ""
+    content, text = to_json(value, "The value of interrupt()"), text if isinstance(text, str) else ""
     active = _ACTIVE.get()
     if isinstance(active, ActiveTool):
         step = active.step()
         if step is None:
             raise NotDurable(f"interrupt() came when the call of the tool {active.name!r} had ended.")
-        decision = await step.ask(HumanQuestion("interrupt", active.name, asked, text, seconds))
+        decision = await step.ask(HumanQuestion("interrupt", active.name, content, text, seconds))
         return _answer(active.name, decision, seconds)
     run = None if active is None else active.run
     scope = None if active is None or run is None else run.scope_at(active.path)
@@ -132,9 +132,9 @@ async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
             "interrupt() needs a run that can wait. Call it in a node or a tool, and give the engine or the "
             "agent a `store`, or start the agent with POST /v1/agents/NAME/runs."
         )
-    ticket = f"{active.path}#{active.visit}:{active.asked}"
-    active.asked += 1
-    question = HumanQuestion("interrupt", active.name, asked, text, seconds)
+    ticket = f"{active.path}#{active.visit}:{active.interrupts}"
+    active.interrupts += 1
+    question = HumanQuestion("interrupt", active.name, content, text, seconds)
     return _answer(active.name, await journal.person(scope, ticket, question), seconds)
 
 

@@ -296,9 +296,9 @@ def call_json(
     request: CompletionRequest, result: CompletionResult | None, error: JsonObject | None = None
 ) -> JsonObject:
     """Returns a model call as it is recorded."""
-    asked = _request_json(request)
+    request_json = _request_json(request)
     answer = {"error": error} if result is None else {"result": to_builtins(result)}
-    return {"key": _key(asked), "request": asked, **answer}
+    return {"key": _key(request_json), "request": request_json, **answer}
 
 
 def key_of(request: CompletionRequest) -> str:

@@ -90,8 +90,10 @@ def _message(value: Any) -> Message:
     calls = value.get("tool_calls") or ()
     if not isinstance(calls, list | tuple):
         raise InvalidInput(f"The tool_calls of a message must be a list, not {calls!r}.")
-    content, answered, name = (_text(value, key, "a message") for key in ("content", "tool_call_id", "name"))
-    return Message(value["role"], content, tuple(map(_call, calls)), answered, name)
+    content, tool_call_id, name = (
+        _text(value, key, "a message") for key in ("content", "tool_call_id", "name")
+    )
+    return Message(value["role"], content, tuple(map(_call, calls)), tool_call_id, name)
 
 
 def _text(record: Mapping[str, Any], key: str, owner: str) -> str:

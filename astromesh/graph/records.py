@@ -178,10 +178,10 @@ class NodeResult:
             output: The new output.
             texts: Other texts that show the old output.
         """
-        shown, text = {as_text(self.output), *texts}, as_text(output)
+        texts_before, text = {as_text(self.output), *texts}, as_text(output)
         self.output = output
         self.messages_added = [
-            structs.replace(m, content=text) if m.role == "assistant" and m.content in shown else m
+            structs.replace(m, content=text) if m.role == "assistant" and m.content in texts_before else m
             for m in self.messages_added
         ]
 
@@ -542,8 +542,8 @@ def invalid_field(result: NodeResult) -> str | None:
     for name, is_valid, expected in _FIELD_RULES:
         value = getattr(result, name, None)  # a subclass of the user may have left it out
         if not is_valid(value):
-            shown = f"{value!r:.80}" if isinstance(value, str) else type(value).__name__
-            return f"{name} must be {expected}, not {shown}"
+            text = f"{value!r:.80}" if isinstance(value, str) else type(value).__name__
+            return f"{name} must be {expected}, not {text}"
     return None
 
 

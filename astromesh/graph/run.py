@@ -822,8 +822,8 @@ def tell_state(run: Run, plan: Plan, path: str, state: GraphState, before: Mappi
         return
     if run.is_local:
         run.emit(UPDATED_EVENT, node=path, update=update, values=values)
-    elif shown := {key: value for key, value in update.items() if key[0] != "_"}:
-        run.emit(UPDATED_EVENT, node=path, update=to_lenient_json(shown))
+    elif visible := {key: value for key, value in update.items() if key[0] != "_"}:
+        run.emit(UPDATED_EVENT, node=path, update=to_lenient_json(visible))
 
 
 def decided_transition(run: Run, step: Step, path: str, result: NodeResult, state: GraphState) -> Transition:

@@ -177,7 +177,7 @@ class Journal(Protocol):
             retell: Emits and charges a recorded call.
         """
 
-    async def person(self, scope: Any, ticket: str, asked: HumanQuestion) -> JsonObject:
+    async def person(self, scope: Any, ticket: str, question: HumanQuestion) -> JsonObject:
         """Returns a person's decision, in the form of `RecordedToolCall.ask`. The run waits for it as a row.
 
         Args:

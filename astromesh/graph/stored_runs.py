@@ -147,15 +147,15 @@ def caller_of(request: JsonObject, caller: CallerContext | None) -> CallerContex
 
 def _json_values(values: Mapping[str, Any]) -> JsonObject:
     """Returns the values that are the same after a way through JSON."""
-    kept = {}
+    found = {}
     for key, value in values.items():
         try:
             stored = to_json(value, key)
         except NotRecordable:
             continue
         if type(stored) is type(value) and stored == value:
-            kept[key] = stored
-    return kept
+            found[key] = stored
+    return found
 
 
 def start_of(request: JsonObject, schema: StateSchema | None) -> tuple[list[Message], dict[str, Any]]:

@@ -62,7 +62,7 @@ class StateField(NamedTuple):
     reducer: Reducer | None
     default: Callable[[], Any]
     reads_others: bool = False
-    taken: type | None = None
+    exact_type: type | None = None
 
 
 #: values of the other fields while one is validated
@@ -109,14 +109,14 @@ class StateSchema:
             n: one.validate for n, one in self.fields.items() if one.reducer is None and not one.reads_others
         }
         #: the type whose instances a field takes as they are, or None, of each field in `_validators`
-        self._taken = {name: self.fields[name].taken for name in self._validators}
+        self._exact_types = {name: self.fields[name].exact_type for name in self._validators}
         self._constants = {n: one.default() for n, one in self.fields.items() if _is_constant(one.default)}
         self._made = {n: one.default for n, one in self.fields.items() if n not in self._constants}
         self._make = _maker_of(kind)
         self._values_of = _reader(self.fields)
         self._instances: Any = dict if is_typeddict(kind) else kind
 
-    def initial(self, given: Any = None, *, is_record: bool = False) -> dict[str, Any]:
+    def initial(self, source: Any = None, *, is_record: bool = False) -> dict[str, Any]:
         """Returns the values of all fields at the start of a run.
 
         Args:
@@ -129,14 +129,14 @@ class StateSchema:
         values = self._constants.copy()
         for name, make in self._made.items():
             values[name] = make()
-        if given is None:
+        if source is None:
             return values
-        if not isinstance(given, Mapping | self._instances):
-            raise InvalidInput(f"The state must be a {self.name} or a mapping, not {type(given).__name__}.")
-        is_valid = is_record or not isinstance(given, Mapping)
+        if not isinstance(source, Mapping | self._instances):
+            raise InvalidInput(f"The state must be a {self.name} or a mapping, not {type(source).__name__}.")
+        is_valid = is_record or not isinstance(source, Mapping)
         token = _OTHERS.set(values)
         try:
-            for name, value in self._items(given):
+            for name, value in self._items(source):
                 field = self._field_named(name)
                 values[name] = (field.convert if is_valid else field.validate)(value)
         except UnknownStateKey as error:
@@ -170,17 +170,17 @@ class StateSchema:
         if state.updates is not None or type(update) is not dict or type(context) is not dict:
             self._update_any(state, update)
             return
-        validators, taken = self._validators, self._taken
+        validators, exact_types = self._validators, self._exact_types
         try:
             if len(update) == 1:  # as most updates
                 (name,) = update
                 value = update[name]
-                context[name] = value if type(value) is taken[name] else validators[name](value)
+                context[name] = value if type(value) is exact_types[name] else validators[name](value)
                 return
             made = {}
             for name in update:
                 value = update[name]
-                made[name] = value if type(value) is taken[name] else validators[name](value)
+                made[name] = value if type(value) is exact_types[name] else validators[name](value)
         except (KeyError, TypeError, ValueError):  # the other way says what is wrong
             self._update_any(state, update)
         else:
@@ -285,8 +285,10 @@ class StateSchema:
     def _items(self, values: Any) -> list[tuple[str, Any]]:
         if isinstance(values, Mapping):
             return list(values.items())
-        given = getattr(values, "model_fields_set", None)
-        return [(name, getattr(values, name)) for name in self.fields if given is None or name in given]
+        fields_set = getattr(values, "model_fields_set", None)
+        return [
+            (name, getattr(values, name)) for name in self.fields if fields_set is None or name in fields_set
+        ]
 
     def _field(self, name: str, hint: Any) -> StateField:
         reducer = (
@@ -300,8 +302,8 @@ class StateSchema:
         convert = _validator(bare, config)
         functions, reads_others = _validators_of(self.kind, name)
         validate = _validator(Annotated[bare, *functions], config) if functions else convert
-        taken = hint if not (functions or config) and hint in _TAKEN else None
-        return StateField(validate, convert, reducer, default, reads_others, taken)
+        exact_type = hint if not (functions or config) and hint in _TAKEN else None
+        return StateField(validate, convert, reducer, default, reads_others, exact_type)
 
 
 def _reader(names: Iterable[str]) -> Callable[[Mapping[str, Any]], dict[str, Any]]:
@@ -386,7 +388,7 @@ def _defaults_of(kind: Any) -> dict[str, Callable[[], Any]]:
         found: dict[str, Callable[[], Any]] = {}
         for field in dataclasses.fields(kind):
             if field.default is not dataclasses.MISSING:
-                found[field.name] = partial(_given, field.default)
+                found[field.name] = partial(_constant_of, field.default)
             elif field.default_factory is not dataclasses.MISSING:
                 found[field.name] = field.default_factory
         return found
@@ -396,11 +398,11 @@ def _defaults_of(kind: Any) -> dict[str, Callable[[], Any]]:
 
 def _model_default(field: Any) -> Callable[[], Any]:
     if field.default_factory is None and type(field.default) in _UNCHANGING:
-        return partial(_given, field.default)
+        return partial(_constant_of, field.default)
     return partial(field.get_default, call_default_factory=True)
 
 
-def _given(value: Any) -> Any:
+def _constant_of(value: Any) -> Any:
     return value
 
 
@@ -483,7 +485,7 @@ def _empty_maker(hint: Any) -> Callable[[], Any]:
 def _is_constant(make: Callable[[], Any]) -> bool:
     """Whether a default is always one value that nobody can change."""
     return make in _UNCHANGING or (
-        isinstance(make, partial) and make.func is _given and type(make.args[0]) in _UNCHANGING
+        isinstance(make, partial) and make.func is _constant_of and type(make.args[0]) in _UNCHANGING
     )
 
 

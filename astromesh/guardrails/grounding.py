@@ -112,10 +112,10 @@ def _claims(answer: str, documents: Sequence[str]) -> Iterator[str]:
     for sentence in _sentences(answer):
         if sentence in _ABOUT_THE_SEARCH:
             continue
-        said = sentence
+        text = sentence
         for document in documents:
-            said = said.replace(document, "")
-        if len(_WORD.findall(said)) >= _LEAST_WORDS and not sentence.endswith(("?", "？")):
+            text = text.replace(document, "")
+        if len(_WORD.findall(text)) >= _LEAST_WORDS and not sentence.endswith(("?", "？")):
             yield sentence
 
 

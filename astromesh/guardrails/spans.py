@@ -67,10 +67,10 @@ def scan_visible(scan: Callable[[str, int, bool], Scan], text: str, start: int, 
     """The findings of a scanner in the visible part of a text, as places of the text."""
     if not has_invisible(text):
         return scan(text, start, final)
-    shown, origin = visible_text(text)
-    found, settled = scan(shown, bisect_left(origin, start), final)
+    visible, origin = visible_text(text)
+    found, settled = scan(visible, bisect_left(origin, start), final)
     findings = [Finding(origin[f.start], origin[f.end - 1] + 1, f.replacement) for f in found]
-    return Scan(findings, origin[settled] if settled < len(shown) else len(text))
+    return Scan(findings, origin[settled] if settled < len(visible) else len(text))
 
 
 def replace_findings(text: str, findings: Sequence[Finding], start: int, end: int) -> tuple[str, int]:

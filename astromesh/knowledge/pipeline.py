@@ -155,13 +155,13 @@ class Indexer:
 
 def check_ids(ids: Sequence[str], files: Container[str]) -> None:
     """Raises: InvalidInput: an id is empty, occurs twice, or belongs to a file of the folders."""
-    taken = set()
+    used_names = set()
     for name in ids:
         if name in files:
             raise InvalidInput(f"The document {name!r} comes from a folder; change the file there.")
-        if not name or name in taken:
+        if not name or name in used_names:
             raise InvalidInput(f"Document ids must be unique and not empty; {name!r} is not.")
-        taken.add(name)
+        used_names.add(name)
 
 
 def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
@@ -277,10 +277,10 @@ class RAGPipeline:
             await self._add_vectors()
         vector = await self._embed_query(query)
         words = "" if self._mode == "vector" else query
-        wanted = top_k or self._top_k
+        limit = top_k or self._top_k
         found = await self._store.search(
             words,
-            top_k=(4 if self._parent_tokens else 2) * wanted,
+            top_k=(4 if self._parent_tokens else 2) * limit,
             owners=self._readable_owners(tenant),
             filters=filters,
             vector=vector,
@@ -288,12 +288,12 @@ class RAGPipeline:
         good = [passage for passage in found if passage.score >= self._min_score]
         sets = [frozenset(words_of(passage.chunk.text.lower())) for passage in good]
         scores = [(n, one.score) for n, one in enumerate(good)]
-        chosen = diversify(scores, dict(enumerate(sets)), len(good) if self._parent_tokens else wanted)
+        chosen = diversify(scores, dict(enumerate(sets)), len(good) if self._parent_tokens else limit)
         best = tuple(good[place] for place in chosen)
         if not self._parent_tokens:
             return best
         return await parent_passages(
-            best, wanted, self._parent_tokens, lambda name: self._documents(name, tenant)
+            best, limit, self._parent_tokens, lambda name: self._documents(name, tenant)
         )
 
     async def documents(

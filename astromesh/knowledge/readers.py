@@ -193,11 +193,11 @@ def bounded_page(page: str) -> str:
     if page.count("<") <= MAX_FORMATTING and len(page) <= MAX_WORDS:
         return page
     parts: list[str] = []
-    kept = 0
+    position = 0
     for start, end, replacement in _replacements(page):
-        parts += (page[kept:start], replacement)
-        kept = end
-    return "".join((*parts, page[kept:])) if parts else page
+        parts += (page[position:start], replacement)
+        position = end
+    return "".join((*parts, page[position:])) if parts else page
 
 
 def _replacements(page: str) -> Iterator[tuple[int, int, str]]:

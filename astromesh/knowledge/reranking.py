@@ -97,13 +97,13 @@ class RerankingPipeline:
         top_k: int | None = None,
         filters: Mapping[str, Any] | None = None,
     ) -> tuple[Passage, ...]:
-        wanted = top_k or self._top_k
+        limit = top_k or self._top_k
         found = await self._inner.query(
-            query, tenant=tenant, top_k=max(wanted, self._candidates), filters=filters
+            query, tenant=tenant, top_k=max(limit, self._candidates), filters=filters
         )
         if len(found) > 1 or (found and self._min_score):
             found = await self._rerank(query, found)
-        return tuple(one for one in found if one.score >= self._min_score)[:wanted]
+        return tuple(one for one in found if one.score >= self._min_score)[:limit]
 
     async def documents(
         self,

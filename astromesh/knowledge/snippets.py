@@ -126,10 +126,10 @@ def best_units(question: str, section: Section, max_characters: int) -> list[Uni
     for index in sorted(range(len(scores)), key=lambda i: (-scores[i], i)):
         if chosen and scores[index] < _NEAR_BEST * max(scores):
             break
-        for taken in (index, *_dependent_units(section.units, index)):
+        for number in (index, *_dependent_units(section.units, index)):
             size = sum(len(section.units[i].text) + 1 for i in chosen)
-            if not chosen or size + len(section.units[taken].text) <= max_characters:
-                chosen.add(taken)
+            if not chosen or size + len(section.units[number].text) <= max_characters:
+                chosen.add(number)
     return [section.units[i] for i in sorted(chosen)]
 
 

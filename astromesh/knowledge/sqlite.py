@@ -148,8 +148,8 @@ class SqliteChunks:
         words = terms(query)
         if not words and vector is None:
             return ()
-        wanted = orjson.dumps(wanted_values(filters)).decode() if filters else ""
-        search = ChunkQuery(words, top_k, orjson.dumps(list(owners)).decode(), wanted, vector)
+        filter_values = orjson.dumps(wanted_values(filters)).decode() if filters else ""
+        search = ChunkQuery(words, top_k, orjson.dumps(list(owners)).decode(), filter_values, vector)
         return await self._database.read(self._find, search)
 
     async def foreign_documents(self) -> tuple[ForeignDocument, ...]:

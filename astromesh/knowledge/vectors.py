@@ -91,13 +91,13 @@ class VectorIndex:
     def cosines(self, ids: Iterable[int], vector: Any) -> dict[int, float]:
         """Returns the cosines of ids that are in the index. Ids must have been added in ascending order."""
         np = _numpy()
-        wanted = np.fromiter(ids, np.int64)
+        requested = np.fromiter(ids, np.int64)
         stored = self._ids[: self._count]
-        places = np.searchsorted(stored, wanted)
+        places = np.searchsorted(stored, requested)
         known = places < self._count
-        known[known] = stored[places[known]] == wanted[known]
+        known[known] = stored[places[known]] == requested[known]
         near = self._matrix[places[known]] @ np.frombuffer(vector, np.float32)
-        return dict(zip(wanted[known].tolist(), near.tolist(), strict=True))
+        return dict(zip(requested[known].tolist(), near.tolist(), strict=True))
 
     def _grow(self, capacity: int) -> None:
         size = max(capacity, 2 * len(self._ids))

@@ -366,8 +366,8 @@ def best_fit(task: str, candidates: Mapping[str, str]) -> str:
         task: What is to be done.
         candidates: The descriptions by name, at least one.
     """
-    wanted = _stems(task)
-    return max(candidates, key=lambda name: len(wanted & _stems(f"{name} {candidates[name]}")))
+    stems = _stems(task)
+    return max(candidates, key=lambda name: len(stems & _stems(f"{name} {candidates[name]}")))
 
 
 def _stems(text: str) -> set[str]:

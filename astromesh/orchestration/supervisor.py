@@ -401,8 +401,8 @@ class SupervisorAnswer(SynthesizeNode):
         alone = whole_object(text)
         if alone is not None and "delegate" in alone:
             return True
-        asks = any(isinstance(found, dict) and "delegate" in found for found in extract_values(text))
-        return asks and bool(parse_assignments(text, self.workers))
+        has_delegate = any(isinstance(found, dict) and "delegate" in found for found in extract_values(text))
+        return has_delegate and bool(parse_assignments(text, self.workers))
 
 
 _AGAIN = (

@@ -172,8 +172,8 @@ class GenerateContent(Wire[OptionsT]):
             if request.tool_choice != "auto":
                 calling = {"functionCallingConfig": _calling(request.tool_choice)}
                 body["toolConfig"] = {**body.get("toolConfig", {}), **calling}
-        spoken = [m for m in messages if m.role != "system"]
-        body["contents"] = alternating_turns(spoken, "model", "parts", self._parts)
+        turns = [m for m in messages if m.role != "system"]
+        body["contents"] = alternating_turns(turns, "model", "parts", self._parts)
         if schema is not None:
             config["responseMimeType"] = "application/json"
             config["responseJsonSchema"] = dict(schema)

@@ -418,9 +418,9 @@ class OpenAI(EntraWire[OpenAIOptions]):
         if request.tools and request.tool_choice != "none" and not self._schema_with_tools:
             return
         if self._structured == "json_schema":
-            given = request.output_schema or {}
-            strict = strict_schema(given)
-            form: JsonObject = {"name": "answer", "schema": dict(given) if strict is None else strict}
+            schema = request.output_schema or {}
+            strict = strict_schema(schema)
+            form: JsonObject = {"name": "answer", "schema": dict(schema) if strict is None else strict}
             if strict is not None:
                 form["strict"] = True
             body["response_format"] = {"type": "json_schema", "json_schema": form}

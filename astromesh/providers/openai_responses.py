@@ -196,10 +196,10 @@ class OpenAIResponses(EntraWire[ResponsesOptions]):
         self._structured = options.structured_output
         self._parameters = _renamed(options.parameters)
         self._tools = FragmentCache(lambda tools: [_declared(tool) for tool in tools])
-        wanted = options.encrypted_reasoning
-        reasons = wanted == "always" or (wanted == "auto" and bool(_REASONS.search(self.model)))
+        mode = options.encrypted_reasoning
+        reasons = mode == "always" or (mode == "auto" and bool(_REASONS.search(self.model)))
         self._include: JsonObject = {"include": _ENCRYPTED} if reasons else {}
-        self._owner = "" if wanted == "never" else f"openai_responses/{self.model}"
+        self._owner = "" if mode == "never" else f"openai_responses/{self.model}"
 
     def encode(self, request: CompletionRequest, stream: bool) -> bytes:
         body: JsonObject = {"model": self.model, "store": False}

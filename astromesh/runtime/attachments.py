@@ -48,13 +48,13 @@ _FETCH_SECONDS = 20.0
 class _Files(Struct, frozen=True):
     """The attachments of one message: those that stay, and the text of the others."""
 
-    kept: tuple[Attachment, ...]
+    usable: tuple[Attachment, ...]
     texts: tuple[str, ...]
 
     def under(self, text: str) -> str:
         """Returns a message with the files. One without a text says what it brings along, as on channels."""
         if is_blank(text):
-            text = "" if self.texts else " ".join(f"[{one.kind}]" for one in self.kept)
+            text = "" if self.texts else " ".join(f"[{one.kind}]" for one in self.usable)
         return "\n\n".join(filter(None, (text, *self.texts)))
 
 
@@ -94,7 +94,7 @@ class AttachmentReader:
             raise PayloadTooLarge(
                 f"The attached files have more than {MAX_CHARACTERS} characters of text. Send a part of them."
             )
-        return replace(request, query=own.under(request.query), attachments=own.kept, history=history)
+        return replace(request, query=own.under(request.query), attachments=own.usable, history=history)
 
     async def _files(self, agent: Agent, attachments: Sequence[Attachment]) -> _Files:
         if all(one.sha256 and one.data for one in attachments):  # they have been read
@@ -105,7 +105,7 @@ class AttachmentReader:
     def _sorted(self, agent: Agent, attachments: Sequence[Attachment]) -> _Files:
         # the rules read text: what they have to check must be text
         takes_files = agent.router.limits.files and not agent.guardrails.input_rules
-        kept: list[Attachment] = []
+        usable: list[Attachment] = []
         texts: list[str] = []
         for number, one in enumerate(attachments):
             data = self._bytes(one, number)
@@ -123,13 +123,13 @@ class AttachmentReader:
             if kind.startswith("audio/") and not agent.router.limits.audio:
                 raise no_audio(agent.router.limits)
             if kind in IMAGE_TYPES or kind in AUDIO_TYPES or (kind == PDF and takes_files):
-                kept.append(replace(one, url="", media_type=kind, sha256=sha256(data).hexdigest()))
+                usable.append(replace(one, url="", media_type=kind, sha256=sha256(data).hexdigest()))
             else:
                 text = self._text_of_pdf(one, number, data) if kind == PDF else _text(one, number, data)
                 name = quoted_name(one.name) if one.name else str(number + 1)
                 fence = _fence_of(text)
                 texts.append(f"File {name}:\n{fence}\n{text}\n{fence}")
-        return _Files(tuple(kept), tuple(texts))
+        return _Files(tuple(usable), tuple(texts))
 
     async def _fetched(self, one: Attachment) -> Attachment:
         """Returns an attachment with its data: that of a data URL, or of the web."""
@@ -249,4 +249,4 @@ def _label(one: Attachment, number: int) -> str:
 def _with_files(message: Message, files: _Files) -> Message:
     if not message.attachments:
         return message
-    return replace(message, content=files.under(message.content), attachments=files.kept)
+    return replace(message, content=files.under(message.content), attachments=files.usable)

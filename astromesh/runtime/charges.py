@@ -94,23 +94,23 @@ class Accounts:
             for answer in (bounds.answer_tokens, bounds.least)
         )
         try:
-            wants, grants = await self._reserve(self.all, most, _CALL_KEYS, self._may_wait, least)
+            reservations, grants = await self._reserve(self.all, most, _CALL_KEYS, self._may_wait, least)
         except BudgetExhausted as error:
             self.refused = error
             raise
         fits = [
             bounds.answer_within(key, getattr(grant, key))
-            for want, grant in zip(wants, grants, strict=True)
+            for want, grant in zip(reservations, grants, strict=True)
             for key in _CALL_KEYS
             if getattr(want.caps, key) is not None
         ]
         if not fits:
-            return wants, request
-        return wants, limited(request, max(int(min(*fits, bounds.answer_tokens)), bounds.least))
+            return reservations, request
+        return reservations, limited(request, max(int(min(*fits, bounds.answer_tokens)), bounds.least))
 
     async def for_tool(self) -> None:
-        if wants := self._wants(self.all, BudgetAmounts(tool_calls=1), ("tool_calls",)):
-            await self._budgets.reserve(wants)
+        if reservations := self._reservations(self.all, BudgetAmounts(tool_calls=1), ("tool_calls",)):
+            await self._budgets.reserve(reservations)
 
     async def for_time(self, seconds: float) -> tuple[list[Reservation], GrantedTime | None]:
         """Reserves a run's time. Time of nested runs is part of the time of those above.
@@ -119,13 +119,15 @@ class Accounts:
             the reservations, and what is left of the budget with the least time; None: no budget limits it.
         """
         keys, waits = (*_CALL_KEYS, "wall_seconds"), self._may_wait and not self._scope.depth
-        wants, grants = await self._reserve(self._own, BudgetAmounts(wall_seconds=seconds), keys, waits)
+        reservations, grants = await self._reserve(
+            self._own, BudgetAmounts(wall_seconds=seconds), keys, waits
+        )
         granted = [
             GrantedTime(grant.wall_seconds, want.account)
-            for want, grant in zip(wants, grants, strict=False)
+            for want, grant in zip(reservations, grants, strict=False)
             if grant.wall_seconds < seconds
         ]
-        return wants, min(granted, default=None, key=attrgetter("seconds"))
+        return reservations, min(granted, default=None, key=attrgetter("seconds"))
 
     def time_ran_out(self, account: BudgetAccount) -> None:
         """Notes that a budget of time has ended the run."""
@@ -152,21 +154,25 @@ class Accounts:
         least: BudgetAmounts = _NOTHING,
     ) -> tuple[list[Reservation], tuple[BudgetAmounts, ...]]:
         while True:
-            wants = self._wants(limits, amounts, keys)
+            reservations = self._reservations(limits, amounts, keys)
             hold = self._budgets.hold
-            wants = [want._replace(hold=hold(self._scope.run_id), least=least) for want in wants]
-            if not wants:
-                return wants, ()
+            reservations = [
+                want._replace(hold=hold(self._scope.run_id), least=least) for want in reservations
+            ]
+            if not reservations:
+                return reservations, ()
             try:
-                granted = await self._budgets.reserve(wants)
+                granted = await self._budgets.reserve(reservations)
             except ReservedByOthers:
                 if not waits:
                     raise
                 await asyncio.sleep(RETRY_SECONDS)
             else:
-                return wants, granted
+                return reservations, granted
 
-    def _wants(self, limits: AccountLimits, amounts: BudgetAmounts, keys: Sequence[str]) -> list[Reservation]:
+    def _reservations(
+        self, limits: AccountLimits, amounts: BudgetAmounts, keys: Sequence[str]
+    ) -> list[Reservation]:
         now = self._budgets.clock.now()
         return [
             Reservation(

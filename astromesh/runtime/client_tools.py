@@ -97,8 +97,8 @@ def open_calls(waiting_for: Mapping[str, Any] | None) -> list[ClientCall]:
     """
     if waiting_for is None:
         return []
-    asked = (waiting_for, *waiting_for.get("others", ()))
-    return [_call(question) for question in asked if question["kind"] == CLIENT_TOOL]
+    questions = (waiting_for, *waiting_for.get("others", ()))
+    return [_call(question) for question in questions if question["kind"] == CLIENT_TOOL]
 
 
 def _call(question: Mapping[str, Any]) -> ClientCall:
@@ -112,8 +112,8 @@ def _call_id(run_id: str, question: str) -> str:
 
 def results_of(run_id: str, steps: Sequence[JournalStep]) -> dict[str, Any]:
     """Returns what a run's client has answered, by the ids of the calls."""
-    answered = (s for s in steps if s.kind == "wait" and s.output and "answer" in s.output)
-    return {_call_id(run_id, question_id(s.path, s.n)): (s.output or {})["answer"] for s in answered}
+    waits = (s for s in steps if s.kind == "wait" and s.output and "answer" in s.output)
+    return {_call_id(run_id, question_id(s.path, s.n)): (s.output or {})["answer"] for s in waits}
 
 
 async def find_waiting(
@@ -132,8 +132,8 @@ async def find_waiting(
         row = await _visible_row(runs, run_id, viewer) if run_id else None
         if row is None or row.agent != agent or row.status != "waiting":
             continue
-        asked = (one for one in open_questions(row) if one["kind"] == CLIENT_TOOL)
-        questions = [one for one in asked if one["expires_at"] > now]
+        calls = (one for one in open_questions(row) if one["kind"] == CLIENT_TOOL)
+        questions = [one for one in calls if one["expires_at"] > now]
         by_call = {_call_id(run_id, one["id"]): one["id"] for one in questions}
         if found := {by_call[call]: answer for call, answer in answers.items() if call in by_call}:
             return row, found

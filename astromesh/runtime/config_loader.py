@@ -150,12 +150,12 @@ def has_human_node(graph: Any) -> bool:
     if isinstance(graph, PromptGraph):
         return any(map(has_human_node, graph.nodes.values()))
     if isinstance(graph, BaseNode):
-        asks = graph.has_flag(NodeFlag.REQUIRES_HUMAN) or any(map(_has_approval, graph.tools))
-        return asks or any(map(has_human_node, graph.children()))
+        has_human = graph.has_flag(NodeFlag.REQUIRES_HUMAN) or any(map(_has_approval, graph.tools))
+        return has_human or any(map(has_human_node, graph.children()))
     if isinstance(graph, Mapping):
         flags = graph.get("flags")
-        asks = isinstance(flags, list) and NodeFlag.REQUIRES_HUMAN.value in flags
-        return asks or graph.get("kind") == _HUMAN_KIND or any(map(has_human_node, graph.values()))
+        has_human = isinstance(flags, list) and NodeFlag.REQUIRES_HUMAN.value in flags
+        return has_human or graph.get("kind") == _HUMAN_KIND or any(map(has_human_node, graph.values()))
     return isinstance(graph, list | tuple) and any(map(has_human_node, graph))
 
 

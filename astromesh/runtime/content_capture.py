@@ -53,9 +53,9 @@ class ContentCapture:
 
     def model(self, step: int, request: CompletionRequest, result: CompletionResult | None) -> None:
         tools = frozenset(spec.name for spec in request.tools)
-        shown = [self._message(message, tools) for message in request.messages]
-        fitting = _newest_that_fit(shown)
-        data: JsonObject = {"step": step, "input": fitting, "left_out": len(shown) - len(fitting)}
+        messages = [self._message(message, tools) for message in request.messages]
+        fitting = _newest_that_fit(messages)
+        data: JsonObject = {"step": step, "input": fitting, "left_out": len(messages) - len(fitting)}
         if result is not None:
             answer = self._message(Message("assistant", result.content, tool_calls=result.tool_calls), tools)
             data["output"] = [{**answer, "finish_reason": result.finish_reason}]
@@ -68,9 +68,9 @@ class ContentCapture:
     def _message(self, message: Message, tools: AbstractSet[str]) -> JsonObject:
         """`tools`: the names of the tools; any other name is text that the model made up."""
         place: Place = "tool_result" if message.role == "tool" else "output"
-        shown: JsonObject = {"role": message.role, "content": self.text(message.content, place)}
+        fields: JsonObject = {"role": message.role, "content": self.text(message.content, place)}
         if message.tool_calls:
-            shown["tool_calls"] = [
+            fields["tool_calls"] = [
                 {
                     "id": call.id,
                     "name": call.name if call.name in tools else self.text(call.name),
@@ -79,8 +79,8 @@ class ContentCapture:
                 for call in message.tool_calls
             ]
         if message.tool_call_id:
-            shown["tool_call_id"] = message.tool_call_id
-        return shown
+            fields["tool_call_id"] = message.tool_call_id
+        return fields
 
     def _arguments(self, call: ToolCall) -> object:
         """Returns arguments as data, or as truncated text if they are long."""

@@ -260,11 +260,11 @@ def document_address(pipeline: str, document: str) -> str:
 
 def _best(passages: list[_Passage], sentence: str) -> int | None:
     """The passage that has the most words of a sentence; None if none has enough of them."""
-    spoken = set(stems(sentence))
-    if len(spoken) < _LEAST_WORDS or not passages:
+    words = set(stems(sentence))
+    if len(words) < _LEAST_WORDS or not passages:
         return None
-    best = max(range(len(passages)), key=lambda number: len(spoken & passages[number].words))
-    return best if len(spoken & passages[best].words) >= _SUPPORT * len(spoken) else None
+    best = max(range(len(passages)), key=lambda number: len(words & passages[number].words))
+    return best if len(words & passages[best].words) >= _SUPPORT * len(words) else None
 
 
 def _found(searches: Iterable[Search]) -> Iterator[_Passage]:

@@ -84,8 +84,8 @@ async def answer(agent: Agent, request: RunRequest, run: Run) -> RunAnswer:
     recalled = await recall(agent, admitted, run)  # 4  memory context
     prompted = await render(agent, recalled, run)  # 5  prompt
     equipped = await equip(agent, prompted, run)  # 6  tool schemas
-    answered = await orchestrate(agent, equipped, run)  # 7-9 pattern, model router, tools
-    released = await release(agent, answered, run)  # 10 output guardrails
+    result = await orchestrate(agent, equipped, run)  # 7-9 pattern, model router, tools
+    released = await release(agent, result, run)  # 10 output guardrails
     await remember(agent, released, run)  # 11 persistence
     return respond(agent, released, run)  # 12 response
 
@@ -489,10 +489,10 @@ async def _run_within_time(
     return outcome
 
 
-async def release(agent: Agent, answered: tuple[EquippedQuery, Outcome], run: Run) -> ReleasedAnswer:
+async def release(agent: Agent, result: tuple[EquippedQuery, Outcome], run: Run) -> ReleasedAnswer:
     """Step 10: the output rules, in declared order. A blocked answer becomes the safe response."""
     started = perf_counter()
-    equipped, outcome = answered
+    equipped, outcome = result
     compared = CheckedText(outcome.text)
     admitted = equipped.prompted.recalled.admitted
     usage, last = run.scope.ledger.usage, run.model.last

@@ -289,16 +289,16 @@ def _merged(state: RuntimeState, found: Configuration) -> tuple[Configuration, F
     """Returns a configuration with the last good version of each file that has faults, and these faults."""
     before = state.configuration
     faulty = {fault.file for faults in found.broken.values() for fault in faults}
-    kept = {
+    unchanged = {
         name: agent
         for name, agent in before.agents.items()
         if name not in found.agents and (name in found.broken or str(agent.file) in faulty)
     }
-    files = {str(agent.file) for agent in kept.values()}
+    files = {str(agent.file) for agent in unchanged.values()}
     broken: dict[str, Faults] = {}
     faults: list[InvalidManifest] = []
     for name, those in found.broken.items():
-        if name in kept or any(fault.file in files for fault in those):
+        if name in unchanged or any(fault.file in files for fault in those):
             faults += those
         else:
             broken[name] = those
@@ -307,14 +307,14 @@ def _merged(state: RuntimeState, found: Configuration) -> tuple[Configuration, F
     }
     rag = {n: r for n, r in before.rag.items() if n not in found.rag and str(r.file) in found.unusable}
     faults += [fault for those in found.unusable.values() for fault in those]
-    state.texts = _last_texts(state, kept, graphs)
+    state.texts = _last_texts(state, unchanged, graphs)
     merged = replace(
         found,
-        agents={**found.agents, **kept},
+        agents={**found.agents, **unchanged},
         broken=broken,
         graphs={**found.graphs, **graphs},
         rag={**found.rag, **rag},
-        edges={**found.edges, **{name: before.edges.get(name, ()) for name in kept}},
+        edges={**found.edges, **{name: before.edges.get(name, ()) for name in unchanged}},
         runtime=before.runtime,
         mcp=before.mcp,
         channels=before.channels,

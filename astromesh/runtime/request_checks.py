@@ -90,8 +90,8 @@ def _require_open(agent: Agent, key: str, name: str) -> None:
         )
 
 
-def _require_known(param: str, asked: Sequence[str], known: Sequence[str]) -> None:
-    missing = next((name for name in asked if name not in known), None)
+def _require_known(param: str, names: Sequence[str], known: Sequence[str]) -> None:
+    missing = next((name for name in names if name not in known), None)
     if missing is not None:
         raise InvalidInput(
             f"{param}: the agent has no {missing!r}. It has: {', '.join(known) or 'none'}.", param=param

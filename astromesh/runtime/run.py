@@ -507,13 +507,13 @@ class PlainRecorder:
     """
 
     def __init__(self, keys: RecordingKeys, *, by_default: bool = False) -> None:
-        says = "enabled" in keys.model_fields_set
-        self._keys, self._is_enabled = keys, keys.enabled if says else by_default
+        is_explicit = "enabled" in keys.model_fields_set
+        self._keys, self._is_enabled = keys, keys.enabled if is_explicit else by_default
 
     def begin(self, agent: Agent, run: Run) -> MemorySteps | None:
         """Makes the calls of a run pass through a journal, if its agent is recorded."""
-        wanted = agent.manifest.spec.recording
-        if not (self._is_enabled if wanted is None else wanted) or run.journal is not None:
+        recording = agent.manifest.spec.recording
+        if not (self._is_enabled if recording is None else recording) or run.journal is not None:
             return None
         steps = MemorySteps(self._keys.max_bytes)
         log = StepLog(

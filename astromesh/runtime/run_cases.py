@@ -82,8 +82,8 @@ def _with_schema(request: CompletionRequest, schema: JsonObject | None) -> Compl
 
 
 def _output_schema(runtime: AgentRuntime, row: RunRow) -> JsonObject | None:
-    if (asked := row.request.get("output_schema")) is not None:
-        return dict(asked)
+    if (schema := row.request.get("output_schema")) is not None:
+        return dict(schema)
     agent = row.agent
     found = runtime.agent(agent).output_schema if agent in runtime.agents else None
     return None if found is None else found.json_schema

@@ -327,8 +327,8 @@ class Runs:
         """Returns what waits for a person, the oldest first."""
         store = await self._durable.open_if_used()
         rows = await store.waiting(*viewer, limit) if store is not None else ()
-        asked = ((row, question) for row in rows for question in open_questions(row))
-        return [_approval_json(row, question) for row, question in asked if question["kind"] != CLIENT_TOOL]
+        pairs = ((row, question) for row in rows for question in open_questions(row))
+        return [_approval_json(row, question) for row, question in pairs if question["kind"] != CLIENT_TOOL]
 
     async def resume(self, run_id: str, viewer: Viewer, by: CallerContext, decision: Decision) -> JsonObject:
         """Stores a decision for a run that waits, continues the run, and returns it as the API shows it.
@@ -521,8 +521,8 @@ class StoredRuns:
             return run_json(run)
         # before its second segment nobody can have decided
         steps = await self._durable.store.steps(run.run_id) if run.segment > 1 else ()
-        asked = await self._durable.redacted(run, [step for step in steps if step.kind == "wait"])
-        return {**run_json(run), "decisions": decisions_of(asked)}
+        waits = await self._durable.redacted(run, [step for step in steps if step.kind == "wait"])
+        return {**run_json(run), "decisions": decisions_of(waits)}
 
     async def _current(self, run: RunRow) -> RunRow:
         """Returns a row as callers see it. A run nested in a durable one has the status of the top run."""

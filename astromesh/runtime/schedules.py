@@ -226,8 +226,8 @@ class Schedules:
                 pause = _IDLE_SECONDS if due_at == self._wakes_at else _POLL_SECONDS
                 self._job.seconds = min(wait, pause)
                 return
-            taken = await store.take_schedules(now, now + _TAKEN_SECONDS, _TOGETHER)
-            await asyncio.gather(*(self._fire(store, one) for one in taken))
+            schedules = await store.take_schedules(now, now + _TAKEN_SECONDS, _TOGETHER)
+            await asyncio.gather(*(self._fire(store, one) for one in schedules))
 
     async def _fire(self, store: RunStore, one: Schedule) -> None:
         now = self._clock.now()

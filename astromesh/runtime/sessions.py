@@ -487,13 +487,13 @@ class SessionLeaseHolder:
         """Tries to take a lease. A run that is cancelled meanwhile knows whether it got the lease."""
         taking = asyncio.ensure_future(leases.take(lock.key, self.holder, LEASE_SECONDS))
         try:
-            got = await asyncio.shield(taking)
+            token = await asyncio.shield(taking)
         except asyncio.CancelledError:
             await asyncio.wait([taking])
             lock.token = (not taking.exception() and taking.result()) or 0
             raise
-        lock.token = got or 0
-        return got is not None
+        lock.token = token or 0
+        return token is not None
 
     async def release(self, leases: SessionLeases, held: SessionLease) -> None:
         await self._leave(leases.release(held), held)

@@ -266,18 +266,18 @@ def task_steps(
     found: list[TaskStep] = []
     for record in records:
         place = stage_path(record["entry"]["task"], record["entry"]["stage_id"])
-        shown, places = Counter[str](), Counter[str]()
+        counts, places = Counter[str](), Counter[str]()
         request: JsonObject = {}
         for call in record.get("calls", ()):
             if call["kind"] == "agent":  # a stage has one such run at most
                 found += _run_steps(runs.get(_run_path(record), ()), len(found), record, redactors)
-            path, kept = f"{place}/{call['kind']}:{call['name']}", call_place(place, call)
-            shown[path] += 1
-            places[kept] += 1
+            path, position = f"{place}/{call['kind']}:{call['name']}", call_place(place, call)
+            counts[path] += 1
+            places[position] += 1
             if call["kind"] == "model":
                 request = _whole(request, call["request"])
-            step = _call_step(path, shown[path], len(found) + 1, call, request, record["entry"])
-            found.append(TaskStep(step, record, call, (kept, places[kept])))
+            step = _call_step(path, counts[path], len(found) + 1, call, request, record["entry"])
+            found.append(TaskStep(step, record, call, (position, places[position])))
         found.append(TaskStep(_stage_step(place, len(found) + 1, record["entry"]), record))
     return found
 
@@ -320,8 +320,8 @@ def _run_steps(
     redactors: Mapping[str, Redactor | None],
 ) -> Iterator[TaskStep]:
     """Yields the steps of the run of an agent. Args: before: the number of the last step of the Task."""
-    shown = listed(recorded)
-    numbers = {step.ordinal: before + n for n, step in enumerate(shown, 1)}
+    own_steps = listed(recorded)
+    numbers = {step.ordinal: before + n for n, step in enumerate(own_steps, 1)}
 
     def numbered(step: JournalStep) -> JournalStep:
         about = dict(step.about or {})
@@ -329,9 +329,9 @@ def _run_steps(
             about["after"] = max((new for old, new in numbers.items() if old <= about["after"]), default=0)
         return step._replace(ordinal=numbers[step.ordinal], about=about)
 
-    seen = as_shown(map(numbered, shown), redactors)
+    seen = as_shown(map(numbered, own_steps), redactors)
     run = sorted(seen, key=lambda step: (step.path, step.n))
-    for step, own in zip(seen, shown, strict=True):
+    for step, own in zip(seen, own_steps, strict=True):
         yield TaskStep(step, record, recorded=own, run=run)
 
 
@@ -450,7 +450,7 @@ def forked_records(
         open_ones.append(at)
         runs = [one for one in runs if not _is_in_run(one, at)] + _forked_run(records, at, edit)
     origins = _origins(task_id, (one for one in steps if one.stage not in complete))
-    kept = [
+    copied = [
         *_contexts(open_ones),
         *runs,
         *map(_journaled, begun),
@@ -459,11 +459,11 @@ def forked_records(
         *ended,
     ]
     if at.call is None or at.stage in complete:
-        return kept
+        return copied
     edits = [*at.record.get("edits", ())]  # of a Task that is a fork itself
     if edit is not None and edit.kind in ("system", "message"):
         edits.append(_edit_of_requests(at, steps, edit))
-    return [*kept, *_edits_of_stage(at.stage, edits)]
+    return [*copied, *_edits_of_stage(at.stage, edits)]
 
 
 def _is_in_run(record: Mapping[str, Any], at: TaskStep) -> bool:

@@ -225,36 +225,36 @@ class TaskMetrics:
 
     Args:
         tally: The counters and histograms.
-        wanted: Returns the metrics that a workflow enables, by its name.
+        names_of: Returns the metrics that a workflow enables, by its name.
     """
 
-    def __init__(self, tally: MetricValues, wanted: Callable[[str], frozenset[str]]) -> None:
-        self._tally, self._wanted = tally, wanted
+    def __init__(self, tally: MetricValues, names_of: Callable[[str], frozenset[str]]) -> None:
+        self._tally, self._names_of = tally, names_of
 
     def __call__(self, live: LiveTask, record: JsonObject) -> None:
-        wanted, name = self._wanted(live.row.workflow), live.row.workflow
+        names, name = self._names_of(live.row.workflow), live.row.workflow
         if record["type"] == "stage":
-            self._stage(wanted, name, record["entry"])
+            self._stage(names, name, record["entry"])
             if not live.begun_at:
                 live.begun_at = record["entry"]["started_at"]
                 waited = max(live.begun_at - live.row.created_at, 0.0)
-                self._observe(wanted, "queue_latency", (name,), waited)
+                self._observe(names, "queue_latency", (name,), waited)
         elif record["type"] == "end":
             took = max(record["at"] - live.row.created_at, 0.0)
-            self._observe(wanted, "task_total_duration", (name, record["status"]), took)
+            self._observe(names, "task_total_duration", (name, record["status"]), took)
 
-    def _stage(self, wanted: frozenset[str], name: str, entry: JsonObject) -> None:
+    def _stage(self, names: frozenset[str], name: str, entry: JsonObject) -> None:
         took = entry["finished_at"] - entry["started_at"]
-        self._observe(wanted, "node_execution_duration", (name, entry["node_id"]), took)
-        if "node_execution_count" in wanted:
+        self._observe(names, "node_execution_duration", (name, entry["node_id"]), took)
+        if "node_execution_count" in names:
             counter = self._tally.counter(METRICS["node_execution_count"][1])
             counter[name, entry["node_id"], entry["status"]] += 1
         for call in entry["tool_calls"]:
             labels = (name, entry["node_id"], call["tool"])
-            self._observe(wanted, "tool_invocation_duration", labels, call["duration_ms"] / 1000)
+            self._observe(names, "tool_invocation_duration", labels, call["duration_ms"] / 1000)
 
-    def _observe(self, wanted: frozenset[str], metric: str, labels: Labels, seconds: float) -> None:
-        if metric in wanted:
+    def _observe(self, names: frozenset[str], metric: str, labels: Labels, seconds: float) -> None:
+        if metric in names:
             self._tally.histogram(METRICS[metric][1])[labels].observe(seconds)
 
 

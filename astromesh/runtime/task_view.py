@@ -181,9 +181,9 @@ class TaskView:
         row = await self.task(task_id, viewer)
         return self._workflows.diagram_of(row, await self.snapshot(row))
 
-    async def artifacts(self, task_id: str, viewer: Viewer, wanted: ArtifactFilter) -> tuple[Artifact, ...]:
+    async def artifacts(self, task_id: str, viewer: Viewer, filter: ArtifactFilter) -> tuple[Artifact, ...]:
         await self.task(task_id, viewer)
-        return await (await self._store()).artifacts(*viewer, wanted._replace(task_id=task_id))
+        return await (await self._store()).artifacts(*viewer, filter._replace(task_id=task_id))
 
     async def follow(
         self, task_id: str, viewer: Viewer, after: int, sink: EventSink, end: Callable[[], None]

@@ -208,8 +208,8 @@ class WorkflowTasks:
 
     def _callback(self, engine: Engine, request: TaskRequest) -> StoredCallback | None:
         """Raises: InvalidInput: the server has no secret for callbacks."""
-        wanted = request.callback or callback_of(engine.project.workflow.callback)
-        return self._runner.stored_callback(wanted)
+        callback = request.callback or callback_of(engine.project.workflow.callback)
+        return self._runner.stored_callback(callback)
 
     def has_callback(self, name: str, request: TaskRequest) -> bool:
         """Whether a Task has a callback, so that it must be durable. Raises: as `run`."""
@@ -395,7 +395,7 @@ class WorkflowTasks:
         origin = await self.tasks.task(task_id, viewer)
         records, steps = await self.tasks.records(origin), await self.tasks.steps(origin)
         found = step_at(steps, at, task_id)
-        kept = forked_records(task_id, records, steps, found, edit)
+        copied = forked_records(task_id, records, steps, found, edit)
         engine = self.loaded.require_engine(origin.workflow)
         snapshot = await self._fork_snapshot(origin, edit)
         self._admit()
@@ -410,7 +410,7 @@ class WorkflowTasks:
         if edit is not None and edit.kind == "query":
             begin["input"] = canonical(edit.value)
         plan = self.loaded.plan_of(replace(origin, snapshot=snapshot.id), snapshot.content)
-        if not fits(plan, new_id, [begin, *kept]):
+        if not fits(plan, new_id, [begin, *copied]):
             raise Conflict(f"The steps of {task_id!r} before {at} do not fit the manifests of the fork.")
         self._worker.start()
         self._require_room(engine, origin.workflow)
@@ -422,7 +422,7 @@ class WorkflowTasks:
             lease_until=now + LEASE_SECONDS, cancelling=False, finished_at=0.0, result=None,
             snapshot=snapshot.id, inspection=None, control=0, forked_from=forked_from,
         )  # fmt: skip
-        await self._accept(await self.store(), LiveTask(row, [begin, *kept]), snapshot)
+        await self._accept(await self.store(), LiveTask(row, [begin, *copied]), snapshot)
         return row
 
     async def _fork_snapshot(self, origin: TaskRow, edit: Edit | None) -> ManifestSnapshot:
@@ -647,8 +647,8 @@ class WorkflowTasks:
         Without its workflow here, a Task waits until its lease expires again.
         """
         store = await self.store()
-        taken = await store.take(worker, dead, self._lease_end, MAX_TAKEOVERS)
-        for row in taken:
+        rows = await store.take(worker, dead, self._lease_end, MAX_TAKEOVERS)
+        for row in rows:
             if row.task_id in self.records.live:
                 continue
             if not row.cancelling and not self.loaded.may_execute(row):
@@ -656,7 +656,7 @@ class WorkflowTasks:
                 continue
             log.info("task_taken_up", task_id=row.task_id, workflow=row.workflow)
             self._start_work(LiveTask(row, await store.records(row.task_id)))
-        return len(taken)
+        return len(rows)
 
     def stop(self, task_id: str) -> bool:
         """Starts to cancel a Task. Returns False if this process does not execute it."""

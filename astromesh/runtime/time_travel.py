@@ -121,12 +121,12 @@ def history_of(steps: Iterable[JournalStep]) -> list[JsonObject]:
 async def copy_history(agent: Agent, row: RunRow, steps: Iterable[JournalStep], now: float) -> None:
     """Writes the conversation that a run has found to the session of its fork."""
     messages = memory_of({"history": history_of(steps), "semantic": (), "episodic": (), "degraded": ()})
-    said = [m for m in messages.conversation_history if m.role in ("user", "assistant") and m.content]
-    if not said or agent.memory.is_empty:
+    history = [m for m in messages.conversation_history if m.role in ("user", "assistant") and m.content]
+    if not history or agent.memory.is_empty:
         return
     key = SessionKey(row.tenant, row.agent, row.session_id, row.owner)
     async with agent.memory.transaction(key, row.owner) as transaction:
-        for message in said:
+        for message in history:
             role: Literal["user", "assistant"] = "user" if message.role == "user" else "assistant"
             transaction.persist_turn(Turn(role, message.content, created_at=now, run_id="history"))
 

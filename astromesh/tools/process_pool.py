@@ -319,5 +319,5 @@ async def _run(call: JsonObject, port: Port) -> bytes:
 def _limit_memory(megabytes: int) -> None:
     """Limits the data of this process: its heap and its private writable mappings. 0: no limit."""
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    wanted = megabytes * 1024 * 1024 if megabytes else hard
-    resource.setrlimit(resource.RLIMIT_DATA, (wanted, hard))
+    limit = megabytes * 1024 * 1024 if megabytes else hard
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))

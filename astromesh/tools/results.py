@@ -225,9 +225,9 @@ class LongResults:
             again += 1
             name = f"{call_id}-{again}"
         until = self._clock.monotonic() + RESULT_TTL_SECONDS
-        kept = LongResult(text[:MAX_RESULT_CHARACTERS], len(text), session.tenant, owner, until)
-        self._results[run_id, name] = kept
-        self._characters += len(kept.text)
+        stored = LongResult(text[:MAX_RESULT_CHARACTERS], len(text), session.tenant, owner, until)
+        self._results[run_id, name] = stored
+        self._characters += len(stored.text)
         while self._characters > self._max_characters or self._oldest_has_expired():
             self._drop(next(iter(self._results)))
         return name

@@ -154,15 +154,15 @@ class TaskResult:
     def full_history(self, path: str) -> tuple[Entry, ...]:
         """Returns the entries of a Task and, up to each fork, of its ancestors, in order."""
         by_path = {task["path"]: task for task in self.tasks}
-        wanted: dict[str, float] = {}
+        limits: dict[str, float] = {}
         limit = float("inf")
         while path in by_path:
-            wanted[path] = limit
+            limits[path] = limit
             limit = min(limit, by_path[path]["forked_from_seq"])
             if not path:
                 break
             path = parent_path(path)
-        return tuple(e for e in self.trace if e.task in wanted and e.seq <= wanted[e.task])
+        return tuple(e for e in self.trace if e.task in limits and e.seq <= limits[e.task])
 
     def to_json(self) -> JsonObject:
         return {

@@ -306,8 +306,8 @@ async def recorded_question(
     """Puts a question to a person behind a journal."""
     if journal is None or calls is None:
         return await work()
-    asked = {"kind": question.kind, "arguments": question.arguments}
-    decision: JsonObject = await journal.answer(calls, _call("person", question.name, asked), work)
+    about = {"kind": question.kind, "arguments": question.arguments}
+    decision: JsonObject = await journal.answer(calls, _call("person", question.name, about), work)
     return decision
 
 

@@ -323,8 +323,8 @@ def _compile_stage(
 def _continues_on_failure(node: NodeSpec, task: TaskSpec) -> bool:
     if node.role == "decision":
         return bool(node.continue_on_failure and node.default_edge)
-    wanted = task.failure == "continue" if node.continue_on_failure is None else node.continue_on_failure
-    return wanted and node.role in CONTINUING
+    continues = task.failure == "continue" if node.continue_on_failure is None else node.continue_on_failure
+    return continues and node.role in CONTINUING
 
 
 # -- diagram -------------------------------------------------------------------------------------------------
@@ -387,12 +387,12 @@ def decide(stage: Stage, output: Any) -> tuple[Edge, Any]:
     key = stage.node.selection_key or SELECTION_KEY
     if not isinstance(output, dict) or not isinstance(output.get(key), str):
         raise StageFault("invalid_decision", f"The output must be an object with the text {key!r}.")
-    wanted = output[key]
+    label = output[key]
     for edge in stage.out:
-        if wanted == edge.label:
+        if label == edge.label:
             return edge, output.get("output", output)
     known = ", ".join(repr(edge.label) for edge in stage.out)
-    raise StageFault("invalid_decision", f"There is no edge {wanted!r}. Known edges: {known}.")
+    raise StageFault("invalid_decision", f"There is no edge {label!r}. Known edges: {known}.")
 
 
 def fork_children(stage: Stage, output: Any) -> list[ForkChild]:

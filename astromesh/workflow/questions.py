@@ -87,12 +87,12 @@ class ToolQuestions:
     """
 
     def __init__(self, call: ToolCall, number: int, ask: Ask, *, is_fork: bool = False) -> None:
-        self._ask, self.is_fork, self._asked = ask, is_fork, Counter[str]()
+        self._ask, self.is_fork, self._counts = ask, is_fork, Counter[str]()
         self._ticket = f"{call.name}:{hash_of([call.name, call.arguments])[:16]}:{number}"
 
     async def ask(self, request: HumanQuestion) -> JsonObject:
-        number = self._asked[request.kind]
-        self._asked[request.kind] += 1
+        number = self._counts[request.kind]
+        self._counts[request.kind] += 1
         ticket = f"{request.kind}:{self._ticket}{f'#{number}' if number else ''}"
         return await self._ask(ticket, question_about(request))
 

@@ -169,7 +169,9 @@ class Replay:
         for key in ("kind", "name", "request_hash"):
             if known[key] != call[key]:
                 found, what = _call_difference(known, call, key), key.removesuffix("_hash")
-                raise self._diverged(*place, "call", f"call {number + 1}: {_says(what, found)}", found)
+                raise self._diverged(
+                    *place, "call", f"call {number + 1}: {_difference_text(what, found)}", found
+                )
         if "error" in known:
             raise recorded_error(known)
         if call["kind"] == "agent" and self._check_run is not None:
@@ -177,7 +179,7 @@ class Replay:
             if differs is not None:
                 values = shown(differs["recorded"]), shown(differs["replayed"])
                 difference = Difference(f" {differs['path']} {differs['at']}".rstrip(), *values)
-                raise self._diverged(*place, "run", _says("run", difference), difference)
+                raise self._diverged(*place, "run", _difference_text("run", difference), difference)
         return known["answer"]
 
     def can_wait(self, task: str) -> bool:
@@ -210,7 +212,7 @@ class Replay:
                 if what == "output_hash":
                     name, pair = "output", (known.get("output", ABSENT), output)
                 found = first_difference(*pair)
-                self._diverged(*key, name, _says(name, found), found)
+                self._diverged(*key, name, _difference_text(name, found), found)
                 return
 
     def report(self, result: TaskResult) -> JsonObject:
@@ -241,6 +243,6 @@ def _call_difference(known: JsonObject, call: JsonObject, key: str) -> Differenc
     return first_difference(known[key], call[key])
 
 
-def _says(what: str, found: Difference) -> str:
+def _difference_text(what: str, found: Difference) -> str:
     recorded = found.recorded or "another value or none"
     return f"{what}{found.place} is {found.present or 'absent'}, but {recorded} in the recording"

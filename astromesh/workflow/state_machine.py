@@ -293,8 +293,8 @@ class StateMachine:
         if stage.role == "branch":
             self._fork(task, stage, [ForkChild(edge, 0, task.output) for edge in stage.out])
         elif stage.role == "decision":
-            wanted = stage.node.default_edge
-            self._follow(task, next(e for e in stage.out if wanted in (e.label, e.target)))
+            target = stage.node.default_edge
+            self._follow(task, next(e for e in stage.out if target in (e.label, e.target)))
         else:
             self._follow(task, stage.out[0])
 

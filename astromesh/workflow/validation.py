@@ -376,11 +376,11 @@ def merges(workflow: WorkflowFile) -> Iterator[Finding]:
         if node.role != "merge":
             continue
         strategy = node.merge.strategy if node.merge else "list"
-        wanted = "agent" if node.kind == "agent" else "op" if node.op else ""
-        if wanted and strategy != wanted:
-            yield Finding("merge_strategy", f"strategy: {strategy} does not use the node's {wanted}",
-                          (*at, "merge", "strategy"), f"Write strategy: {wanted}.")  # fmt: skip
-        elif not wanted and strategy in ("op", "agent"):
+        strategy_key = "agent" if node.kind == "agent" else "op" if node.op else ""
+        if strategy_key and strategy != strategy_key:
+            yield Finding("merge_strategy", f"strategy: {strategy} does not use the node's {strategy_key}",
+                          (*at, "merge", "strategy"), f"Write strategy: {strategy_key}.")  # fmt: skip
+        elif not strategy_key and strategy in ("op", "agent"):
             yield Finding("merge_strategy", f"strategy: {strategy} needs the key `{strategy}`",
                           (*at, "merge", "strategy"), "Add it, or use another strategy.")  # fmt: skip
 

@@ -41,8 +41,8 @@ def request_id_of(scope: Scope) -> bytes:
     """Returns the id of a request: the client's `x-request-id` where it is one, else a new one."""
     state = scope.setdefault("state", {})
     if REQUEST_ID not in state:
-        given = dict(scope.get("headers", ())).get(REQUEST_ID, b"")
-        state[REQUEST_ID] = given if _CLIENT_ID.fullmatch(given) else new_request_id()
+        client_id = dict(scope.get("headers", ())).get(REQUEST_ID, b"")
+        state[REQUEST_ID] = client_id if _CLIENT_ID.fullmatch(client_id) else new_request_id()
     found: bytes = state[REQUEST_ID]
     return found
 
@@ -114,12 +114,12 @@ def as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, 
 
     HEAD is GET without the body (RFC 9110, 9.3.2).
     """
-    answered, is_read = asyncio.Event(), False
+    response_sent, is_read = asyncio.Event(), False
 
     async def receive_nothing() -> Message:
         nonlocal is_read
         if is_read:
-            await answered.wait()
+            await response_sent.wait()
             return {"type": "http.disconnect"}
         is_read = True
         return {"type": "http.request", "body": b"", "more_body": False}
@@ -128,6 +128,6 @@ def as_get(scope: Scope, receive: Receive, send: Send) -> tuple[Scope, Receive, 
         if message["type"] == "http.response.start":
             await send(message)
             await send({"type": "http.response.body", "body": b"", "more_body": False})
-            answered.set()
+            response_sent.set()
 
     return {**scope, "method": "GET"}, receive_nothing, send_head

@@ -61,8 +61,8 @@ class RequestTrace:
 
     def __init__(self, scope: Scope, exporter: TraceExporter) -> None:
         self._scope = scope
-        given = next((value for name, value in scope["headers"] if name == _HEADER), b"")
-        self._span = ServerSpan(exporter, read_traceparent(given.decode("latin-1")))
+        traceparent = next((value for name, value in scope["headers"] if name == _HEADER), b"")
+        self._span = ServerSpan(exporter, read_traceparent(traceparent.decode("latin-1")))
         others = [line for line in scope["headers"] if line[0] != _HEADER]
         scope["headers"] = [*others, (_HEADER, self._span.own.header.encode())]
 

@@ -125,13 +125,13 @@ class AgentManifestOut(BaseModel):
 async def manifest(name: str, request: Request) -> JsonObject:
     """Returns the YAML of an agent, prompts included, its faults, and the versions that its runs had."""
     runtime = runtime_of(request)
-    shown = agent_manifest(runtime, name)
+    agent = agent_manifest(runtime, name)
     versions = await runtime.runs.versions(name, viewer_of(request))
     return {
         "agent": name,
-        "file": shown.file,
-        "source": shown.source,
-        "faults": list(map(fault_json, shown.faults)),
+        "file": agent.file,
+        "source": agent.source,
+        "faults": list(map(fault_json, agent.faults)),
         "versions": [
             {
                 "source": one.source,

@@ -264,15 +264,15 @@ class _RunFinder:
             found = await store.page(self._session, after=max(info.turns - _MAX_TURNS, 0), limit=_MAX_TURNS)
             turns = [one for one in found if one.created_at < row.created_at]
         before = [Message(turn.role, turn.content) for turn in turns] or request.history or ()
-        said = [*before, Message("user", request.query), *request.continuation]
-        return [_shown(f"{row.run_id}-in-{n}", message) for n, message in enumerate(said)]
+        messages = [*before, Message("user", request.query), *request.continuation]
+        return [_message_json(f"{row.run_id}-in-{n}", message) for n, message in enumerate(messages)]
 
     # -- a run that goes on --------------------------------------------------------------------------------
 
     async def _continuation(self) -> Continuation | None:
-        given = _after_last_call(self._body.messages)
-        results = {m.tool_call_id: _text(m) for m in given}
-        if len(results) < len(given):
+        messages = _after_last_call(self._body.messages)
+        results = {m.tool_call_id: _text(m) for m in messages}
+        if len(results) < len(messages):
             raise InvalidInput("messages: there are two results of one tool call.", param="messages")
         now = self._runtime.clock.now()
         waiting = (
@@ -295,9 +295,9 @@ class _RunFinder:
     def _resumed(self, row: RunRow | None, decisions: JsonObject) -> tuple[RunRow, JsonObject]:
         """Adds the decisions about the interrupts of a run, all of them."""
         questions = {interrupt_id(one): one for one in (_interrupts(row) if row is not None else ())}
-        given = self._body.resume or ()
-        answers = {entry.interrupt_id: entry for entry in given}
-        if len(answers) < len(given):
+        entries = self._body.resume or ()
+        answers = {entry.interrupt_id: entry for entry in entries}
+        if len(answers) < len(entries):
             raise InvalidInput("resume: there are two answers to one interrupt.", param="resume")
         if unknown := answers.keys() - questions.keys():
             raise ApprovalNotFound(f"resume: the thread has no open interrupt {min(unknown)!r}.")
@@ -347,9 +347,9 @@ class _RunFinder:
         first = newest
         while first and messages[first - 1].role == "user":
             first -= 1
-        asked = messages[first : newest + 1]
-        query = "\n".join(map(_text, asked))
-        attachments = tuple(one for message in asked for one in _attachments(message))
+        questions = messages[first : newest + 1]
+        query = "\n".join(map(_text, questions))
+        attachments = tuple(one for message in questions for one in _attachments(message))
         if is_blank(query) and not attachments:
             raise InvalidInput("messages: the last one must have text or an attachment.", param="messages")
         store = self._agent.memory.conversations
@@ -377,16 +377,16 @@ class _RunFinder:
         return context_message("\n".join(parts))
 
 
-def _shown(id: str, message: Message) -> JsonObject:
+def _message_json(id: str, message: Message) -> JsonObject:
     """Returns a stored message in the form of the protocol. Frontends have attachments of their own."""
-    shown = {"id": id, "role": message.role, "content": message.content}
+    message_json = {"id": id, "role": message.role, "content": message.content}
     if message.role == "tool":
-        return {**shown, "toolCallId": message.tool_call_id}
+        return {**message_json, "toolCallId": message.tool_call_id}
     calls = [
         {"id": one.id, "type": "function", "function": {"name": one.name, "arguments": one.arguments}}
         for one in message.tool_calls
     ]
-    return {**shown, "toolCalls": calls} if calls else shown
+    return {**message_json, "toolCalls": calls} if calls else message_json
 
 
 def _interrupts(row: RunRow) -> list[JsonObject]:

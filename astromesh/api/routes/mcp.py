@@ -133,8 +133,8 @@ class AgentContent:
                 text = _json(DocumentsOut, await self._documents(caller, pipeline, query))
             case "rag", [pipeline, "passages"], query:
                 _require(caller, _KNOWLEDGE)
-                asked = _query(query.get("query", ""))
-                text = _json(PassagesOut, await passages_of(self._runtime, caller, pipeline, asked))
+                body = _query(query.get("query", ""))
+                text = _json(PassagesOut, await passages_of(self._runtime, caller, pipeline, body))
             case _:
                 raise NotFound(f"There is no resource {uri[:200]!r}. resources/templates/list has the forms.")
         return {"contents": [{"uri": uri, "mimeType": _JSON, "text": text}]}
@@ -185,8 +185,8 @@ class AgentContent:
 
         The loaded one has the values of environment variables, which may be secrets.
         """
-        shown = agent_manifest(self._runtime, name)
-        node = parse_text(shown.source, Document(Path(shown.file), shown.source), None).node
+        manifest = agent_manifest(self._runtime, name)
+        node = parse_text(manifest.source, Document(Path(manifest.file), manifest.source), None).node
         spec = node.value.get("spec", {}) if node is not None and isinstance(node.value, dict) else {}
         prompts = spec.get("prompts") or {}
         if not prompts.get("system"):
@@ -242,8 +242,8 @@ def _cursor(method: str, params: JsonObject) -> Cursor:
 
 def _json(model: type[BaseModel], answer: Any) -> str:
     """Returns an answer as its route writes it."""
-    shown = model.model_validate(answer).model_dump(mode="json", exclude_unset=True)
-    return orjson.dumps(shown).decode()
+    body = model.model_validate(answer).model_dump(mode="json", exclude_unset=True)
+    return orjson.dumps(body).decode()
 
 
 # -- routes --------------------------------------------------------------------------------------------------
@@ -373,10 +373,10 @@ class AgentTools:
 
         Empty for a caller without `runs:decide`, and where the run waits for anything but a person.
         """
-        asked = questions_in(waiting.waiting_for)
-        if not may_decide(caller_or_local(request)) or not all(map(_is_askable, asked)):
+        questions = questions_in(waiting.waiting_for)
+        if not may_decide(caller_or_local(request)) or not all(map(_is_askable, questions)):
             return {}
-        return {one["id"]: (_question_text(one), _form(one)) for one in asked}
+        return {one["id"]: (_question_text(one), _form(one)) for one in questions}
 
     async def proceed(
         self,
@@ -400,8 +400,8 @@ class AgentTools:
             raise Conflict(
                 f"The run {run_id} still waits for a decision: POST /v1/runs/{run_id}/resume makes it."
             )
-        asked = {one["id"]: one for one in open_questions(row)}
-        decisions = {which: _decision(asked.get(which, {}), answer) for which, answer in answers.items()}
+        questions = {one["id"]: one for one in open_questions(row)}
+        decisions = {which: _decision(questions.get(which, {}), answer) for which, answer in answers.items()}
         if not decisions:
             raise ApprovalRequired("The run waits for a person's decision.", run_id, row.waiting_for)
         last = await runtime.runs.last_event(run_id)

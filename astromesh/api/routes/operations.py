@@ -163,8 +163,8 @@ async def budgets(
     if not any(one.limits for one in runtime.agents.values()):
         return {"budgets": [], "next": None}
     found = await runtime.runner.budgets.accounts(*viewer_of(request), _MAX_ACCOUNTS)
-    wanted = [one for one in found if agent in ("", one[0].agent)]
-    listed, more = page(wanted, _account_name, limit, cursor)
+    filtered = [one for one in found if agent in ("", one[0].agent)]
+    listed, more = page(filtered, _account_name, limit, cursor)
     return {"budgets": [_budget(*one, runtime.agents.get(one[0].agent)) for one in listed], "next": more}
 
 

@@ -354,13 +354,13 @@ async def documents_of(
 
 
 async def passages_of(
-    runtime: AgentRuntime, caller: CallerContext, pipeline: str, asked: QueryIn
+    runtime: AgentRuntime, caller: CallerContext, pipeline: str, query: QueryIn
 ) -> JsonObject:
     """Returns the passages for a query of a caller, as `PassagesOut`."""
     knowledge = pipeline_of(runtime.state, pipeline)
     tenant, _ = principal_of(caller)
-    filters = asked.filters or None
-    found = await knowledge.query(asked.query, tenant=tenant, top_k=asked.top_k, filters=filters)
+    filters = query.filters or None
+    found = await knowledge.query(query.query, tenant=tenant, top_k=query.top_k, filters=filters)
     warning = await knowledge.warning(tenant=tenant)
     return {
         "pipeline": pipeline, "passages": list(map(Passage.to_json, found)),

@@ -299,9 +299,9 @@ async def runs(  # noqa: PLR0913 (a parameter for each filter)
 
     Of several `tag` and `metadata.KEY=VALUE`, all must match.
     """
-    said = tuple(filter(None, tag)), _metadata_filter(request)
+    filters = tuple(filter(None, tag)), _metadata_filter(request)
     query = RunQuery(
-        *viewer_of(request), agent, session, status, limit, *said, cursor.after,
+        *viewer_of(request), agent, session, status, limit, *filters, cursor.after,
         _first_id(created_after), _first_id(created_before), min_cost_usd, min_duration_ms / 1000,
     )  # fmt: skip
     page = await runtime_of(request).runs.list(query)

@@ -233,7 +233,7 @@ async def delete(schedule_id: str, request: Request) -> None:
 
 def _require_may_begin(request: Request, kind: str, target: str) -> None:
     """Raises: Forbidden: the caller may not run the agent or the workflow."""
-    wanted = RUN if kind == "agent" else "workflows:run"
-    if not permits(caller_of(request).scopes, wanted, target if kind == "agent" else ""):
-        named = f"{RUN}:{target}" if kind == "agent" else wanted
-        raise Forbidden(f"This needs the scope {named}.")
+    scope = RUN if kind == "agent" else "workflows:run"
+    if not permits(caller_of(request).scopes, scope, target if kind == "agent" else ""):
+        full_scope = f"{RUN}:{target}" if kind == "agent" else scope
+        raise Forbidden(f"This needs the scope {full_scope}.")

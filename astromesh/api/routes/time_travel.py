@@ -133,10 +133,10 @@ async def fork(run_id: str, request: Request) -> Response:
     """Accepts a durable run that has the steps before `at`, and continues from there with the edit."""
     body = await read_body(request, _FORK, '{"at": 3}')
     edit = body.edit.edit if body.edit is not None else None
-    wanted = ForkRequest(body.at, edit, body.session)
+    fork_request = ForkRequest(body.at, edit, body.session)
     key = await idempotency_key(request)
     travel = runtime_of(request).time_travel
-    row = await travel.fork(run_id, viewer_of(request), wanted, caller_of(request), key)
+    row = await travel.fork(run_id, viewer_of(request), fork_request, caller_of(request), key)
     links, forked_from = links_of(f"/v1/runs/{row.run_id}"), shown_origin(row.forked_from or {})
     found = {"run_id": row.run_id, "status": "queued", "forked_from": forked_from, "links": links}
     return json_response(found, 202)

@@ -225,8 +225,8 @@ def _result_json(result: ToolResult) -> JsonObject:
 
 def _tool_row(tool: JsonObject) -> tuple[str, str, str, str]:
     description = tool["function"]["description"].partition("\n")[0]
-    shown = shorten(description, _MAX_DESCRIPTION, placeholder=" …")
-    return tool["name"], tool["effect"], ", ".join(tool["agents"]), shown
+    summary = shorten(description, _MAX_DESCRIPTION, placeholder=" …")
+    return tool["name"], tool["effect"], ", ".join(tool["agents"]), summary
 
 
 async def _tools(folders: tuple[Path, Path]) -> list[JsonObject]:

@@ -44,7 +44,7 @@ app = typer.Typer()
 _MAX_FAILURES = 5
 
 
-class Wanted(NamedTuple):
+class EvaluationRequest(NamedTuple):
     """Which cases run, and how.
 
     Args:
@@ -91,10 +91,10 @@ def run(
 
     The exit code is 1 where a case does not pass.
     """
-    wanted = Wanted(
+    request = EvaluationRequest(
         dataset, tag, case, tuple(model or ()), judge, Options(repeat, live or bool(model), max_cost)
     )
-    evaluate(folders_of(config, data), name, wanted, Output(compare, junit, out, json))
+    evaluate(folders_of(config, data), name, request, Output(compare, junit, out, json))
 
 
 @app.command()
@@ -173,7 +173,12 @@ class Output(NamedTuple):
 
 
 def evaluate(
-    folders: tuple[Path, Path], name: str, wanted: Wanted, output: Output, *, workflow: bool = False
+    folders: tuple[Path, Path],
+    name: str,
+    request: EvaluationRequest,
+    output: Output,
+    *,
+    workflow: bool = False,
 ) -> None:
     """Evaluates an agent or workflow, stores the report and prints it.
 
@@ -185,24 +190,24 @@ def evaluate(
     """
     configure_logging("warning")
     with reported_errors(as_json=output.as_json), asyncio.Runner(loop_factory=EventLoop) as runner:
-        evaluation, before = runner.run(_evaluate(folders, name, wanted, output, workflow))
+        evaluation, before = runner.run(_evaluate(folders, name, request, output, workflow))
     _print(evaluation, comparisons(evaluation, before), output)
     if not evaluation.passed:
         raise typer.Exit(RUN_FAILED)
 
 
 async def _evaluate(
-    folders: tuple[Path, Path], name: str, wanted: Wanted, output: Output, workflow: bool
+    folders: tuple[Path, Path], name: str, request: EvaluationRequest, output: Output, workflow: bool
 ) -> tuple[Evaluation, Evaluation | None]:
     configuration = load_configuration(folders[0], Plugins())
-    judge = ModelJudge(wanted.judge, folders[1], partial(judge_model, configuration))
+    judge = ModelJudge(request.judge, folders[1], partial(judge_model, configuration))
     before = baseline(folders[1], output.baseline, name) if output.baseline else None
     if workflow or (name not in configuration.edges and name in workflow_names(folders[0])):
-        evaluation = await _evaluate_workflow(folders, name, wanted, judge)
+        evaluation = await _evaluate_workflow(folders, name, request, judge)
     else:
         agent = _agent(configuration, folders, name)
-        cases = select(agent_cases(folders[0], name, wanted.dataset), wanted.tag, wanted.case)
-        evaluation = await evaluate_agent(agent, cases, wanted, judge)
+        cases = select(agent_cases(folders[0], name, request.dataset), request.tag, request.case)
+        evaluation = await evaluate_agent(agent, cases, request, judge)
     store(folders[1], evaluation)
     return evaluation, before
 
@@ -227,29 +232,31 @@ def judge_model(configuration: Configuration, name: str) -> ModelLike:
     return {**keys, "provider": entry.type, "model": model or next(iter(entry.models), "")}
 
 
-async def evaluate_agent(agent: Agent, cases: list[Case], wanted: Wanted, judge: ModelJudge) -> Evaluation:
+async def evaluate_agent(
+    agent: Agent, cases: list[Case], request: EvaluationRequest, judge: ModelJudge
+) -> Evaluation:
     """Runs the cases of an agent with each model."""
     target, started = AgentTarget(agent), SystemClock().now()
-    models = wanted.models or ("",)
+    models = request.models or ("",)
     results: list[Results] = []
-    with _progress(len(cases) * wanted.options.repeat * len(models)) as on_result:
+    with _progress(len(cases) * request.options.repeat * len(models)) as on_result:
         for model in models:
-            left = wanted.options.max_cost_usd - sum(one.spent for one in results)
-            options = Options(wanted.options.repeat, wanted.options.live, left, model)
+            left = request.options.max_cost_usd - sum(one.spent for one in results)
+            options = Options(request.options.repeat, request.options.live, left, model)
             with with_model(agent, model):
                 results.append(await run_cases(target, cases, options, judge, on_result))
     return evaluation_of(target, new_id("eval_"), started, results)
 
 
 async def _evaluate_workflow(
-    folders: tuple[Path, Path], name: str, wanted: Wanted, judge: ModelJudge
+    folders: tuple[Path, Path], name: str, request: EvaluationRequest, judge: ModelJudge
 ) -> Evaluation:
     async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
         workflow = await runtime.workflows.loaded.open(name)
         with _progress(None) as on_result:
             report = await runtime.workflows.evaluate(
-                workflow.name, wanted.dataset, wanted.tag, case=wanted.case, models=wanted.models,
-                options=wanted.options,
+                workflow.name, request.dataset, request.tag, case=request.case, models=request.models,
+                options=request.options,
                 judge=judge, on_result=on_result,
             )  # fmt: skip
     return Evaluation.from_json(report)

@@ -186,9 +186,9 @@ def evaluate(
     """
     folders = folders_of(config, data)
     configure_logging("warning")
-    wanted = read_questions(_text_of(questions))
+    question_set = read_questions(_text_of(questions))
     started = time()
-    results = asyncio.run(_ask(folders, pipeline, wanted, tenant))
+    results = asyncio.run(_ask(folders, pipeline, question_set, tenant))
     found = measures(results)
     report = RetrievalReport(
         evaluation_id=new_id(PREFIX),
@@ -239,8 +239,8 @@ def questions(
     """
     folders = folders_of(config, data)
     configure_logging("warning")
-    wanted = Wanted(pipeline, agent, tenant, passages, per_passage)
-    made, missing = asyncio.run(_questions(folders, wanted))
+    request = QuestionSetRequest(pipeline, agent, tenant, passages, per_passage)
+    made, missing = asyncio.run(_questions(folders, request))
     if missing:
         note(f"The model has written no question for {counted(missing, 'passage')}.")
     if not made:
@@ -255,7 +255,7 @@ def questions(
     print(f"{counted(len(made), 'question')} in {out}")
 
 
-class Wanted(NamedTuple):
+class QuestionSetRequest(NamedTuple):
     """What `rag questions` writes. Args: passages: at most. per_passage: questions for each of them."""
 
     pipeline: str
@@ -265,27 +265,29 @@ class Wanted(NamedTuple):
     per_passage: int = 1
 
 
-async def _questions(folders: tuple[Path, Path], wanted: Wanted) -> tuple[list[Question], int]:
+async def _questions(folders: tuple[Path, Path], request: QuestionSetRequest) -> tuple[list[Question], int]:
     async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
-        return await generate_questions(runtime, wanted)
+        return await generate_questions(runtime, request)
 
 
-async def generate_questions(runtime: AgentRuntime, wanted: Wanted) -> tuple[list[Question], int]:
+async def generate_questions(
+    runtime: AgentRuntime, request: QuestionSetRequest
+) -> tuple[list[Question], int]:
     """Returns questions that the passages of a pipeline answer, and how many passages have none.
 
     Raises:
         ProviderError: the model of the agent does not answer.
     """
-    model, knowledge = find_agent(runtime, wanted.agent).router, pipeline_of(runtime.state, wanted.pipeline)
+    model, knowledge = find_agent(runtime, request.agent).router, pipeline_of(runtime.state, request.pipeline)
     await knowledge.refresh(load_model=False)
-    pieces = await _pieces(knowledge, wanted.tenant)
+    pieces = await _pieces(knowledge, request.tenant)
     made: list[Question] = []
     missing = 0
-    for number in spread(len(pieces), wanted.passages):
+    for number in spread(len(pieces), request.passages):
         document, piece = pieces[number]
-        answer = await model.complete(question_request(piece.heading, piece.text, wanted.per_passage))
+        answer = await model.complete(question_request(piece.heading, piece.text, request.per_passage))
         heading = piece.heading.rpartition(" > ")[2]
-        found = generated_questions(answer.content, document, heading, wanted.per_passage)
+        found = generated_questions(answer.content, document, heading, request.per_passage)
         made += found
         missing += not found
     return made, missing

@@ -213,15 +213,15 @@ def _print(place: Place, run: JsonObject, *, as_json: bool) -> None:
     if as_json:
         print_json(run)
         return
-    shown = {key: value for key, value in run.items() if not isinstance(value, dict | list)}
+    fields = {key: value for key, value in run.items() if not isinstance(value, dict | list)}
     waits, error, result = run["waiting_for"], run["error"], run["result"] or {}
     if waits:
-        shown["waiting_for"] = f"{waits['kind']} {waits['name']} {orjson.dumps(waits['arguments']).decode()}"
+        fields["waiting_for"] = f"{waits['kind']} {waits['name']} {orjson.dumps(waits['arguments']).decode()}"
     if error:
-        shown["error"] = f"{error['code']}: {error['detail']}"
+        fields["error"] = f"{error['code']}: {error['detail']}"
     if result.get("uncancellable"):
-        shown["uncancellable"] = ", ".join(result["uncancellable"])
-    for name, value in shown.items():
+        fields["uncancellable"] = ", ".join(result["uncancellable"])
+    for name, value in fields.items():
         if value:
             typer.echo(f"{name + ':':14}{plain(str(value))}")
     for one in run.get("decisions") or ():
@@ -331,8 +331,8 @@ class _ServerRuns:
     async def list(self, query: RunQuery) -> list[JsonObject]:
         # the key names the tenant and the owner
         names = ("agent", "session", "status", "limit")
-        wanted = urlencode({name: getattr(query, name) for name in names})
-        found: list[JsonObject] = (await self._request("GET", f"?{wanted}"))["runs"]
+        parameters = urlencode({name: getattr(query, name) for name in names})
+        found: list[JsonObject] = (await self._request("GET", f"?{parameters}"))["runs"]
         return found
 
     async def show(self, run_id: str) -> JsonObject:

@@ -246,7 +246,7 @@ def evaluate(
     evaluation.evaluate(
         folders_of(config, data),
         name,
-        evaluation.Wanted(suite, tag),
+        evaluation.EvaluationRequest(suite, tag),
         evaluation.Output(as_json=json),
         workflow=True,
     )

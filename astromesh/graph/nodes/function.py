@@ -290,12 +290,12 @@ class ToolNode(BaseNode):
 
 def pending_calls(messages: Sequence[Message]) -> tuple[ToolCall, ...]:
     """Returns the tool calls of the newest assistant message that have no result yet."""
-    answered: set[str] = set()
+    answered_ids: set[str] = set()
     for message in reversed(messages):
         if message.role == "tool":
-            answered.add(message.tool_call_id)
+            answered_ids.add(message.tool_call_id)
         elif message.role == "assistant":
-            return tuple(call for call in message.tool_calls if call.id not in answered)
+            return tuple(call for call in message.tool_calls if call.id not in answered_ids)
         else:
             break
     return ()

@@ -68,7 +68,7 @@ def fields_in(text: str, keys: Sequence[str]) -> str:
 
 
 def _requested(found: Mapping[str, Any], keys: Sequence[str]) -> JsonObject:
-    return {key: shown for key in keys if key in found and (shown := _shown(found[key], keys)) is not None}
+    return {key: value for key in keys if key in found and (value := _shown(found[key], keys)) is not None}
 
 
 def _shown(value: Any, keys: Sequence[str]) -> Any:
@@ -237,17 +237,19 @@ def without_claims(text: str, claims: Sequence[str]) -> str:
 
 
 def _edit_claims(text: str, claims: Sequence[str], edit: Any) -> str:
-    wanted = [words for claim in claims if (words := _words(claim))]
+    word_sets = [words for claim in claims if (words := _words(claim))]
     parts = [part for part in _SENTENCE.split(text) if part is not None]
     found: set[int] = set()
     for place, part in enumerate(parts):
-        hits = {i for i, claim in enumerate(wanted) if _states_claim(_words(part), claim)}
+        hits = {i for i, claim in enumerate(word_sets) if _states_claim(_words(part), claim)}
         found |= hits
         if hits and UNVERIFIED_MARK not in part:
             parts[place] = edit(part)
     whole = _words(text)
     # a claim that covers several sentences is named at the end
-    rest = [claims[i] for i, claim in enumerate(wanted) if i not in found and _contains_words(claim, whole)]
+    rest = [
+        claims[i] for i, claim in enumerate(word_sets) if i not in found and _contains_words(claim, whole)
+    ]
     return "".join(parts) + "".join(f"\n{UNVERIFIED_MARK} {claim}" for claim in rest)
 
 

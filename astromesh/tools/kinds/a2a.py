@@ -132,14 +132,14 @@ class A2ATool:
             with suppress(A2AError, httpx.HTTPError):
                 await client.cancel_task(CancelTaskRequest(id=task.id), context=call)
             raise
-        said = _content(task.status.message.parts)
+        text = _content(task.status.message.parts)
         if task.status.state in _FAILED:
             state = TaskState.Name(task.status.state).removeprefix("TASK_STATE_").lower()
-            raise ToolFailed(f"The task of {self._url} is {state}. {said}".strip())
+            raise ToolFailed(f"The task of {self._url} is {state}. {text}".strip())
         if task.status.state in _WAITING:
-            return {"state": "input_required", "task_id": task.id, "question": said}
+            return {"state": "input_required", "task_id": task.id, "question": text}
         parts = [part for artifact in task.artifacts for part in artifact.parts]
-        return _content(parts) or said
+        return _content(parts) or text
 
 
 def _origin(url: str) -> tuple[str, str, int | None]:

@@ -175,8 +175,8 @@ def http_request(http: Http, methods: tuple[str, ...], max_bytes: int) -> Functi
         if method not in methods:
             raise InvalidToolCall(f"The method must be one of {', '.join(methods)}.")
         named = {name.lower(): value for name, value in (headers or {}).items()}
-        if taken := sorted(named.keys() & _RESERVED_HEADERS):
-            raise InvalidToolCall(f"The header {taken[0]!r} cannot be set.")
+        if reserved := sorted(named.keys() & _RESERVED_HEADERS):
+            raise InvalidToolCall(f"The header {reserved[0]!r} cannot be set.")
         if any(not value.isprintable() or not name.isascii() for name, value in named.items()):
             raise InvalidToolCall("A header contains invalid characters.")
         data = body.encode() if isinstance(body, str) else None if body is None else orjson.dumps(body)

@@ -226,7 +226,11 @@ class _SharedSession:
         self._name, self._make, self._clock, self._pins = name, make, clock, pins
         self._words = words
         self._current: Connection | None = None
-        self._connected, self._attempted, self._wanted = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self._connected, self._attempted, self._reconnect_requested = (
+            asyncio.Event(),
+            asyncio.Event(),
+            asyncio.Event(),
+        )
         self._task: asyncio.Task[None] | None = None
         self.definitions = ToolDefinitions()
         self._is_prompt = True
@@ -249,7 +253,7 @@ class _SharedSession:
         if self._is_open or self._clock.monotonic() - self._failed_at < FIRST_RETRY_SECONDS:
             return
         self._attempted.clear()
-        self._wanted.set()
+        self._reconnect_requested.set()
         if self._is_prompt:  # a server that does not answer holds up one run, not each
             await _wait_for_event(RUN_WAIT_SECONDS, self._attempted)
             self._is_prompt = self._attempted.is_set()
@@ -267,7 +271,7 @@ class _SharedSession:
         if self._current is not None and self._is_open:
             return self._current
         self._connected.clear()
-        self._wanted.set()
+        self._reconnect_requested.set()
         await _wait_for_event(WAIT_SECONDS, self._connected)
         if self._current is None or self._current.lost:
             raise ToolFailed(f"MCP server {self._name!r}: {self.fault}")
@@ -333,16 +337,16 @@ class _SharedSession:
 
     async def _pause(self, seconds: float) -> None:
         """Waits until a call needs the server, but at least the shortest delay."""
-        self._wanted.clear()
+        self._reconnect_requested.clear()
         await self._clock.sleep(min(seconds, FIRST_RETRY_SECONDS))
         if seconds > FIRST_RETRY_SECONDS:
             sleeping = asyncio.ensure_future(self._clock.sleep(seconds - FIRST_RETRY_SECONDS))
-            wanted = asyncio.create_task(self._wanted.wait())
+            requested = asyncio.create_task(self._reconnect_requested.wait())
             try:
-                await asyncio.wait({sleeping, wanted}, return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait({sleeping, requested}, return_when=asyncio.FIRST_COMPLETED)
             finally:
                 sleeping.cancel()
-                wanted.cancel()
+                requested.cancel()
 
 
 def _retry_delay(tries: int, refused: bool) -> float:

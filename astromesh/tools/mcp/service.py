@@ -238,8 +238,8 @@ _INPUT_REQUIRED = "2026-07-28"
 def _can_ask(context: ServerRequestContext[Any, Request]) -> bool:
     """Whether the client has forms, and its transport reaches it. A client that names no mode has forms."""
     session = context.session
-    asks = session.client_capabilities.elicitation if session.client_capabilities is not None else None
-    if asks is None or (asks.form is None and asks.url is not None):
+    elicitation = session.client_capabilities.elicitation if session.client_capabilities is not None else None
+    if elicitation is None or (elicitation.form is None and elicitation.url is not None):
         return False
     return is_version_at_least(context.protocol_version, _INPUT_REQUIRED) or session.can_send_request
 

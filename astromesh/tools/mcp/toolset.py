@@ -148,7 +148,7 @@ class MCPToolset:
         )
 
     def __init__(self, options: Options, server: Server) -> None:
-        self._server, self._wanted, self._prefix = server, options.tools, options.prefix
+        self._server, self._tool_patterns, self._prefix = server, options.tools, options.prefix
         self._forwards = (
             server.forwards_identity if options.forward_identity is None else options.forward_identity
         )
@@ -196,7 +196,8 @@ class MCPToolset:
         return tuple(
             MCPTool(self._server, definition, self._prefix, self._forwards)
             for definition in found.tools
-            if definition.name and any(fnmatchcase(definition.name, wanted) for wanted in self._wanted)
+            if definition.name
+            and any(fnmatchcase(definition.name, pattern) for pattern in self._tool_patterns)
         )
 
 

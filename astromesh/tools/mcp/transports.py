@@ -354,25 +354,25 @@ async def sse_transport(
 async def _sse_streams(
     posts: _SsePosts, events: AsyncIterator[ServerEvent], on_end: Callable[[], None]
 ) -> AsyncIterator[Any]:
-    come, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
+    incoming, read = anyio.create_memory_object_stream[SessionMessage | Exception](0)
     write, go = anyio.create_memory_object_stream[SessionMessage](0)
-    async with anyio.create_task_group() as tasks, come, read, write, go:
-        tasks.start_soon(_sse_receive, events, come, on_end)
-        tasks.start_soon(posts.send_all, go, come)
+    async with anyio.create_task_group() as tasks, incoming, read, write, go:
+        tasks.start_soon(_sse_receive, events, incoming, on_end)
+        tasks.start_soon(posts.send_all, go, incoming)
         yield read, write
         tasks.cancel_scope.cancel()
 
 
 async def _sse_receive(
     events: AsyncIterator[ServerEvent],
-    come: MemoryObjectSendStream[SessionMessage | Exception],
+    incoming: MemoryObjectSendStream[SessionMessage | Exception],
     on_end: Callable[[], None],
 ) -> None:
-    async with come:
+    async with incoming:
         try:
             async for event in events:
                 if event.event in ("", "message") and event.data:
-                    await come.send(_sse_message(event.data))
+                    await incoming.send(_sse_message(event.data))
         except (NetError, *_CLOSED_STREAM) as error:
             log.debug("mcp_stream_ended", error=str(error))
         finally:
@@ -391,7 +391,7 @@ class _SsePosts:
     async def send_all(
         self,
         go: MemoryObjectReceiveStream[SessionMessage],
-        come: MemoryObjectSendStream[SessionMessage | Exception],
+        incoming: MemoryObjectSendStream[SessionMessage | Exception],
     ) -> None:
         async for item in go:
             fault = await self._send(item)
@@ -399,7 +399,7 @@ class _SsePosts:
                 error = ErrorData(code=fault[0], message=fault[1])
                 answer = JSONRPCError(jsonrpc="2.0", id=item.message.id, error=error)
                 with suppress(*_CLOSED_STREAM):  # the stream has ended, and with it all requests
-                    await come.send(SessionMessage(answer))
+                    await incoming.send(SessionMessage(answer))
 
     async def _send(self, item: SessionMessage) -> tuple[int, str] | None:
         body = item.message.model_dump_json(by_alias=True, exclude_unset=True).encode()

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.cli.commands.rag import Wanted, evaluate, generate_questions
+from astromesh.cli.commands.rag import QuestionSetRequest, evaluate, generate_questions
 from astromesh.errors import InvalidInput
 from astromesh.evaluation.retrieval import question_lines, read_questions, spread
 from astromesh.testing import ScriptedProvider
@@ -23,7 +23,9 @@ async def test_a_question_file_is_made_from_the_documents(tmp_path: Path) -> Non
     made = '{"questions": ["How is it\\tmade?", "And why?", "Too many?"]}'
     provider = ScriptedProvider(f"Here: {made}", "I cannot.")
     async with runtime_of(tmp_path, provider) as runtime:
-        questions, missing = await generate_questions(runtime, Wanted("k", "helper", per_passage=2))
+        questions, missing = await generate_questions(
+            runtime, QuestionSetRequest("k", "helper", per_passage=2)
+        )
     lines = "How is it made?\ttea.md\tGreen tea\nAnd why?\ttea.md\tGreen tea\n"
     assert (question_lines(questions), missing) == (lines, 1)
     assert read_questions(lines) == tuple(questions)
