@@ -281,7 +281,7 @@ def guardrails(value: Sequence[GuardrailLike] | Mapping[str, Any], plugins: Plug
     """Returns `spec.guardrails`. Rules of a list check queries and answers.
 
     Args:
-        given: Rules, or `{"input": rules, "output": rules}`.
+        value: Rules, or `{"input": rules, "output": rules}`.
 
     Raises:
         ConfigError: Something is no rule.

@@ -54,7 +54,7 @@ class StateField(NamedTuple):
         reducer: Joins the value and an update, or None: the update replaces the value.
         default: Makes the value at the start.
         reads_others: Whether a function that validates it takes `info`, whose `data` has the other fields.
-        taken: The type whose instances `validate` returns as they are, or None.
+        exact_type: The type whose instances `validate` returns as they are, or None.
     """
 
     validate: Callable[[Any], Any]
@@ -120,7 +120,7 @@ class StateSchema:
         """Returns the values of all fields at the start of a run.
 
         Args:
-            given: An instance of the class, a mapping with some of the fields, or None.
+            source: An instance of the class, a mapping with some of the fields, or None.
             is_record: Whether a record has the values, which were validated before.
 
         Raises:

@@ -221,7 +221,7 @@ async def test_what_cannot_be_is_an_error_of_the_protocol(tmp_path: Path, bindin
         with pytest.raises(TaskNotFoundError, match="no task 'run_none'"):
             await remote.client.get_task(GetTaskRequest(id="run_none"))
         for token in ("made-up", "run_none"):
-            with pytest.raises(InvalidParamsError, match=f"pageToken: '{token}' is no place"):
+            with pytest.raises(InvalidParamsError, match=f"pageToken: '{token}' is not a place"):
                 await remote.client.list_tasks(ListTasksRequest(page_token=token))
         version = {"a2a-version": "1.0"}
         params = {"jsonrpc": "2.0", "id": 1, "method": "ListTasks", "params": {"status": "working"}}
