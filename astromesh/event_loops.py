@@ -101,18 +101,18 @@ class _InLoop(Generic[T]):
 class _AllButResources:
     """Tells a loop of the async generators that begin, but not of those that hold resources."""
 
-    def __init__(self, tell: Callable[[AsyncGenerator[Any, Any]], None]) -> None:
-        self._tell = tell
+    def __init__(self, notify: Callable[[AsyncGenerator[Any, Any]], None]) -> None:
+        self._notify = notify
 
-    def __call__(self, begun: AsyncGenerator[Any, Any]) -> None:
+    def __call__(self, generator: AsyncGenerator[Any, Any]) -> None:
         if not OPENS_RESOURCE.get():
-            self._tell(begun)
+            self._notify(generator)
 
 
 def _hide_resources() -> None:
-    tell = sys.get_asyncgen_hooks().firstiter
-    if tell is not None and not isinstance(tell, _AllButResources):
-        sys.set_asyncgen_hooks(firstiter=_AllButResources(tell))
+    hook = sys.get_asyncgen_hooks().firstiter
+    if hook is not None and not isinstance(hook, _AllButResources):
+        sys.set_asyncgen_hooks(firstiter=_AllButResources(hook))
 
 
 #: what is open and has no owner any more: closed with their loop, or when somebody opens something there

@@ -408,10 +408,10 @@ class Source:
         changed = self._with_spec("model", {"primary": block})
         return replace(changed, live=replace(self.live, is_one_model=True))
 
-    def with_tools(self, blocks: list[JsonObject], called: Iterable[AgentTool]) -> Source:
+    def with_tools(self, blocks: list[JsonObject], agent_tools: Iterable[AgentTool]) -> Source:
         """Returns the agent with other tools."""
         changed = self._with_spec("tools", blocks)
-        return replace(changed, called=tuple(one.agent for one in called), servers={})
+        return replace(changed, called=tuple(one.agent for one in agent_tools), servers={})
 
     def _with_spec(self, key: str, value: Any) -> Source:
         spec = {**self.manifest.get("spec", {}), key: value}

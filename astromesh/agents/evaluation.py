@@ -55,7 +55,7 @@ class AgentTarget:
         ) as stream:
             async for event in stream:
                 if event.type == "tool.started":
-                    calls.append(_called(event.data))
+                    calls.append(_called_tool(event.data))
         return calls, stream.result
 
     def schema(self, schema_id: str) -> JsonObject | None:
@@ -74,7 +74,7 @@ def with_model(agent: Agent[Any, Any], model: str) -> Iterator[None]:
         yield
 
 
-def _called(data: JsonObject) -> CalledTool:
+def _called_tool(data: JsonObject) -> CalledTool:
     arguments = data["arguments"]
     if isinstance(arguments, str):
         arguments = arguments_of(ToolCall("", data["name"], arguments))

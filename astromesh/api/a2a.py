@@ -635,7 +635,7 @@ class TaskEncoder:
     def __init__(self, row: RunRow) -> None:
         self._run_id, self._session = row.run_id, row.session_id
         self._text = AnswerText()
-        self._sent = ""
+        self._sent_text = ""
 
     def __call__(self, event: Event) -> Iterable[TaskEvent]:
         yield from map(self._text_update, self._text.of(event))
@@ -655,7 +655,7 @@ class TaskEncoder:
 
     def _run_completed(self, event: Event) -> Iterable[TaskEvent]:
         yield from map(self._text_update, self._text.rest())
-        if event.data["response"] != self._sent or "output" in event.data:
+        if event.data["response"] != self._sent_text or "output" in event.data:
             yield self._artifact(answer_of(event.data), append=False)
         yield self._end("completed", event)
 
@@ -673,7 +673,7 @@ class TaskEncoder:
         return TaskStatusUpdateEvent(task_id=self._run_id, context_id=self._session, status=status)
 
     def _text_update(self, text: str) -> TaskEvent:
-        append, self._sent = bool(self._sent), self._sent + text
+        append, self._sent_text = bool(self._sent_text), self._sent_text + text
         return self._artifact(
             Artifact(artifact_id=_ARTIFACT, name=_ARTIFACT, parts=[Part(text=text)]), append
         )

@@ -127,11 +127,11 @@ class AguiEncoder:
         if self._has_ended:
             return b""
         is_past, ends = event.seq <= self._run.after, event.type in _LAST
-        begun: Iterable[JsonObject] = ()
+        start_events: Iterable[JsonObject] = ()
         if not is_past and not self._is_begun:
-            self._is_begun, begun = True, [*self._begin(event)]
+            self._is_begun, start_events = True, [*self._begin(event)]
         encode = getattr(self, "_" + event.type.replace(".", "_"), None)
-        made = [*begun, *(encode(event) if encode else ())]
+        made = [*start_events, *(encode(event) if encode else ())]
         self._transcript.add(made)
         if is_past:
             return b""

@@ -202,7 +202,7 @@ class EventStreamResponse(Response):
         self._on_close = on_close
         self._encode = encoder
         #: what is encoded before the head leaves
-        self._held = first
+        self._first_body = first
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         watch = asyncio.ensure_future(self._discard_on_disconnect(receive))
@@ -222,7 +222,7 @@ class EventStreamResponse(Response):
         self, watch: asyncio.Future[None], scope: Scope, receive: Receive, send: Send
     ) -> None:
         await send({"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers})
-        await self._send_body(self._held, send)
+        await self._send_body(self._first_body, send)
         while (events := await self._buffer.take()) and not watch.done():
             body, events = b"".join(map(self._encode, events)), ()
             await self._send_body(body, send)
@@ -313,7 +313,7 @@ class RunStreamResponse(EventStreamResponse):
         self, watch: asyncio.Future[None], scope: Scope, receive: Receive, send: Send
     ) -> None:
         if self._hold is not None:
-            self._held = await self._wait_for_output(self._hold)
+            self._first_body = await self._wait_for_output(self._hold)
             if self._error is not None and not self._hold.has_output():
                 await error_response(self._error, scope)(scope, receive, send)
                 return
@@ -322,7 +322,7 @@ class RunStreamResponse(EventStreamResponse):
     async def _wait_for_output(self, hold: Hold) -> bytes:
         """Returns what is encoded when the first output is there, the run has ended, or the time is up."""
         expiry = asyncio.ensure_future(hold.expire())
-        held = b""
+        body = b""
         try:
             while not hold.has_output():
                 taking = asyncio.ensure_future(self._buffer.take())
@@ -332,10 +332,10 @@ class RunStreamResponse(EventStreamResponse):
                     break
                 if not (events := taking.result()):
                     break
-                held += b"".join(map(self._encode, events))
+                body += b"".join(map(self._encode, events))
         finally:
             expiry.cancel()
-        return held
+        return body
 
     async def _leave(self, task: asyncio.Future[None]) -> None:
         if self._keep_running:

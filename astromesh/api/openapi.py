@@ -462,7 +462,7 @@ def _payload(kind: type[Event]) -> type[BaseModel]:
     return create_model(kind.__name__, __base__=_Open, __doc__=kind.__doc__, **fields)
 
 
-def _sent(kind: str, data: type[BaseModel]) -> type[BaseModel]:
+def _event_model(kind: str, data: type[BaseModel]) -> type[BaseModel]:
     """Returns the model of a server-sent event: its id, its name and its data."""
     name = kind.title().replace(".", "").replace("_", "") + "Event"
     described = Field(description="Number in the stream; send the last one as `Last-Event-ID` to resume.")
@@ -472,7 +472,7 @@ def _sent(kind: str, data: type[BaseModel]) -> type[BaseModel]:
 
 def _union(payloads: Mapping[str, type[BaseModel]]) -> Any:
     return Annotated[
-        Union[tuple(_sent(kind, data) for kind, data in payloads.items())],  # noqa: UP007
+        Union[tuple(_event_model(kind, data) for kind, data in payloads.items())],  # noqa: UP007
         Field(discriminator="event"),
     ]
 

@@ -119,10 +119,10 @@ class ResponseEvents:
         """Returns the events of the response that an event of the run makes."""
         if self.has_ended:
             return []
-        begun = [*self._begin(), *self._started()]
+        start_events = [*self._begin(), *self._started()]
         make = getattr(self, "_" + event.type.replace(".", "_"), None)
         texts = self._text.of(event)
-        return [*begun, *self._texts(event, texts), *(make(event) if make else ())]
+        return [*start_events, *self._texts(event, texts), *(make(event) if make else ())]
 
     def response(self) -> JsonObject:
         """Returns the response as it is after the events so far."""

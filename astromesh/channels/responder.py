@@ -309,8 +309,8 @@ class Responder:
         """Returns the messages to answer together: those from before a crash, else the first of one kind."""
         several = configured.setup.debounce > 0 or leased.upto > 0
         pending = await self._inbox.pending(leased.queue, MAX_MESSAGES if several else 1)
-        begun = [one for one in pending if one.seq <= leased.upto] or pending
-        messages = [(one, configured.from_inbox(one, leased, address)) for one in begun]
+        leased_messages = [one for one in pending if one.seq <= leased.upto] or pending
+        messages = [(one, configured.from_inbox(one, leased, address)) for one in leased_messages]
         return list(takewhile(lambda one: one[1].kind == messages[0][1].kind, messages))
 
     async def _answer(

@@ -435,7 +435,7 @@ def reachable_agents(edges: Mapping[str, Iterable[str]], names: Iterable[str]) -
 
 def find_cycles(edges: Mapping[str, Iterable[str]]) -> Iterator[tuple[str, ...]]:
     """Yields every cycle of agents that call each other as `(a, b, a)`."""
-    left = {name: list(called) for name, called in edges.items()}
+    left = {name: list(callees) for name, callees in edges.items()}
     while True:
         try:
             TopologicalSorter(left).prepare()

@@ -93,7 +93,7 @@ class Configuration:
             self,
             agents={name: agent for name, agent in self.agents.items() if name in reachable},
             broken={name: faults for name, faults in self.broken.items() if name in reachable},
-            edges={name: called for name, called in self.edges.items() if name in reachable},
+            edges={name: callees for name, callees in self.edges.items() if name in reachable},
         )
 
     def _all(self) -> Iterator[InvalidManifest]:

@@ -354,10 +354,10 @@ class _TokenGate:
 class _SentenceGate:
     """Releases whole sentences."""
 
-    __slots__ = ("_gate", "_held")
+    __slots__ = ("_gate", "_pending")
 
     def __init__(self, gate: StreamGate) -> None:
-        self._gate, self._held = gate, ""
+        self._gate, self._pending = gate, ""
 
     @property
     def done(self) -> bool:
@@ -366,23 +366,23 @@ class _SentenceGate:
     @property
     def released(self) -> CheckedText:
         whole = self._gate.released
-        return replace(whole, text=whole.text[: len(whole.text) - len(self._held)])
+        return replace(whole, text=whole.text[: len(whole.text) - len(self._pending)])
 
     def feed(self, delta: str) -> str:
         fresh = self._gate.feed(delta)
         if not fresh:
             return ""
-        held, end = self._held + fresh, 0
+        text, end = self._pending + fresh, 0
         # a sentence end that this piece completes begins at most `_LONGEST_END` characters before it
-        for found in _SENTENCE_END.finditer(held, max(len(self._held) - _LONGEST_END, 0)):
+        for found in _SENTENCE_END.finditer(text, max(len(self._pending) - _LONGEST_END, 0)):
             end = found.end()
-        self._held = held[end:]
-        return held[:end]
+        self._pending = text[end:]
+        return text[:end]
 
     def finish(self, *, tokens_used: int = 0, output_tokens: int = 0) -> str:
         rest = self._gate.finish()
-        held, self._held = self._held, ""
-        return held + rest
+        pending, self._pending = self._pending, ""
+        return pending + rest
 
 
 class _FinalGate:

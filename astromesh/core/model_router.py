@@ -270,11 +270,11 @@ class RoutedCall:
         Raises:
             BudgetExhausted: what is left does not fit another try.
         """
-        spent, self.uncharged = self.uncharged, None
-        if spent is None or self._renew is None:
+        usage, self.uncharged = self.uncharged, None
+        if usage is None or self._renew is None:
             return
         try:
-            self.request = await self._renew(self.request, spent)
+            self.request = await self._renew(self.request, usage)
         except (BudgetExhausted, asyncio.CancelledError) as error:
             self.abandon()
             raise self.with_costs(error) from None
@@ -701,12 +701,12 @@ class RunModel:
         )
 
     async def _renew(
-        self, renew: Renew | None, request: CompletionRequest, spent: Usage
+        self, renew: Renew | None, request: CompletionRequest, usage: Usage
     ) -> CompletionRequest:
         """Charges a failed try to the ledger of its run and reserves the next one; then so does `renew`."""
         if (opened := OPEN_CALL.get()) is not None:
-            request = limited(request, await opened.renew(spent, self._router.bounds(request)))
-        return request if renew is None else await renew(request, spent)
+            request = limited(request, await opened.renew(usage, self._router.bounds(request)))
+        return request if renew is None else await renew(request, usage)
 
     def _fitted(self, request: CompletionRequest) -> CompletionRequest:
         """Returns the request with the agent's schema, as the models accept it. Raises: as of `fitted`."""

@@ -356,10 +356,10 @@ def _trimmed(
         older = _newest(loop[:-1], room - estimate_messages(loop[-1]), limits)
         calls = [*older, _cut_results(loop[-1], room - sum(map(estimate_messages, older)))]
     whole = {id(message) for message in _joined(calls)}
-    lost = sum(m.role == "tool" and id(m) not in whole for m in _joined(loop))
-    left = LeftOut(len(history) - sum(map(len, turns)), lost)
+    dropped = sum(m.role == "tool" and id(m) not in whole for m in _joined(loop))
+    left_out = LeftOut(len(history) - sum(map(len, turns)), dropped)
     found = (*system, *_joined(turns), messages[newest], *_joined(calls))
-    return replace(request, messages=found), left
+    return replace(request, messages=found), left_out
 
 
 def _units(messages: Sequence[Message], first: str) -> Iterable[list[Message]]:
@@ -416,8 +416,8 @@ def _cut(text: str, size: int) -> str:
     data = text.encode("utf-8", "replace")
     if len(data) <= size:
         return text
-    begun = data[:size].decode("utf-8", "ignore")
-    return f"{begun}\n[{len(text) - len(begun)} characters are left out: the model's context window is full.]"
+    start = data[:size].decode("utf-8", "ignore")
+    return f"{start}\n[{len(text) - len(start)} characters are left out: the model's context window is full.]"
 
 
 def _joined(units: Iterable[list[Message]]) -> Iterable[Message]:

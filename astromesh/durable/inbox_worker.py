@@ -234,8 +234,10 @@ class ChannelInboxWorker:
         failed = [one for one, is_new in zip(statuses, new, strict=True) if is_new and one.state == "failed"]
         for one in failed:
             log.error("reply_failed", channel=channel.name, code=one.code)
-        lost = [fallback_message(channel, one.address, one.id, now) for one in failed if one.outside_window]
-        if lost and await self._inbox.put(lost):
+        fallbacks = [
+            fallback_message(channel, one.address, one.id, now) for one in failed if one.outside_window
+        ]
+        if fallbacks and await self._inbox.put(fallbacks):
             self._worker.wake()
 
     def _channel(self, name: str) -> ConfiguredChannel:

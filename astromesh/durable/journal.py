@@ -393,14 +393,14 @@ class RunJournal:
             noted["done"] = True
             return result
         start = StepStart.now()
-        begun = JournalStep(path, n, "tool", digest, "intent")
+        intent = JournalStep(path, n, "tool", digest, "intent")
         if found is None and spec is not None and (effect := self._effect(spec, call)) is not None:
             retell(effect)
-            done = begun._replace(state="done", output=call_record.result_to_json(effect))
+            done = intent._replace(state="done", output=call_record.result_to_json(effect))
             self.step_log.add(start.of(done, self._about(call)))
             noted["done"] = True
             return effect
-        handle = ToolCallStep(self.step_log, begun, call, found, scope.agent)
+        handle = ToolCallStep(self.step_log, intent, call, found, scope.agent)
         runs = self._runs[scope.path, call.id] = list[NestedRun]()
         try:
             with self.step_log.waiting.calling():

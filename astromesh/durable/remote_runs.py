@@ -427,6 +427,6 @@ class _Reader:
         await self._renew(clock)
         accepted_at, _ = await self._store.events_accepted(self._request)
         if clock.now() - accepted_at > _SILENCE_SECONDS:
-            lost = {"code": RunCrashed.code, "detail": "The process of the run has died.", "response": ""}
-            self._sink.send(Event(self._request.run_id, self._after + 1, clock.now(), "run.failed", lost))
+            failure = {"code": RunCrashed.code, "detail": "The process of the run has died.", "response": ""}
+            self._sink.send(Event(self._request.run_id, self._after + 1, clock.now(), "run.failed", failure))
             self._has_ended = True

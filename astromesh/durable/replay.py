@@ -251,9 +251,9 @@ class ReplayLog(StepLog):
 
     def _ran_beside_others(self, node: JournalStep) -> bool:
         """Whether another node has ended while this one ran, which is not in it."""
-        begun = (node.about or {}).get("after", node.ordinal)
+        start = (node.about or {}).get("after", node.ordinal)
         return any(
-            step.kind == "node" and begun < step.ordinal < node.ordinal
+            step.kind == "node" and start < step.ordinal < node.ordinal
             and not step.path.startswith(f"{node.path}/")
             for step in self._steps.values()
         )  # fmt: skip

@@ -110,15 +110,15 @@ class HookSet:
         before, paired = self.methods["pre_node"], self.paired_post_nodes
 
         async def run(state: GraphState, config: NodeConfig) -> NodeResult:
-            begun: int | None = None
+            current: int | None = None
             try:
                 for place, method in enumerate(before):
-                    begun = place
+                    current = place
                     if (value := _call(method, node, state)) is not None:
                         other = await _value_of(method, value)
                         if isinstance(other, GraphState) and other is not state:
                             state.replace_with(other)
-                begun = None
+                current = None
                 if before and state.current_node == END:
                     result = NodeResult(node.name, transition_reason="stopped", skipped=True)
                 else:
@@ -126,7 +126,7 @@ class HookSet:
                 if result.error:
                     await self.notify("on_error", node, result.exception or result.error, state)
             except BaseException:  # cancelled: only hooks that saw the start see the end
-                await self.notify_cancelled(node, state, 0, None if begun is None else paired[begun])
+                await self.notify_cancelled(node, state, 0, None if current is None else paired[current])
                 raise
             return result
 
@@ -150,16 +150,16 @@ class HookSet:
         methods, name = self.methods["post_node"], node.name
 
         async def run(result: NodeResult, state: GraphState) -> NodeResult:
-            begun = 0
+            count = 0
             try:
                 for method in methods:
-                    begun += 1
+                    count += 1
                     if (value := _call(method, node, result, state)) is not None:
                         other = await _value_of(method, value)
                         if isinstance(other, NodeResult):
                             result = self._accepted(node, result, other)
             except BaseException:  # cancelled: the remaining hooks are called too
-                await self.notify_cancelled(node, state, begun)
+                await self.notify_cancelled(node, state, count)
                 raise
             if (problem := invalid_field(result)) is not None:
                 return NodeResult(
@@ -273,8 +273,8 @@ class TimingHook:
         self._budget = budget_ms
 
     def post_node(self, node: BaseNode, result: NodeResult, state: GraphState) -> NodeResult:
-        spent = state.local(self, dict[str, float])
-        spent[node.name] = spent.get(node.name, 0.0) + result.duration_ms
+        durations = state.local(self, dict[str, float])
+        durations[node.name] = durations.get(node.name, 0.0) + result.duration_ms
         budget = self._budget.get(node.name) if isinstance(self._budget, Mapping) else self._budget
         if budget is not None and result.duration_ms > budget and not result.error:
             result.error = f"{node.name!r} took {result.duration_ms:.0f} ms. Its limit is {budget:g} ms."
@@ -282,8 +282,8 @@ class TimingHook:
 
     def of(self, report: ExecutionReport) -> dict[str, float]:
         """Returns the milliseconds of each node, over all its executions."""
-        spent: dict[str, float] = report.local.get(id(self), {})
-        return spent
+        durations: dict[str, float] = report.local.get(id(self), {})
+        return durations
 
 
 class BudgetHook:

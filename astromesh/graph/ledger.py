@@ -161,14 +161,14 @@ class OpenCall:
         self.claim: Claim | None = claim
         self.charged = _NO_USAGE
 
-    async def renew(self, spent: Usage, bounds: CallBounds) -> int:
+    async def renew(self, usage: Usage, bounds: CallBounds) -> int:
         """Charges a failed try and reserves the next one. Returns the most tokens that its answer may have.
 
         Raises:
             BudgetExhausted: What is left does not fit another try.
         """
-        self._ledger.add_usage(spent)
-        self.charged += spent
+        self._ledger.add_usage(usage)
+        self.charged += usage
         self.release()
         self.claim = await self._ledger.claim(bounds, counts=False)
         return self.claim.answer_tokens
@@ -337,10 +337,10 @@ class RunLedger:
         """Returns what was spent."""
         return {"usage": to_builtins(self.usage), "used": dict(self.used)}
 
-    def add(self, spent: JsonObject) -> None:
+    def add(self, record: JsonObject) -> None:
         """Charges what another ledger has spent, as its `to_json` wrote it."""
-        self.add_usage(convert(spent["usage"], Usage))
-        for key, amount in spent["used"].items():
+        self.add_usage(convert(record["usage"], Usage))
+        for key, amount in record["used"].items():
             if key not in _RESERVED:
                 self.spend(key, amount)
 

@@ -119,8 +119,8 @@ def plan_and_execute(
     graph.set_entry("plan").always("plan", "next_step")
     graph.on_output("next_step", "work", "more", True).always("next_step", "answer")
     graph.on_error("work", "replan").always("work", "next_step")
-    for tried in range(1, max_replans + 1):
-        graph.on_output("replan", "plan", "replans", tried)
+    for attempt in range(1, max_replans + 1):
+        graph.on_output("replan", "plan", "replans", attempt)
     return graph.always("replan", "answer")
 
 

@@ -290,19 +290,19 @@ def _read_graph(data: Any, place: Cursor) -> Any:
     for key in ("name", "entry", "finalizer"):
         if not isinstance(data.get(key, ""), str):
             place.at(key).add_problem(f"must be a text, not {data[key]!r}")
-    chosen = {}
+    options = {}
     for key, known in _GRAPH_CHOICES.items():
-        chosen[key] = value = data.get(key, known[0])
+        options[key] = value = data.get(key, known[0])
         if value not in known:
             place.at(key).add_problem(f"must be one of {', '.join(filter(None, known))}, not {value!r}")
-            chosen[key] = known[0]
+            options[key] = known[0]
     reducers: Mapping[str, Any] = {}
     with place.at("reducers").collecting_problems():
         reducers = _read_reducers(data.get("reducers", {}), place.at("reducers"))
     state = None
     with place.at("state").collecting_problems():
         state = _read_state(data["state"], place) if "state" in data else None
-    graph = place.make(str(data.get("name", "graph")), reducers=reducers, state=state, **chosen)
+    graph = place.make(str(data.get("name", "graph")), reducers=reducers, state=state, **options)
     for item, inner in _items(data, "nodes", place):
         before = len(place.problems)
         with inner.collecting_problems():
@@ -396,10 +396,10 @@ def _read_node(data: Any, place: Cursor) -> BaseNode:
     try:
         return made(name, **arguments)
     except (TypeError, ValueError) as error:
-        named = [key for key in arguments if str(error).startswith(f"Node {name!r}: {key} ")]
-        if not named:
+        keys = [key for key in arguments if str(error).startswith(f"Node {name!r}: {key} ")]
+        if not keys:
             raise
-        place.at(named[0]).add_problem(str(error))
+        place.at(keys[0]).add_problem(str(error))
         raise InvalidGraph([]) from error
 
 

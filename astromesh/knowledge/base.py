@@ -85,8 +85,8 @@ class Passage:
 
 def source_url(metadata: Mapping[str, Any]) -> str:
     """The web address that a document's metadata name as `url` or `source_url`; empty if there is none."""
-    named = (metadata.get(key) for key in ("url", "source_url"))
-    return next((one for one in named if isinstance(one, str) and _WEB_ADDRESS.fullmatch(one)), "")
+    urls = (metadata.get(key) for key in ("url", "source_url"))
+    return next((one for one in urls if isinstance(one, str) and _WEB_ADDRESS.fullmatch(one)), "")
 
 
 class UnreadableDocument(NamedTuple):

@@ -173,8 +173,8 @@ class ServiceEmbedder:
     async def _embed_batch(self, texts: Sequence[str]) -> list[Vector]:
         most = self._options.max_characters
         # services reject empty texts and half surrogate pairs
-        sent = [(text[:most] or " ").encode("utf-8", "replace").decode() for text in texts]
-        body = orjson.dumps({**self._fixed, "input": sent})
+        inputs = [(text[:most] or " ").encode("utf-8", "replace").decode() for text in texts]
+        body = orjson.dumps({**self._fixed, "input": inputs})
         async with self._semaphore:
             answer = await self._send_with_retries(body)
         read = partial(_vectors, self.decode, answer)

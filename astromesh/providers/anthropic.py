@@ -271,10 +271,13 @@ class Anthropic(Wire[AnthropicOptions]):
             return [{"type": "tool_result", "tool_use_id": message.tool_call_id, "content": message.content}]
         # the API rejects blank texts
         text = [{"type": "text", "text": message.content}] if message.content.strip() else []
-        return [*map(_attached, message.attachments), *thoughtful_parts(message, self._owner, text, _called)]
+        return [
+            *map(_attached, message.attachments),
+            *thoughtful_parts(message, self._owner, text, _tool_use_block),
+        ]
 
 
-def _called(call: ToolCall) -> JsonObject:
+def _tool_use_block(call: ToolCall) -> JsonObject:
     return {"type": "tool_use", "id": call.id, "name": call.name, "input": arguments_object(call.arguments)}
 
 

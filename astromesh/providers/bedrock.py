@@ -200,16 +200,16 @@ class BedrockReader(StreamReader):
         if kind == "contentBlockDelta":
             return self._delta(event["contentBlockIndex"], event["delta"])
         if kind == "contentBlockStart":
-            if called := event["start"].get("toolUse"):
+            if tool_use := event["start"].get("toolUse"):
                 self.size += CALL_SIZE
-                self._blocks[event["contentBlockIndex"]] = {"toolUse": called}, {}
+                self._blocks[event["contentBlockIndex"]] = {"toolUse": tool_use}, {}
         elif kind == "messageStop":
             self._finish = event["stopReason"]
         elif kind == "metadata":
             self._counts, self.done = token_counts(event.get("usage")), bool(self._finish)
         elif "message" in event and kind != "messageStart":
-            named = kind[:1].upper() + kind[1:]  # as the header of a whole answer names it
-            raise provider_errors.from_body({"type": named, "message": event["message"]})
+            error_type = kind[:1].upper() + kind[1:]  # as the header of a whole answer names it
+            raise provider_errors.from_body({"type": error_type, "message": event["message"]})
         return ""
 
     def _delta(self, index: int, delta: JsonObject) -> Any:
@@ -246,9 +246,9 @@ def _thought_or_call(found: tuple[JsonObject, str]) -> JsonObject | ToolCall | N
     block, streamed = found
     if "reasoningContent" in block:
         return {"reasoningContent": block["reasoningContent"]}
-    if not (called := block.get("toolUse")):
+    if not (tool_use := block.get("toolUse")):
         return None
-    return ToolCall(called["toolUseId"], called["name"], streamed or input_of(called))
+    return ToolCall(tool_use["toolUseId"], tool_use["name"], streamed or input_of(tool_use))
 
 
 def _reply(text: str, calls: tuple[ToolCall, ...], reason: str, counts: TokenCounts | None) -> Reply:
@@ -396,11 +396,13 @@ class Bedrock(Wire[BedrockOptions]):
         if request.tools and request.tool_choice != "none":
             config: JsonObject = {"tools": self._tools.of(request.tools)}
             if request.tool_choice != "auto":
-                named = {"tool": {"name": request.tool_choice}}
-                config["toolChoice"] = {"any": {}} if request.tool_choice == "required" else named
+                choice = {"tool": {"name": request.tool_choice}}
+                config["toolChoice"] = {"any": {}} if request.tool_choice == "required" else choice
             return config
-        called = sorted({call.name for message in request.messages for call in message.tool_calls})
-        return {"tools": [_declared(ToolSpec(name, _UNAVAILABLE)) for name in called]} if called else {}
+        tool_names = sorted({call.name for message in request.messages for call in message.tool_calls})
+        return (
+            {"tools": [_declared(ToolSpec(name, _UNAVAILABLE)) for name in tool_names]} if tool_names else {}
+        )
 
     def _put(self, body: JsonObject, parameters: JsonObject) -> None:
         body.update({name: parameters.pop(name) for name in _TOP_LEVEL if name in parameters})
@@ -419,12 +421,12 @@ class Bedrock(Wire[BedrockOptions]):
         if not text and any("document" in block for block in attached):  # and documents without a text
             text = "(see the document)"
         parts = [{"text": text}] if text else []
-        return [*attached, *thoughtful_parts(message, self._owner, parts, _called)]
+        return [*attached, *thoughtful_parts(message, self._owner, parts, _tool_use_part)]
 
 
-def _called(call: ToolCall) -> JsonObject:
-    called = {"toolUseId": call.id, "name": call.name, "input": arguments_object(call.arguments)}
-    return {"toolUse": called}
+def _tool_use_part(call: ToolCall) -> JsonObject:
+    tool_use = {"toolUseId": call.id, "name": call.name, "input": arguments_object(call.arguments)}
+    return {"toolUse": tool_use}
 
 
 def _endpoint(region: str) -> str:

@@ -183,5 +183,5 @@ def _token(answer: HttpResponse, now: float) -> AccessToken:
     if answer.status == 429 or answer.status >= 500:
         raise ProviderUnavailable(_UNANSWERED)
     code = content.get("error") if isinstance(content, dict) else None
-    named = f" ({code})" if isinstance(code, str) else ""
-    raise ProviderUnauthorized(f"cannot be called: Microsoft Entra refuses a token{named}")
+    suffix = f" ({code})" if isinstance(code, str) else ""
+    raise ProviderUnauthorized(f"cannot be called: Microsoft Entra refuses a token{suffix}")

@@ -201,10 +201,12 @@ class GenerateContent(Wire[OptionsT]):
         if message.content:
             parts.append({"text": message.content})
         # of parallel calls only the first is signed
-        calls = [self._called(call, first=not number) for number, call in enumerate(message.tool_calls)]
+        calls = [
+            self._function_call_part(call, first=not number) for number, call in enumerate(message.tool_calls)
+        ]
         return parts + calls
 
-    def _called(self, call: ToolCall, *, first: bool) -> JsonObject:
+    def _function_call_part(self, call: ToolCall, *, first: bool) -> JsonObject:
         part: JsonObject = {
             "functionCall": {"id": call.id, "name": call.name, "args": arguments_object(call.arguments)}
         }

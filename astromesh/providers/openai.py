@@ -147,8 +147,8 @@ class _GrowingCall:
         Some servers give every call of a turn the same index: another id with a name is another call. Others
         send a new id with every piece, but name the call once.
         """
-        named = (piece.get("function") or {}).get("name")
-        return bool(named and self.id and piece.get("id") and piece["id"] != self.id)
+        name = (piece.get("function") or {}).get("name")
+        return bool(name and self.id and piece.get("id") and piece["id"] != self.id)
 
     def add_name(self, piece: Any) -> None:
         """Adds a piece of the name. Some servers repeat the name in every piece, others split it."""
@@ -275,8 +275,8 @@ def _is_definite(schema: Mapping[str, Any], result: JsonObject) -> bool:
         return False
     if not _is_object(result):
         return True
-    named, required = result.get("properties", {}), schema.get("required", ())
-    return bool(named) and set(required) == named.keys() and not schema.get("additionalProperties")
+    properties, required = result.get("properties", {}), schema.get("required", ())
+    return bool(properties) and set(required) == properties.keys() and not schema.get("additionalProperties")
 
 
 def _is_object(schema: JsonObject) -> bool:
@@ -377,8 +377,8 @@ class OpenAI(EntraWire[OpenAIOptions]):
         choice = min(payload["choices"], key=_index)
         message = choice["message"]
         calls: tuple[ToolCall, ...] = ()
-        if called := message.get("tool_calls"):
-            calls = tuple(_call(c.get("id"), c["function"]) for c in called)
+        if tool_calls := message.get("tool_calls"):
+            calls = tuple(_call(c.get("id"), c["function"]) for c in tool_calls)
             calls = _with_reasoning(calls, self._owner, message.get("reasoning_content"))
         refusal, reason = message.get("refusal"), choice.get("finish_reason")
         reply = Reply(
@@ -405,10 +405,10 @@ class OpenAI(EntraWire[OpenAIOptions]):
                 body["reasoning_content"] = text
 
     def _renamed(self, parameters: Mapping[str, Any]) -> JsonObject:
-        named = dict(parameters)
-        if (self._official or self._newer_limit) and "max_tokens" in named:
-            named.setdefault("max_completion_tokens", named.pop("max_tokens"))
-        return named
+        renamed = dict(parameters)
+        if (self._official or self._newer_limit) and "max_tokens" in renamed:
+            renamed.setdefault("max_completion_tokens", renamed.pop("max_tokens"))
+        return renamed
 
     def _needs_words(self, request: CompletionRequest) -> bool:
         """Whether the words of the prompt must ask for the output schema."""

@@ -295,11 +295,11 @@ def _declared(tool: ToolSpec) -> JsonObject:
 
 def _renamed(parameters: Mapping[str, Any]) -> JsonObject:
     """Returns parameters with the API's own names."""
-    named = dict(parameters)
+    renamed = dict(parameters)
     for limit in ("max_tokens", "max_completion_tokens"):
-        if limit in named:
-            named.setdefault("max_output_tokens", named.pop(limit))
+        if limit in renamed:
+            renamed.setdefault("max_output_tokens", renamed.pop(limit))
     for name, (outer, inner) in _NESTED.items():
-        if name in named:
-            named[outer] = {inner: named.pop(name), **named.get(outer, {})}
-    return named
+        if name in renamed:
+            renamed[outer] = {inner: renamed.pop(name), **renamed.get(outer, {})}
+    return renamed

@@ -337,8 +337,8 @@ class ServiceProvider:
         price = self._price
         inputs, outputs, cached, written, reasoning = counted
         inputs, outputs = inputs or 0, outputs or 0
-        spent = cost(price, inputs, outputs, cached, written) if price is not None else 0.0
-        return Usage(inputs, outputs, cached, spent, estimated, reasoning, written)
+        price_usd = cost(price, inputs, outputs, cached, written) if price is not None else 0.0
+        return Usage(inputs, outputs, cached, price_usd, estimated, reasoning, written)
 
     def _partial_usage(self, request: CompletionRequest, reply: Reply) -> Usage:
         """Returns the usage of an incomplete answer: the reported tokens, else an estimate."""

@@ -133,10 +133,10 @@ class Accounts:
         """Notes that a budget of time has ended the run."""
         self.refused = self._budgets.exhausted(BudgetRefusal(account, "wall_seconds"))
 
-    def settle(self, reserved: Sequence[Reservation], spent: BudgetAmounts) -> None:
+    def settle(self, reserved: Sequence[Reservation], amounts: BudgetAmounts) -> None:
         """Charges the actual cost of a reservation."""
         self._budgets.settle(
-            [BudgetCharge(want.account, spent, want.hold.id) for want in reserved if want.hold]
+            [BudgetCharge(want.account, amounts, want.hold.id) for want in reserved if want.hold]
         )
 
     @property
@@ -217,20 +217,20 @@ class ChargedModel(RunModel):
         charge = _CallCharge(self._accounts)
         request = await charge.reserve(request)
         received = 0
-        spent: Usage | None = None
+        usage: Usage | None = None
         try:
             async with aclosing(super().stream(request, charge.renew)) as pieces:
                 async for piece in pieces:
                     if isinstance(piece, Delta):
                         received += utf8_size(piece.content)
                     elif isinstance(piece, CompletionResult):
-                        spent = piece.usage
+                        usage = piece.usage
                     yield piece
         except BaseException as error:
-            spent = spent or _partial_usage(error, request, received)
+            usage = usage or _partial_usage(error, request, received)
             raise
         finally:
-            charge.settle(spent or _partial_usage(GeneratorExit(), request, received))
+            charge.settle(usage or _partial_usage(GeneratorExit(), request, received))
 
 
 class _CallCharge:
@@ -249,10 +249,10 @@ class _CallCharge:
         self._reserved, request = await self._accounts.for_model(request)
         return request
 
-    async def renew(self, request: CompletionRequest, spent: Usage) -> CompletionRequest:
+    async def renew(self, request: CompletionRequest, usage: Usage) -> CompletionRequest:
         """Charges a failed try and reserves the next one. Raises: as `Accounts.for_model`."""
-        self._accounts.settle(self._reserved, _amounts(spent))
-        self._reserved, self._settled = (), self._settled + spent
+        self._accounts.settle(self._reserved, _amounts(usage))
+        self._reserved, self._settled = (), self._settled + usage
         return await self.reserve(request)
 
     def settle(self, usage: Usage) -> None:

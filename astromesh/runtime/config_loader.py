@@ -134,7 +134,9 @@ def agents_with_approval(configuration: Configuration, graphs: Mapping[str, Any]
         graph = graphs.get(str(options.get("graph")))
         if _needs_approval(agent) or has_human_node(options) or has_human_node(graph):
             found.add(name)
-    while more := {n for n, called in configuration.edges.items() if n not in found and found & set(called)}:
+    while more := {
+        n for n, callees in configuration.edges.items() if n not in found and found & set(callees)
+    }:
         found |= more
     return frozenset(found)
 
@@ -195,14 +197,14 @@ def snapshot_of(
 ) -> JsonObject:
     """Returns the snapshot of an agent. Args: texts: what replaces the present text of files."""
     agents, graphs = configuration.agents, configuration.graphs
-    called = _called_agents(configuration, name)
-    graph_names = {str(dict(agents[n].spec.orchestration.options).get("graph")) for n in (name, *called)}
+    callees = _called_agents(configuration, name)
+    graph_names = {str(dict(agents[n].spec.orchestration.options).get("graph")) for n in (name, *callees)}
 
     def text(file: Path) -> str:
         return texts[file] if file in texts else manifest_text(file)
 
     parts = {
-        "agents": {n: text(agents[n].file) for n in called},
+        "agents": {n: text(agents[n].file) for n in callees},
         "graphs": {n: text(graphs[n].file) for n in sorted(graph_names & graphs.keys())},
     }
     return {"source": text(agents[name].file), **{key: value for key, value in parts.items() if value}}
@@ -213,10 +215,10 @@ def _called_agents(configuration: Configuration, name: str) -> list[str]:
     found: set[str] = set()
     open_names = [name]
     while open_names:
-        called = set(configuration.edges.get(open_names.pop(), ())) & configuration.agents.keys()
-        called -= found | {name}
-        found |= called
-        open_names += called
+        callees = set(configuration.edges.get(open_names.pop(), ())) & configuration.agents.keys()
+        callees -= found | {name}
+        found |= callees
+        open_names += callees
     return sorted(found)
 
 

@@ -662,14 +662,14 @@ class ForwardedEvents:
             self._emit_text(text)
             return
         self._held_text.append(text)
-        begun = "".join(self._held_text).lstrip()
-        if begun and not begun.startswith(_DATA_PREFIXES):
+        start = "".join(self._held_text).lstrip()
+        if start and not start.startswith(_DATA_PREFIXES):
             self._release_text()
 
     def _release_text(self) -> None:
-        held, self._held_text = self._held_text, None
-        if held:
-            self._emit_text("".join(held))
+        texts, self._held_text = self._held_text, None
+        if texts:
+            self._emit_text("".join(texts))
 
     def _emit_text(self, text: str) -> None:
         self._text.write(text)

@@ -99,8 +99,8 @@ class LiveTask:
 
     def pauses(self, stage: str) -> bool:
         """Whether an operator wants the Task to pause before a stage."""
-        wanted = self._inspection
-        return wanted is not None and (wanted["all_stages"] or stage in wanted["before"])
+        inspection = self._inspection
+        return inspection is not None and (inspection["all_stages"] or stage in inspection["before"])
 
     def apply(self, control: TaskControl) -> None:
         """Takes over what others want of the Task, unless it is known."""

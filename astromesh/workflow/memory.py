@@ -143,11 +143,11 @@ def by_recency(items: Sequence[Item], query: str) -> list[int]:
 
 def by_relevance(items: Sequence[Item], query: str) -> list[int]:
     """Returns the positions of items that share words with the query, best first; rare words weigh more."""
-    words = terms(query)
+    query_terms = terms(query)
     bags = [{word.lower() for word in words_of(item.text)} for item in items]
-    having = Counter(word for bag in bags for word in words if word in bag)
+    having = Counter(word for bag in bags for word in query_terms if word in bag)
     weight = {word: math.log(1 + len(items) / count) for word, count in having.items()}
-    scores = [sum(weight[word] for word in words if word in bag) for bag in bags]
+    scores = [sum(weight[word] for word in query_terms if word in bag) for bag in bags]
     return sorted((i for i, score in enumerate(scores) if score), key=lambda i: (-scores[i], -i))
 
 

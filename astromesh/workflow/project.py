@@ -170,15 +170,15 @@ class Project:
         Raises:
             InvalidInput: it is not a start node.
         """
-        wanted = start or self.default_start
-        if wanted not in self._plans:
+        start_node = start or self.default_start
+        if start_node not in self._plans:
             starts = [node.id for node in self.workflow.nodes if node.role == "start"]
-            if wanted not in starts:
+            if start_node not in starts:
                 raise InvalidInput(
-                    f"{wanted!r} is not a start of {self.name!r}. Its starts: {', '.join(starts)}."
+                    f"{start_node!r} is not a start of {self.name!r}. Its starts: {', '.join(starts)}."
                 )
-            self._plans[wanted] = compile_plan(self.workflow, wanted)
-        return self._plans[wanted]
+            self._plans[start_node] = compile_plan(self.workflow, start_node)
+        return self._plans[start_node]
 
     def require_stages(self, names: Iterable[str]) -> None:
         """Checks names of stages.

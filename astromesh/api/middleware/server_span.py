@@ -34,7 +34,7 @@ class ServerSpan:
         sampled = exporter.samples(trace_id) if caller.sampled is None else caller.sampled
         self.own = TraceParent(trace_id, ids.trace_id()[:16], sampled)
         self.status = status
-        self._start, self._begun = time(), perf_counter()
+        self._start, self._start_counter = time(), perf_counter()
 
     def end(self, method: str, route: str, scope: Scope) -> None:
         """Exports the span; the response has been sent, or nothing more will be."""
@@ -50,7 +50,7 @@ class ServerSpan:
                 route,
                 self.status,
                 self._start,
-                (perf_counter() - self._begun) * 1000,
+                (perf_counter() - self._start_counter) * 1000,
                 host.decode("latin-1"),
             )
         )

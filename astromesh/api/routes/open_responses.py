@@ -282,7 +282,7 @@ async def _stream(
     if leave is None:
         buffer.close()
 
-    def left() -> None:
+    def on_disconnect() -> None:
         if leave is not None:
             leave()
         if stops and not encoder.has_ended:
@@ -290,7 +290,7 @@ async def _stream(
             _stopping.add(stopping)
             stopping.add_done_callback(_stopping.discard)
 
-    return EventStreamResponse(buffer, left, encoder=encoder, first=encoder.begin())
+    return EventStreamResponse(buffer, on_disconnect, encoder=encoder, first=encoder.begin())
 
 
 #: runs that are being stopped, because their readers have left

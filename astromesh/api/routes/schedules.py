@@ -214,9 +214,9 @@ async def run_now(schedule_id: str, request: Request) -> Response:
     """Begins a run or Task of the caller at once. The times of the schedule stay as they are."""
     found = await runtime_of(request).schedules.get(schedule_id, viewer_of(request))
     _require_may_begin(request, found.kind, found.target)
-    begun = await runtime_of(request).schedules.run_now(found, caller_of(request))
+    new_id = await runtime_of(request).schedules.run_now(found, caller_of(request))
     name, path = ("run_id", "runs") if found.kind == "agent" else ("task_id", "tasks")
-    return json_response({name: begun, "links": links_of(f"/v1/{path}/{begun}")}, 202)
+    return json_response({name: new_id, "links": links_of(f"/v1/{path}/{new_id}")}, 202)
 
 
 @router.delete(

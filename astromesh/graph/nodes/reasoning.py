@@ -146,9 +146,9 @@ class CritiqueNode(ReasoningNode):
 
     def _store(self, result: NodeResult, state: GraphState) -> None:
         found = _object(result) or {"issues": [result.raw_output]}
-        named = str(found.get("severity", "")).lower()
+        level = str(found.get("severity", "")).lower()
         # a critique without a severity has issues all the same
-        severity = named if named in SEVERITIES else "medium"
+        severity = level if level in SEVERITIES else "medium"
         result.output = {**found, "severity": severity, "issues": _list(found.get("issues"))}
         if self.revise and SEVERITIES.index(severity) >= SEVERITIES.index(self.threshold):
             result.next_node = self.revise

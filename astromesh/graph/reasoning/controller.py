@@ -286,8 +286,8 @@ async def draft_answer(state: GraphState, config: NodeConfig) -> JsonObject:
     Without a model it states what is established.
     """
     rc, notes = rc_of(state), notes_of(state)
-    called = any(m.role == "tool" for m in state.messages)
-    tools = tuple(s for s in config.specs() if s.name in rc.engine_config["tools"]) if called else ()
+    has_results = any(m.role == "tool" for m in state.messages)
+    tools = tuple(s for s in config.specs() if s.name in rc.engine_config["tools"]) if has_results else ()
     material = prompts.material_of(rc, notes, () if tools else state.messages)
     # not in the role `assistant`: a draft may hold thinking, which is removed before anybody reads it
     reply = await ask(state, config, prompts.DRAFT, material, tools=tools, tool_choice="none")

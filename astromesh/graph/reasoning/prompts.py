@@ -170,8 +170,8 @@ def conversation(
     history = [m for m in before if m.role != "system"]
     request = messages[last] if last >= 0 else Message("user")
     question = replace(request, content=f"{task}\n\n{material}" if material else task)
-    called = [m for m in since if m.role == "tool" or m.tool_calls] if transcript else []
-    return (Message("system", system), *history, question, *called)
+    tool_messages = [m for m in since if m.role == "tool" or m.tool_calls] if transcript else []
+    return (Message("system", system), *history, question, *tool_messages)
 
 
 def material_of(rc: ReasoningState, notes: Notes, messages: Sequence[Message] = (), **more: Any) -> str:

@@ -219,15 +219,15 @@ async def _select_by_model(state: GraphState, config: NodeConfig, names: Sequenc
     material = prompts.material_of(rc, notes_of(state), profile=rc.task_profile)
     found, fault = await ask_object(state, config, prompts.select(names), material)
     rc.note_error(fault)
-    named = one_line((found or {}).get("strategy") or (found or {}).get("selected_strategy"), 40)
-    if named in names:
+    strategy = one_line((found or {}).get("strategy") or (found or {}).get("selected_strategy"), 40)
+    if strategy in names:
         reason = one_line((found or {}).get("reason"))
-        rc.choose(named, reason or "The selector chose it.")
+        rc.choose(strategy, reason or "The selector chose it.")
         return
     if found is not None:
-        rc.note_error(f"select_reasoning_strategy: {named!r} is not an available strategy.")
+        rc.note_error(f"select_reasoning_strategy: {strategy!r} is not an available strategy.")
     # without its tool or critique, an available strategy is skipped, which is not a failure
-    _select_by_rule(state, names, failed=named not in rc.available_strategies)
+    _select_by_rule(state, names, failed=strategy not in rc.available_strategies)
 
 
 def _select_by_rule(state: GraphState, names: Sequence[str], *, failed: bool) -> None:

@@ -113,11 +113,11 @@ class InMemoryEvents:
         self._events.clear()
 
     def _replace_events(self, key: SessionKey, remaining: list[_Event]) -> int:
-        gone = len(self._events[key]) - len(remaining)
+        removed = len(self._events[key]) - len(remaining)
         self._events[key] = remaining
         if not remaining:
             del self._events[key]
-        return gone
+        return removed
 
 
 def _is_alive(event: _Event, now: float) -> bool:

@@ -155,21 +155,25 @@ def _record(record: dict[str, Any], source: str, direct: bool, depth: int, found
         heading = record.get("heading") or record.get("title") or ""
         found.append(Evidence(record["text"].strip(), record["document"], heading, score=score))
         return
-    named = _source_of(record)
+    own_source = _source_of(record)
     children = [value for value in record.values() if isinstance(value, (dict, list)) and value]
     texts = {key: value for key, value in record.items() if isinstance(value, str)}
     main = max(texts, key=lambda key: len(texts[key]), default="")
     if main and _is_prose(texts[main]) and not _LOCATION.match(texts[main]):
         heading = next((texts[k] for k in _TITLE_KEYS if texts.get(k) and k != main), "")
         text = texts[main].strip()
-        if direct and not named and len(text) < 300:
+        if direct and not own_source and len(text) < 300:
             text = "\n".join((text, *_facts(record, main)))  # values beside a message belong to it
-        found.append(Evidence(text, named or source or heading, heading, direct=direct))
+        found.append(Evidence(text, own_source or source or heading, heading, direct=direct))
     elif not children and (facts := _facts(record, "")):
         found.append(Evidence("\n".join(facts), source, direct=True))
     for child in children:
         _walk(
-            child, named or source, direct and len(record) == 1 and isinstance(child, dict), depth + 1, found
+            child,
+            own_source or source,
+            direct and len(record) == 1 and isinstance(child, dict),
+            depth + 1,
+            found,
         )
 
 
@@ -373,10 +377,10 @@ def _direct_answer(passages: Sequence[Evidence]) -> str:
 
 
 def _with_sources(text: str, sources: Sequence[str]) -> str:
-    named = list(dict.fromkeys(source for source in sources if source))
-    if not text or not named:
+    names = list(dict.fromkeys(source for source in sources if source))
+    if not text or not names:
         return text
-    return f"{text}\n\n{'Sources' if len(named) > 1 else 'Source'}: {', '.join(named)}"
+    return f"{text}\n\n{'Sources' if len(names) > 1 else 'Source'}: {', '.join(names)}"
 
 
 def _split(text: str) -> tuple[str, str]:
@@ -463,9 +467,9 @@ class Embedded:
         """Returns an answer if the tools gave one, else the call of a fitting tool, else the best answer."""
         conversation = read_conversation(request)
         found = find_answer(conversation, self._max_quote)
-        called = conversation.called
-        if not (called and found.is_sure):
-            call = choose_tool(conversation.question, request.tools, called, request.tool_choice)
+        called_names = conversation.called
+        if not (called_names and found.is_sure):
+            call = choose_tool(conversation.question, request.tools, called_names, request.tool_choice)
             if call is not None:
                 return "", call
         return found.text or NOTHING_FOUND, None

@@ -246,7 +246,7 @@ _NEGATED = re.compile(r"\b(don't|do not|never|not|without|no need)\b", re.I)
 
 
 def choose_tool(
-    question: str, tools: Sequence[ToolSpec], called: Collection[str] = (), tool_choice: str = "auto"
+    question: str, tools: Sequence[ToolSpec], called_names: Collection[str] = (), tool_choice: str = "auto"
 ) -> ToolCall | None:
     """Returns the call of the best fitting tool, None if no tool fits.
 
@@ -264,7 +264,7 @@ def choose_tool(
     ranked: list[tuple[float, int, ToolSpec, str]] = []
     for index, tool in enumerate(tools):
         score = tool_fit(question, tool)
-        if tool.name in called or not (score > 0 or (forced and tool.effect == "read")):
+        if tool.name in called_names or not (score > 0 or (forced and tool.effect == "read")):
             continue
         arguments = fill_arguments(tool.parameters, question, whole=is_search_tool(tool) or forced)
         if arguments is not None:
@@ -301,9 +301,9 @@ def is_search_tool(tool: ToolSpec) -> bool:
 
 def is_requested(question: str, tool: ToolSpec) -> bool:
     """Whether a sentence of the user asks for this tool by every word of its name."""
-    named = set(name_stems(tool.name)) or set(words_of(tool.name.casefold()))
+    name_words = set(name_stems(tool.name)) or set(words_of(tool.name.casefold()))
     return any(
-        named and named <= set(stems(sentence)) and _is_request(sentence)
+        name_words and name_words <= set(stems(sentence)) and _is_request(sentence)
         for sentence in re.split(r"(?<=[.!?])\s+|\n+", question)
     )
 
