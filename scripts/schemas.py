@@ -8,8 +8,7 @@ from pathlib import Path
 import orjson
 
 from astromesh.config.schema import SCHEMA_FILES, schema
-from astromesh.config.workflow import folder as workflow
-from astromesh.config.workflow.folder import json_schema_of
+from astromesh.config.workflow_folder import FILES, json_schema_of
 from astromesh.plugins import Plugins
 
 FOLDER = Path(__file__).parents[1] / "config" / "schemas"
@@ -26,7 +25,7 @@ def workflow_text(name: str) -> bytes:
 
 def main() -> int:
     made = {FOLDER / f"{name}.schema.json": text(kind) for kind, name in SCHEMA_FILES.items()}
-    made |= {FOLDER / "workflow" / f"{Path(n).stem}.schema.json": workflow_text(n) for n in workflow.FILES}
+    made |= {FOLDER / "workflow" / f"{Path(n).stem}.schema.json": workflow_text(n) for n in FILES}
     for file, written in made.items():
         file.parent.mkdir(parents=True, exist_ok=True)
         if not file.exists() or file.read_bytes() != written:

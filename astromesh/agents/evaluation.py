@@ -15,7 +15,7 @@ from msgspec import UNSET
 from astromesh.agents.agent import Agent
 from astromesh.agents.manifest import ModelLike
 from astromesh.agents.results import Result
-from astromesh.config.workflow.manifest import Assertion
+from astromesh.config.workflow import Assertion
 from astromesh.errors import InvalidInput
 from astromesh.evaluation.base import CalledTool, Case, Kind, Outcome, Verdict
 from astromesh.graph.call_record import arguments_of

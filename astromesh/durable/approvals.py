@@ -21,8 +21,8 @@ from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.durable.serialization import caller_of
 from astromesh.errors import ApprovalNotFound, Forbidden, InvalidInput, NotDurable, NotWaiting, ToolFailed
 from astromesh.telemetry.clock import Clock
-from astromesh.tools.arguments import argument_validator, schema_errors
 from astromesh.tools.base import HumanQuestion
+from astromesh.tools.json_schema import argument_validator, schema_errors
 from astromesh.types import ANONYMOUS_USER, CallerContext, JsonObject, ToolSpec
 
 #: the decisions that a kind of question allows; any other kind allows all

@@ -39,8 +39,7 @@ from astromesh.durable.sql_inbox import SqlInbox
 from astromesh.durable.sql_runs import Commit, SqlRuns, ends_nested
 from astromesh.durable.sql_tasks import SqlTasks
 from astromesh.plugins import Deps
-from astromesh.storage.postgres import Address, GroupCommit, PostgresQueries, PostgresStore
-from astromesh.storage.postgres_channel import PostgresChannel
+from astromesh.storage.postgres import Address, GroupCommit, PostgresChannel, PostgresQueries, PostgresStore
 from astromesh.storage.queries import Dialect, Transaction
 from astromesh.telemetry.clock import Clock
 

@@ -11,7 +11,7 @@ import orjson
 from msgspec import Struct, ValidationError, convert, to_builtins
 from msgspec.json import encode
 
-from astromesh.config.workflow.manifest import Assertion, EvaluationCase
+from astromesh.config.workflow import Assertion, EvaluationCase
 from astromesh.errors import InvalidInput
 from astromesh.types import JsonObject
 

@@ -15,7 +15,7 @@ from astromesh.config.base import node_from_value
 from astromesh.config.environment import literal
 from astromesh.config.parser import Document, manifest_fault, parse_text, read_file
 from astromesh.config.validation import salvage
-from astromesh.config.workflow.manifest import EvaluationsFile
+from astromesh.config.workflow import EvaluationsFile
 from astromesh.errors import InvalidConfiguration, InvalidInput, InvalidManifest
 from astromesh.evaluation.base import Case, Kind
 from astromesh.text import did_you_mean

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import orjson
 
-from astromesh.config.workflow.manifest import Assertion
+from astromesh.config.workflow import Assertion
 from astromesh.errors import InvalidInput
 from astromesh.evaluation.base import (
     DEFAULT_OPTIONS,

@@ -22,7 +22,7 @@ from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.nodes.prompt import PromptNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.orchestration.graph_pattern import (
+from astromesh.orchestration.patterns import (
     NAME_PATTERN,
     NOTES,
     GraphPattern,

@@ -21,7 +21,7 @@ from astromesh.graph.nodes import PromptNode, SynthesizeNode
 from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.orchestration.graph_pattern import (
+from astromesh.orchestration.patterns import (
     NOTES,
     GraphPattern,
     IsolatedNode,

@@ -41,7 +41,7 @@ from astromesh.graph.runner import together
 from astromesh.graph.scope import Scope
 from astromesh.graph.state import GraphState
 from astromesh.orchestration.base import Outcome, PatternTask
-from astromesh.orchestration.graph_pattern import (
+from astromesh.orchestration.patterns import (
     NOTES,
     GraphPattern,
     PatternOptions,

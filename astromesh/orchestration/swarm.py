@@ -26,10 +26,10 @@ from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
 from astromesh.orchestration.base import PatternTask
-from astromesh.orchestration.graph_pattern import NOTES, UNFINISHED, GraphPattern, PatternOptions, agents_of
+from astromesh.orchestration.patterns import NOTES, UNFINISHED, GraphPattern, PatternOptions, agents_of
 from astromesh.plugins import Deps
-from astromesh.tools.arguments import parse_arguments
 from astromesh.tools.base import NestedRunOptions, RunAgent, ToolContext
+from astromesh.tools.json_schema import parse_arguments
 from astromesh.tools.results import failed_result, unknown_tool
 from astromesh.types import JsonObject, ToolCall, ToolResult, ToolSpec
 

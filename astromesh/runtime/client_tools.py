@@ -20,8 +20,8 @@ from astromesh.durable.base import JournalStep, RunRow
 from astromesh.errors import ConfigError, InvalidInput, NotFound, NotOverridable, ToolNameTaken
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.runs import Runs
-from astromesh.tools.arguments import argument_validator
 from astromesh.tools.base import CLIENT_TOOL, ClientTool, ClientTools, DeclaredTool, ToolPolicy, ToolPort
+from astromesh.tools.json_schema import argument_validator
 from astromesh.types import JsonObject, ToolSpec
 
 _CALL, _RUN = "call_", "run_"

@@ -20,12 +20,11 @@ from astromesh.logs import get_logger
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent, Declarations, DeclaredAgent
 from astromesh.runtime.agent_directory import AgentDirectory
-from astromesh.runtime.bootstrap import RuntimeState, open_runtime
+from astromesh.runtime.bootstrap import RuntimeState, RuntimeStores, open_runtime
 from astromesh.runtime.config_loader import load_configuration, workflow_names
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.runner import AgentRunner
 from astromesh.runtime.schedules import Schedules
-from astromesh.runtime.stores import RuntimeStores
 from astromesh.runtime.time_travel import TimeTravel
 from astromesh.telemetry.clock import Clock, SystemClock, sleep_to_tick
 from astromesh.telemetry.events import EventSink

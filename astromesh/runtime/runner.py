@@ -36,7 +36,7 @@ from astromesh.plugins import Plugins
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.agent_directory import AgentDirectory
 from astromesh.runtime.attachments import AttachmentReader
-from astromesh.runtime.bootstrap import RuntimeState
+from astromesh.runtime.bootstrap import RuntimeState, RuntimeStores
 from astromesh.runtime.client_tools import screened_answer
 from astromesh.runtime.config_loader import agents_with_approval
 from astromesh.runtime.idempotency import IdempotentRuns
@@ -69,7 +69,6 @@ from astromesh.runtime.sessions import (
     become_newest,
     busy_error,
 )
-from astromesh.runtime.stores import RuntimeStores
 from astromesh.runtime.time_travel import Replays
 from astromesh.runtime.wrappers import (
     compose,

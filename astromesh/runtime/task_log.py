@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any, NamedTuple
 
-from astromesh.config.workflow.manifest import METRICS
+from astromesh.config.workflow import METRICS
 from astromesh.durable.failpoints import parse_failpoint
 from astromesh.durable.recording import Redactor
 from astromesh.durable.tasks import Artifact, TaskChange, TaskControl, TaskRow, TaskStore

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from astromesh.access.scopes import Viewer
-from astromesh.config.workflow.manifest import Assertion
+from astromesh.config.workflow import Assertion
 from astromesh.durable.comparison import ComparedTask, compare
 from astromesh.durable.run_registry import event_not_reached
 from astromesh.durable.tasks import ENDED_TASK_STATUSES, Artifact, ArtifactFilter, TaskRow, TaskStore

@@ -20,8 +20,7 @@ from astromesh.errors import ApprovalNotFound, Conflict, Forbidden, InvalidInput
 from astromesh.runtime.runs import Decision
 from astromesh.runtime.task_log import LiveTask
 from astromesh.telemetry.clock import Clock
-from astromesh.tools.arguments import schema_errors
-from astromesh.tools.json_schema import schema_validator
+from astromesh.tools.json_schema import schema_errors, schema_validator
 from astromesh.types import CallerContext, JsonObject
 from astromesh.workflow.base import StageFault, task_path
 from astromesh.workflow.inspector import Inspector

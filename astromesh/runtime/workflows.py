@@ -15,7 +15,7 @@ from typing import Any
 from msgspec import convert
 
 from astromesh.config.schedules import WorkflowSchedule
-from astromesh.config.workflow.folder import WORKFLOW
+from astromesh.config.workflow_folder import WORKFLOW
 from astromesh.durable.base import JournalStep
 from astromesh.durable.journal import RunJournal
 from astromesh.durable.recording import Redactor

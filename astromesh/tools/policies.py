@@ -6,7 +6,7 @@ first, is that of document 001, step 9:
     permission → run limit → rate limit → arguments → approval → identity → further layers → idempotency →
     intent (of durable runs) → timeout → tool
 
-The layer `arguments` is in `tools.arguments`. `call_layers` returns all but `permission`.
+The layer `arguments` is in `tools.json_schema`. `call_layers` returns all but `permission`.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ from astromesh.errors import (
     ToolRateLimitError,
 )
 from astromesh.telemetry.clock import Clock, TimeLimit
-from astromesh.tools.arguments import argument_error, argument_validator, arguments
 from astromesh.tools.base import DeclaredTool, HumanQuestion, Invoke, ToolContext, ToolPolicy
+from astromesh.tools.json_schema import argument_error, argument_validator, arguments
 from astromesh.tools.rate_limit import SlidingWindow
 from astromesh.tools.results import timeout_error
 from astromesh.types import JsonObject

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple, Protocol
 import orjson
 from msgspec.structs import replace
 
-from astromesh.config.workflow.manifest import ADAPTER_PLUGINS, CredentialSpec, OwnAgent, ProviderSpec
+from astromesh.config.workflow import ADAPTER_PLUGINS, CredentialSpec, OwnAgent, ProviderSpec
 from astromesh.core.model_router import Health, ModelRouter
 from astromesh.errors import AgentNotFoundError, InvalidOutput, MissingKey
 from astromesh.graph.ledger import RunLedger

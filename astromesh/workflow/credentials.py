@@ -15,7 +15,7 @@ from typing import Any
 
 import orjson
 
-from astromesh.config.workflow.manifest import AuthSpec, CredentialSpec
+from astromesh.config.workflow import AuthSpec, CredentialSpec
 from astromesh.errors import InvalidInput, MissingKey
 
 #: characters of a secret that is masked within words, and of one that is masked at all, as a whole word

@@ -15,7 +15,7 @@ from uuid import uuid4
 
 from msgspec import convert, structs
 
-from astromesh.config.workflow.manifest import ADAPTER_PLUGINS
+from astromesh.config.workflow import ADAPTER_PLUGINS
 from astromesh.errors import InvalidInput, QueueFull
 from astromesh.graph.scope import Journal, Scope
 from astromesh.net.http import Http

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
-from astromesh.config.workflow.manifest import ContextProfile, TaskSpec
+from astromesh.config.workflow import ContextProfile, TaskSpec
 from astromesh.errors import UnreadableModule
 from astromesh.graph.scope import Journal, Scope
 from astromesh.logs import get_logger

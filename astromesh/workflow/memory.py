@@ -18,7 +18,7 @@ from uuid import UUID, uuid5
 
 import orjson
 
-from astromesh.config.workflow.manifest import ContextProfile, MemorySpec, SourceSpec, StoreSpec
+from astromesh.config.workflow import ContextProfile, MemorySpec, SourceSpec, StoreSpec
 from astromesh.errors import StoreError
 from astromesh.graph.call_record import hash_of
 from astromesh.knowledge.ranking import reciprocal_rank_fusion, terms, words_of

@@ -8,7 +8,7 @@ from typing import Any
 
 import orjson
 
-from astromesh.config.workflow.manifest import MergeSpec, NodeSpec
+from astromesh.config.workflow import MergeSpec, NodeSpec
 from astromesh.text import counted
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Task

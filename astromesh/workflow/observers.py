@@ -13,8 +13,8 @@ from typing import Any
 
 import orjson
 
-from astromesh.config.workflow.folder import WorkflowFolder
-from astromesh.config.workflow.manifest import ObserverSpec
+from astromesh.config.workflow import ObserverSpec
+from astromesh.config.workflow_folder import WorkflowFolder
 from astromesh.errors import described, is_failure
 from astromesh.graph.state import FrozenDict, FrozenList
 from astromesh.logs import get_logger

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
-from astromesh.config.workflow.manifest import SELECTION_KEY, NodeSpec, SplitSpec, TaskSpec, WorkflowFile
+from astromesh.config.workflow import SELECTION_KEY, NodeSpec, SplitSpec, TaskSpec, WorkflowFile
 from astromesh.types import JsonObject
 from astromesh.workflow.base import StageFault
 

@@ -14,8 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from astromesh.config.environment import restore_api_keys
 from astromesh.config.validation import suggest_name
-from astromesh.config.workflow.folder import WORKFLOW, WorkflowFolder, read_folder
-from astromesh.config.workflow.manifest import (
+from astromesh.config.workflow import (
     METRICS,
     METRICS_FILE,
     AgentsFile,
@@ -37,6 +36,7 @@ from astromesh.config.workflow.manifest import (
     ToolsFile,
     WorkflowFile,
 )
+from astromesh.config.workflow_folder import WORKFLOW, WorkflowFolder, read_folder
 from astromesh.errors import (
     DAGValidationError,
     InvalidInput,

@@ -8,7 +8,7 @@ from typing import Any, Protocol
 
 from msgspec import Struct, structs
 
-from astromesh.config.workflow.manifest import SELECTION_KEY, HumanSpec
+from astromesh.config.workflow import SELECTION_KEY, HumanSpec
 from astromesh.graph.call_record import hash_of
 from astromesh.tools.base import HumanQuestion
 from astromesh.types import JsonObject, ToolCall, ToolSpec

@@ -21,14 +21,14 @@ import yaml
 
 from astromesh import __version__
 from astromesh.config.environment import hide_api_keys, literal
-from astromesh.config.workflow.folder import UNDECISIVE, WorkflowFolder
-from astromesh.config.workflow.manifest import (
+from astromesh.config.workflow import (
     ADAPTER_PLUGINS,
     EvaluationsFile,
     MetricsFile,
     PythonTool,
     ToolsFile,
 )
+from astromesh.config.workflow_folder import UNDECISIVE, WorkflowFolder
 from astromesh.graph.call_record import hash_of
 from astromesh.types import JsonObject, ManifestSnapshot
 

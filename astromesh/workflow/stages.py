@@ -15,7 +15,7 @@ from typing import Any
 import orjson
 from msgspec import to_builtins
 
-from astromesh.config.workflow.manifest import ContextProfile, HumanSpec, MergeSpec
+from astromesh.config.workflow import ContextProfile, HumanSpec, MergeSpec
 from astromesh.errors import (
     AllProvidersFailed,
     AstromeshError,

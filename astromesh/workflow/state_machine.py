@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
-from astromesh.config.workflow.manifest import StatusRules
+from astromesh.config.workflow import StatusRules
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Join, Lineage, Status, Task, worst
 from astromesh.workflow.merge import merge_error, merge_input

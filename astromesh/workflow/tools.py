@@ -12,7 +12,7 @@ from uuid import UUID, uuid5
 
 import orjson
 
-from astromesh.config.workflow.manifest import BuiltinTool, PolicySpec, PythonTool
+from astromesh.config.workflow import BuiltinTool, PolicySpec, PythonTool
 from astromesh.core.tools import approval_predicate
 from astromesh.errors import ForeignError, ToolFailed
 from astromesh.graph.call_record import to_lenient_json

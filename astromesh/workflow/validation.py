@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 from astromesh.config.base import Steps
 from astromesh.config.records import JsonMap, marked_fields
 from astromesh.config.validation import suggest_name
-from astromesh.config.workflow.folder import SCHEMAS, WORKFLOW, WorkflowFolder
-from astromesh.config.workflow.manifest import (
+from astromesh.config.workflow import (
     METRICS,
     METRICS_FILE,
     AgentsFile,
@@ -31,6 +30,7 @@ from astromesh.config.workflow.manifest import (
     ToolsFile,
     WorkflowFile,
 )
+from astromesh.config.workflow_folder import SCHEMAS, WORKFLOW, WorkflowFolder
 from astromesh.errors import InvalidManifest
 from astromesh.tools.json_schema import schema_validator
 from astromesh.workflow.operations import load_operation

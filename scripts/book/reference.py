@@ -194,7 +194,7 @@ def configuration() -> Iterator[str]:
 
 
 def workflow_files() -> Iterator[str]:
-    from astromesh.config.workflow.folder import FILES, json_schema_of
+    from astromesh.config.workflow_folder import FILES, json_schema_of
 
     for name in FILES:
         yield from _file(name, Path(name).stem.replace("_", "-"), json_schema_of(name))

@@ -73,22 +73,24 @@ from astromesh.api.stored_responses import (
     is_newest,
     read_response,
 )
-from astromesh.errors import ApprovalRequired, Forbidden, InvalidCursor, InvalidInput
+from astromesh.errors import ApprovalRequired, Forbidden, InvalidCursor, InvalidInput, ProviderUnavailable
+from astromesh.memory.base import summary_prompt
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import find_waiting, screened_answer
-from astromesh.runtime.compaction import compact as compaction
 from astromesh.runtime.records import RunAnswer, RunRequest
-from astromesh.runtime.request_checks import require_allowed
+from astromesh.runtime.request_checks import check_request, require_allowed
 from astromesh.runtime.runs import Runs
 from astromesh.telemetry import ids
 from astromesh.telemetry.ids import read_traceparent
-from astromesh.types import Event, JsonObject, Message
+from astromesh.types import CompletionRequest, Event, JsonObject, Message, Usage
 
 router = APIRouter(tags=["openai"])
 #: seconds that the head of a stream waits for the first output, if the response is not stored
 _MAX_HOLD_SECONDS = 10.0
 #: a stored event is never joined with another one: each has its own number
 _NO_LIMIT = 1 << 62
+#: characters of a message that the model sees which summarizes it
+_MAX_SUMMARIZED = 8000
 _NO_CALL = "There is no call {!r} for this function_call_output."
 _NO_RESULT = "These function calls have no function_call_output: {}."
 _BODY: TypeAdapter[ResponseBody] = TypeAdapter(ResponseBody)
@@ -373,10 +375,10 @@ async def compact(request: Request) -> Response:
     messages = [*(Message("system", text) for text in system), *before, *content.messages]
     if not messages:
         raise InvalidInput("There is nothing to compact: send input or previous_response_id.", param="input")
-    made = await compaction(agent, tuple(messages))
+    made = await _summarize(agent, tuple(messages))
     name = ids.new_id()
     users = [message for message in made.messages if message.role == "user"]
-    summary = compaction_item(f"cmp_{name}", made.summary)
+    summary = compaction_item(f"cmp_{name}", made.text)
     return _json({
         "id": f"{RESPONSE_PREFIX}{name}",
         "object": "response.compaction",
@@ -384,6 +386,36 @@ async def compact(request: Request) -> Response:
         "output": [*message_items(name, (), users), summary],
         "usage": usage_json(made.usage.to_json(), {}),
     })  # fmt: skip
+
+
+class _Summary(NamedTuple):
+    """A summary, and the messages that it is made of as the input rules have let them through."""
+
+    text: str
+    messages: tuple[Message, ...]
+    usage: Usage
+
+
+async def _summarize(agent: Agent, messages: tuple[Message, ...]) -> _Summary:
+    """Returns a summary of messages, written by the agent's model for summaries.
+
+    Raises:
+        GuardrailBlocked: an input rule refuses a message.
+        UpstreamError: no model answers.
+    """
+    request = check_request(agent.guardrails, RunRequest("", "", history=messages)).request
+    checked = request.history or ()
+    prompt = summary_prompt("", "\n".join(map(_line_of, checked)))
+    result = await agent.router.complete(CompletionRequest(prompt, role="summary", answers=False))
+    text = agent.guardrails.check_output(result.content.strip()).text
+    if not text:
+        raise ProviderUnavailable("The model answered with an empty summary.", provider=result.provider)
+    return _Summary(text, checked, result.usage)
+
+
+def _line_of(message: Message) -> str:
+    calls = " ".join(f"[calls {call.name}({call.arguments})]" for call in message.tool_calls)
+    return f"{message.role}: {message.content} {calls}".strip()[:_MAX_SUMMARIZED]
 
 
 # -- stored responses ----------------------------------------------------------------------------------------

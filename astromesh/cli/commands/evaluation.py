@@ -23,7 +23,7 @@ from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import note, print_json, print_table
 from astromesh.config.folder import Configuration
-from astromesh.config.workflow.manifest import EvaluationCase
+from astromesh.config.workflow import EvaluationCase
 from astromesh.errors import AgentNotFoundError, ConfigError, InvalidConfiguration
 from astromesh.evaluation.base import Case, CaseResult, Evaluation, OnResult, Options
 from astromesh.evaluation.dataset import Addition, ProposedCase, addition, agent_cases, select

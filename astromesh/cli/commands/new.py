@@ -20,9 +20,9 @@ from astromesh.cli.options import Json
 from astromesh.cli.terminal import note, print_json
 from astromesh.config import schema as schemas
 from astromesh.config.records import JsonMap, Name
-from astromesh.config.workflow.folder import FILES as WORKFLOW_FILES
-from astromesh.config.workflow.folder import json_schema_of as workflow_schema_of
-from astromesh.config.workflow.manifest import Id
+from astromesh.config.workflow import Id
+from astromesh.config.workflow_folder import FILES as WORKFLOW_FILES
+from astromesh.config.workflow_folder import json_schema_of as workflow_schema_of
 from astromesh.errors import ConfigError, InvalidInput
 from astromesh.plugins import Plugins
 

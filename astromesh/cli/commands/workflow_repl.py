@@ -24,7 +24,7 @@ from astromesh.cli.errors import RUN_FAILED
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
 from astromesh.cli.repl import Command, Lines, Repl, open_lines
 from astromesh.cli.terminal import note, write
-from astromesh.config.workflow.manifest import CommandProfile, CustomCommand, InputMapping, ProfilesFile
+from astromesh.config.workflow import CommandProfile, CustomCommand, InputMapping, ProfilesFile
 from astromesh.errors import AstromeshError, InvalidInput, is_failure
 from astromesh.logs import configure_logging
 from astromesh.runtime.engine import AgentRuntime

@@ -43,7 +43,7 @@ from astromesh.graph.reasoning.setup import resources_of
 from astromesh.graph.reasoning.state import KEY, NOTES, Budgets, Notes, ReasoningState, notes_of, rc_of
 from astromesh.graph.records import NodeResult
 from astromesh.graph.state import GraphState
-from astromesh.tools.arguments import parse_arguments
+from astromesh.tools.json_schema import parse_arguments
 from astromesh.types import JsonObject, Message, ToolCall, ToolResult, ToolSpec
 
 #: Characters of a tool's result in the observations, and in the trace.

@@ -19,7 +19,7 @@ from astromesh.knowledge.base import Chunk, IngestReport, ListedDocument, Passag
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins
 from astromesh.tools.base import DEFAULT_NESTED_RUN_OPTIONS, NestedRunOptions, ToolContext
-from astromesh.tools.mcp.service import MCPService
+from astromesh.tools.mcp.server import MCPService
 from astromesh.types import SessionKey, ToolCall, ToolSpec
 from tests.integration.mcp_servers import serving as served
 

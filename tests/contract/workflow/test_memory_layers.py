@@ -9,7 +9,7 @@ from typing import Any
 import orjson
 import pytest
 
-from astromesh.config.workflow.manifest import MemorySpec
+from astromesh.config.workflow import MemorySpec
 from astromesh.errors import StoreError
 from astromesh.workflow import Engine
 from astromesh.workflow.memory import Item, open_layers

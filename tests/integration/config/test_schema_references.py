@@ -13,7 +13,7 @@ from astromesh.config.folder import load
 from astromesh.graph import PromptNode
 from astromesh.plugins import Plugins
 from astromesh.testing import ScriptedProvider, plugin_of
-from astromesh.tools.arguments import argument_validator
+from astromesh.tools.json_schema import argument_validator
 from astromesh.types import ToolSpec
 from tests.integration.agents_folder import manifest, write
 

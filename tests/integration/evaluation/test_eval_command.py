@@ -13,7 +13,7 @@ import typer
 from astromesh import Agent
 from astromesh.agents.evaluation import AgentTarget, ModelJudge, with_model
 from astromesh.cli.commands import evaluation as command
-from astromesh.config.workflow.manifest import EvaluationCase
+from astromesh.config.workflow import EvaluationCase
 from astromesh.evaluation.base import Case, Options
 from astromesh.evaluation.evaluate import run_cases
 from astromesh.testing import Reply, ScriptedProvider, record

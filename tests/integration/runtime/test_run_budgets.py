@@ -10,7 +10,7 @@ import pytest
 
 from astromesh.errors import ProviderUnavailable
 from astromesh.graph.ledger import MIN_ANSWER_TOKENS
-from astromesh.orchestration.graph_pattern import UNFINISHED
+from astromesh.orchestration.patterns import UNFINISHED
 from astromesh.runtime.pipeline import OUT_OF_TIME
 from astromesh.runtime.records import RunRequest
 from astromesh.testing import RecordingSink, RecordingTool, Reply, ScriptedProvider, plugin_of

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from astromesh.config.workflow.folder import FILES, json_schema_of
+from astromesh.config.workflow_folder import FILES, json_schema_of
 from astromesh.errors import DAGValidationError, InvalidWorkflow, ManifestLoadError, SchemaValidationError
 from astromesh.workflow import Engine, load_project
 from astromesh.workflow.project import check_folder

@@ -12,7 +12,7 @@ import pytest
 
 from astromesh.api.routes.observability import exposition
 from astromesh.cli.commands import access as command
-from astromesh.config.workflow.manifest import AuthSpec
+from astromesh.config.workflow import AuthSpec
 from astromesh.errors import InvalidInput, MissingKey
 from astromesh.runtime.records import TaskRequest
 from astromesh.workflow import Engine

@@ -19,7 +19,7 @@ import yaml
 
 from astromesh import __version__
 from astromesh.cli.commands import workflow as command
-from astromesh.config.workflow.folder import FILES, UNDECISIVE, json_schema_of
+from astromesh.config.workflow_folder import FILES, UNDECISIVE, json_schema_of
 from astromesh.errors import WorkflowNotFound
 from astromesh.plugins import Plugins
 from astromesh.runtime.engine import AgentRuntime

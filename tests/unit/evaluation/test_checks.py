@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.config.workflow.manifest import Assertion, EvaluationCase
+from astromesh.config.workflow import Assertion, EvaluationCase
 from astromesh.errors import ProviderUnavailable
 from astromesh.evaluation.base import CalledTool, Case, Kind, Outcome, Verdict, golden_record
 from astromesh.evaluation.evaluate import Checked, check

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.config.workflow.manifest import EvaluationsFile
+from astromesh.config.workflow import EvaluationsFile
 from astromesh.errors import InvalidConfiguration, InvalidInput
 from astromesh.evaluation.dataset import agent_cases, select, workflow_cases
 

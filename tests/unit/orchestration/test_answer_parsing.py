@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from astromesh.orchestration.graph_pattern import best_fit
 from astromesh.orchestration.parallel_fan_out import BranchAnswer, concatenate, parse_verdict, vote
+from astromesh.orchestration.patterns import best_fit
 from astromesh.orchestration.plan_and_execute import parse_steps
 from astromesh.orchestration.supervisor import Assignment, execution_waves, parse_assignments
 from astromesh.orchestration.swarm import HandoffTools, parse_handoff

@@ -10,7 +10,7 @@ from astromesh.errors import AstromeshError, NodeFailed, ProviderUnavailable
 from astromesh.graph import BaseNode, FunctionNode, NodeFlag, NodeResult, ParallelNode, PromptGraph
 from astromesh.graph.scope import Scope
 from astromesh.orchestration.base import PatternTask
-from astromesh.orchestration.graph_pattern import GraphPattern
+from astromesh.orchestration.patterns import GraphPattern
 from astromesh.testing import ScriptedProvider
 from astromesh.tools.toolbox import ToolBox
 from astromesh.types import Message

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 from astromesh.knowledge.ranking import stem, stems
 from astromesh.knowledge.snippets import split_pieces
 from astromesh.plugins import Deps
-from astromesh.providers.embedded import Embedded, EmbeddedOptions
-from astromesh.providers.embedded.tool_choice import choose_tool, fill_arguments
+from astromesh.providers.embedded import Embedded, EmbeddedOptions, choose_tool, fill_arguments
 from astromesh.text import NEAREST_FOUND, NOTHING_FOUND
 from astromesh.types import (
     CompletionRequest,

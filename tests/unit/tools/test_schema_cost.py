@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from astromesh.errors import ConfigError
-from astromesh.tools.arguments import argument_validator
-from astromesh.tools.json_schema import is_too_costly
+from astromesh.tools.json_schema import argument_validator, is_too_costly
 from astromesh.types import ToolSpec
 
 

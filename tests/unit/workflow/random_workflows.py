@@ -10,7 +10,7 @@ from typing import Any
 
 from hypothesis import strategies as st
 
-from astromesh.config.workflow.manifest import WorkflowFile
+from astromesh.config.workflow import WorkflowFile
 from astromesh.workflow.base import StageFault, Task
 from astromesh.workflow.plan import Stage, compile_plan, fork_children
 from astromesh.workflow.state_machine import EmitEvent, Outcome, StartStage, StateMachine

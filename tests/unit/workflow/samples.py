@@ -7,8 +7,7 @@ from typing import Any
 
 import orjson
 
-from astromesh.config.workflow.folder import WorkflowFolder
-from astromesh.config.workflow.manifest import (
+from astromesh.config.workflow import (
     AgentsFile,
     MemoryFile,
     PolicyFile,
@@ -16,6 +15,7 @@ from astromesh.config.workflow.manifest import (
     ToolsFile,
     WorkflowFile,
 )
+from astromesh.config.workflow_folder import WorkflowFolder
 from astromesh.workflow import Engine, Project, TaskResult, validation
 
 OPS = "tests.unit.workflow.operations"

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.config.workflow.manifest import NodeSpec, PolicySpec
+from astromesh.config.workflow import NodeSpec, PolicySpec
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Entry, StageFault, Task
 from astromesh.workflow.merge import STRATEGIES, merge_error, merge_input, without_run_fields

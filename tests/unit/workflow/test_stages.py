@@ -8,7 +8,7 @@ from typing import Any
 import orjson
 import pytest
 
-from astromesh.config.workflow.manifest import ContextProfile, PolicySpec
+from astromesh.config.workflow import ContextProfile, PolicySpec
 from astromesh.errors import ProviderUnavailable
 from astromesh.testing import Reply, ScriptedProvider
 from astromesh.tools.base import NestedRunOptions, ToolContext

@@ -11,7 +11,7 @@ from collections import Counter
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from astromesh.config.workflow.manifest import WorkflowFile
+from astromesh.config.workflow import WorkflowFile
 from astromesh.workflow.plan import analyze, compile_plan, successors_of
 from astromesh.workflow.state_machine import StateMachine
 from tests.unit.workflow.random_workflows import trial, workflows

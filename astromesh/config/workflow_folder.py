@@ -14,7 +14,7 @@ from astromesh.config.base import Node, Place, Steps, node_from_value
 from astromesh.config.parser import Document, manifest_fault, parse_text, read_file
 from astromesh.config.records import JsonMap, subclasses_of
 from astromesh.config.validation import salvage
-from astromesh.config.workflow.manifest import (
+from astromesh.config.workflow import (
     MANIFEST_VERSION,
     AgentsFile,
     CredentialsFile,
