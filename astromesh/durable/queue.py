@@ -82,7 +82,7 @@ class FairQueue(Generic[T]):
     def drop_last(self, tenant: str) -> T:
         """Removes and returns the item of a tenant that would be its last."""
         heap = self._heaps[tenant]
-        heap.remove(last := max(heap, key=_place))
+        heap.remove(last := max(heap))
         heapify(heap)
         self._removed(tenant)
         return last[2]
@@ -102,10 +102,6 @@ class FairQueue(Generic[T]):
         self._size -= 1
         if not self._heaps[tenant]:
             del self._heaps[tenant]
-
-
-def _place(entry: tuple[int, int, object]) -> tuple[int, int]:
-    return entry[:2]
 
 
 class LocalQueue:
