@@ -10,8 +10,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from astromesh.errors import BudgetExhausted
-from astromesh.graph.ledger import MODEL_KEYS, CallBounds, Claim, OpenCall, RunLedger
-from astromesh.types import Usage
+from astromesh.graph.ledger import (
+    MODEL_KEYS,
+    CallBounds,
+    Claim,
+    OpenCall,
+    RunLedger,
+    bounds_of,
+    bounds_of_providers,
+    limited,
+)
+from astromesh.providers.base import Capabilities
+from astromesh.testing import ScriptedProvider
+from astromesh.tokens import FIRST_ANSWER_TOKENS, estimate_request
+from astromesh.types import CompletionRequest, Message, Usage
 
 
 def test_what_nobody_capped_is_counted_and_never_used_up() -> None:
@@ -113,7 +125,7 @@ def test_only_the_keys_that_are_asked_for_count_and_the_first_is_named() -> None
     assert ledger.child({"tool_calls": 5}).exhausted(MODEL_KEYS) == "cost_usd"
 
 
-# -- reservations of model calls -----------------------------------------------------------------------------
+# -- reservations of model calls -------------------------------------------------------------------------
 
 ASK = CallBounds(10, 100)
 
@@ -217,3 +229,141 @@ async def test_another_try_of_a_call_is_reserved_anew_and_counts_no_second_call(
     with pytest.raises(BudgetExhausted):
         await call.renew(Usage(10, 40), CallBounds(10, 40))
     assert (ledger.used["tokens"], ledger.held["tokens"], call.charged) == (100, 0, Usage(20, 80))
+
+
+async def test_a_call_that_has_ended_holds_nothing_and_ends_once() -> None:
+    ledger = RunLedger({"tokens": 100})
+    call = OpenCall(ledger, await ledger.claim(ASK))
+    call.release()
+    assert (call.claim, ledger.held) == (None, {"tokens": 0, "cost_usd": 0})
+    call.release()
+    assert ledger.held["tokens"] == 0
+
+
+@pytest.mark.parametrize(
+    ("bounds", "cap", "fits"),
+    [
+        (CallBounds(10, 100, prompt_usd=0.5), 0.5, True),  # its answer is free
+        (CallBounds(10, 100, prompt_usd=0.5), 0.25, False),
+        (CallBounds(10, 100, prompt_usd=0.25, token_usd=0.015625), 0.5, True),  # sixteen tokens
+        (CallBounds(10, 100, prompt_usd=0.25, token_usd=0.03125), 0.5, False),
+        (CallBounds(10, 0, prompt_usd=0.5), 0.25, False),
+    ],
+)
+async def test_a_call_whose_price_does_not_fit_is_not_made(
+    bounds: CallBounds, cap: float, fits: bool
+) -> None:
+    ledger = RunLedger({"cost_usd": cap})
+    if fits:
+        await ledger.claim(bounds)
+        return
+    with pytest.raises(
+        BudgetExhausted, match=r"The run's budget of cost_usd has too little left for another"
+    ):
+        await ledger.claim(bounds)
+    assert ledger.held == {}
+
+
+async def test_a_reservation_has_the_price_of_the_prompt_and_of_the_answer() -> None:
+    claim = await RunLedger({"cost_usd": 1.5}).claim(CallBounds(10, 40, prompt_usd=0.5, token_usd=0.03125))
+    assert (claim.answer_tokens, claim.amounts) == (32, {"tokens": 42.0, "cost_usd": 1.5})
+
+
+@pytest.mark.parametrize("key", ["tokens", "cost_usd", "model_calls"])
+async def test_a_call_after_the_budget_is_used_up_says_so(key: str) -> None:
+    ledger = RunLedger({key: 1})
+    ledger.spend(key)
+    with pytest.raises(BudgetExhausted) as raised:
+        await ledger.claim(ASK)
+    assert str(raised.value) == f"The run's budget of {key} is used up."
+    assert (ledger.refused, ledger.used.get("model_calls", 0)) == (key, int(key == "model_calls"))
+
+
+@pytest.mark.parametrize(
+    ("ledger", "limits"),
+    [
+        (RunLedger(), False),
+        (RunLedger({"steps": 1, "model_calls": 1}), False),
+        (RunLedger({"tokens": 1}), True),
+        (RunLedger({"cost_usd": 1}), True),
+        (RunLedger({"cost_usd": 1}).child({"steps": 1}), True),
+        (RunLedger({"steps": 1}).child().child(), False),
+    ],
+)
+def test_only_tokens_and_dollars_limit_an_answer(ledger: RunLedger, limits: bool) -> None:
+    assert ledger.limits_calls is limits
+
+
+def test_what_one_ledger_has_spent_is_charged_to_another_from_its_json() -> None:
+    spent = RunLedger()
+    spent.add_usage(Usage(10, 2, 1, 0.5))
+    spent.spend("model_calls")
+    spent.spend("steps", 3)
+    root = RunLedger()
+    ledger = root.child()
+    ledger.spend("steps")
+    ledger.add(spent.to_json())
+    assert ledger.usage == root.usage == Usage(10, 2, 1, 0.5)
+    assert ledger.used == {"tokens": 12, "cost_usd": 0.5, "model_calls": 1, "steps": 4}
+    assert root.used == ledger.used
+    assert RunLedger().to_json() == {"usage": RunLedger().to_json()["usage"], "used": {}}
+
+
+# -- what a call costs at most ----------------------------------------------------------------------------
+
+QUESTION = CompletionRequest((Message("user", "How tall is the tower of Pisa?"),))
+
+
+def asking(**parameters: object) -> CompletionRequest:
+    return CompletionRequest(QUESTION.messages, parameters=parameters)
+
+
+class Priced(ScriptedProvider):
+    """Takes a price for the prompt and one for each token of the answer."""
+
+    def __init__(self, prompt: float, token: float, answer_tokens: int = 0) -> None:
+        super().__init__("", capabilities=Capabilities(answer_tokens=answer_tokens))
+        self._prompt, self._token = prompt, token
+
+    def estimated_cost(self, request: CompletionRequest) -> float:
+        return self._prompt + self._token * request.parameters["max_tokens"]
+
+
+@pytest.mark.parametrize(
+    ("request_", "configured", "tokens"),
+    [
+        (asking(max_tokens=50, temperature=0.5), 10, 50),
+        (asking(max_tokens=1), 10, 1),
+        (asking(max_tokens=0), 10, 10),
+        (asking(max_tokens="50"), 10, 10),
+        (asking(), 10, 10),
+        (asking(), 0, FIRST_ANSWER_TOKENS),
+    ],
+)
+def test_an_answer_is_limited_by_the_request_else_by_the_configuration(
+    request_: CompletionRequest, configured: int, tokens: int
+) -> None:
+    bounds = bounds_of(Priced(0.5, 0.25, configured), request_)
+    assert bounds == CallBounds(estimate_request(QUESTION), tokens, 0.5, 0.25)
+
+
+def test_a_call_that_any_of_several_models_may_answer_has_the_highest_bounds() -> None:
+    dear, chatty = Priced(2.0, 0.25, 10), Priced(0.5, 0.5, 20)
+    bounds = bounds_of_providers((one for one in (dear, chatty)), QUESTION, 1.5)
+    assert bounds == CallBounds(estimate_request(QUESTION) * 1.5, 20, 3.0, 0.5)
+    assert bounds_of_providers([Priced(0.5, 0.25), chatty], QUESTION, usual=70).answer_tokens == 70
+    assert bounds_of_providers([], QUESTION, usual=70).answer_tokens == 70
+
+
+def test_a_model_that_states_its_bounds_is_asked_and_one_without_a_price_has_none() -> None:
+    class Router:
+        def bounds(self, request: CompletionRequest) -> CallBounds:
+            return CallBounds(len(request.messages), 7)
+
+    assert bounds_of(Router(), QUESTION) == (1, 7, 0.0, 0.0)
+    assert bounds_of(object(), asking(max_tokens=5)) == (estimate_request(QUESTION), 5, 0.0, 0.0)
+
+
+def test_a_limited_request_keeps_its_other_parameters() -> None:
+    request = limited(asking(max_tokens=50, temperature=0.5), 20)
+    assert request == asking(max_tokens=20, temperature=0.5)

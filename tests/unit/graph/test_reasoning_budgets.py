@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+from msgspec import to_builtins
 
 from astromesh.graph.ledger import RunLedger
-from astromesh.graph.reasoning.state import Budgets, narrow_caps
+from astromesh.graph.reasoning.state import (
+    KEY,
+    NOTES,
+    RESTORES,
+    Budgets,
+    Notes,
+    ReasoningState,
+    narrow_caps,
+)
+from astromesh.graph.state import GraphState
 
 
 def test_what_was_spent_before_does_not_count() -> None:
@@ -81,3 +91,60 @@ CAPS = {"steps": 6, "tool_calls": 4}
 def test_overrides_may_lower_a_budget(overrides: tuple[Any, ...], caps: Any, errors: list[str]) -> None:
     assert narrow_caps(CAPS, *overrides) == (caps, errors)
     assert CAPS == {"steps": 6, "tool_calls": 4}
+
+
+# -- what a resumed run makes of its record ----------------------------------------------------------------
+
+
+def test_budgets_that_a_node_has_opened_are_open_again_with_what_was_spent() -> None:
+    """What the recorded calls have charged is not charged twice."""
+    ledger = RunLedger({"steps": 3})
+    ledger.spend("model_calls")
+    record = {"caps": {"steps": 5, "model_calls": 4}, "used": {"steps": 2, "model_calls": 1}, "is_open": True}
+    budgets = Budgets.restore(record, None, ledger)
+    assert ledger.used == {"steps": 2, "model_calls": 2}
+    assert ledger.caps == {"steps": 3, "model_calls": 5}
+    assert budgets.to_json() == record
+    ledger.spend("steps")  # by a call that the record has
+    later = {**record, "used": {"steps": 3, "model_calls": 1}}
+    assert Budgets.restore(later, budgets, ledger) is budgets
+    assert budgets.to_json() == later
+    assert ledger.caps == {"steps": 3, "model_calls": 5}
+
+
+def test_budgets_that_a_node_has_closed_are_closed_again() -> None:
+    ledger = RunLedger({"steps": 3})
+    record = {"caps": {"steps": 2}, "used": {"steps": 0}, "is_open": True}
+    budgets = Budgets.restore(record, None, ledger)
+    closed = Budgets.restore({**record, "used": {"steps": 1}, "is_open": False}, budgets, ledger)
+    assert (closed.is_open, ledger.caps, ledger.used) == (False, {"steps": 3}, {"steps": 1})
+    opened = Budgets.restore(record, closed, ledger)  # by a second controller of the graph
+    assert (opened.is_open, ledger.caps, opened.used()) == (True, {"steps": 3}, {"steps": 0})
+    assert opened is not closed
+
+
+def test_the_fields_and_notes_of_a_run_come_back_from_their_json() -> None:
+    state = GraphState()
+    fields = ReasoningState(input="Why?", errors=["late"], confidence=0.5, next_step={"kind": "reason"})
+    assert RESTORES[KEY](to_builtins(fields), state) == fields
+    record = {
+        "budgets": {"caps": {"steps": 5}, "used": {"steps": 2}, "is_open": True},
+        "gains": [0.5], "strategy_steps": 2, "refusal": "budget", "done": True, "mismatch": True,
+        "needs_evaluation": False, "selection_failed": True, "is_fallback": True, "failures": 3,
+        "evidence": [["a source", "a text"]],
+    }  # fmt: skip
+    notes = RESTORES[NOTES](record, state)
+    assert isinstance(notes, Notes)
+    assert (notes.gains, notes.strategy_steps, notes.refusal, notes.failures) == ([0.5], 2, "budget", 3)
+    assert (notes.done, notes.mismatch, notes.needs_evaluation, notes.is_fallback) == (
+        True,
+        True,
+        False,
+        True,
+    )
+    assert notes.evidence == [("a source", "a text")]
+    assert state.ledger.used == {"steps": 2}
+    state.context[NOTES] = notes
+    again = RESTORES[NOTES](record, state)
+    assert again.budgets is notes.budgets
+    assert state.ledger.used == {"steps": 2}

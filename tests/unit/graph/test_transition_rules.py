@@ -14,12 +14,14 @@ from astromesh.graph.state import GraphState
 from astromesh.graph.transitions import (
     END_TRANSITION,
     CompiledEdge,
+    Fork,
     RoutedNode,
     Transition,
     by_the_model,
     matching_transition,
     repeat_with_tools,
     route_in,
+    takes_up_error,
     unconditional_transition,
 )
 from astromesh.types import ToolCall
@@ -127,3 +129,25 @@ def test_flags_are_bits_of_their_own_and_others_have_none() -> None:
     assert mask([]) == 0
     assert mask(["mine", NodeFlag.CRITICAL]) == BIT[NodeFlag.CRITICAL]
     assert mask(NodeFlag) == sum(BIT.values()) == 2 ** len(NodeFlag) - 1
+
+
+@pytest.mark.parametrize(
+    ("transition", "handled"),
+    [
+        (Transition("__error__", "default"), True),
+        (Transition("b", "next_node"), True),
+        (Transition("b", "transition: error"), True),
+        (EDGE, True),
+        (DEFAULT, False),
+        (END_TRANSITION, False),
+    ],
+)
+def test_only_a_transition_that_is_meant_for_failures_takes_one_up(
+    transition: Transition, handled: bool
+) -> None:
+    node = Crossing(edges=(CompiledEdge(in_this_state, EDGE), CompiledEdge(None, DEFAULT)))
+    assert takes_up_error(node, transition) is handled
+
+
+def test_a_fork_shows_all_its_targets() -> None:
+    assert str(Fork("a", ("b", "c"))) == "a → b, c (fork)"
