@@ -12,10 +12,15 @@ from astromesh.graph.reasoning.state import (
     KEY,
     NOTES,
     RESTORES,
+    STRATEGIES,
     Budgets,
+    InvalidSettings,
     Notes,
+    ReasoningSettings,
     ReasoningState,
     narrow_caps,
+    notes_of,
+    rc_of,
 )
 from astromesh.graph.state import GraphState
 
@@ -148,3 +153,60 @@ def test_the_fields_and_notes_of_a_run_come_back_from_their_json() -> None:
     again = RESTORES[NOTES](record, state)
     assert again.budgets is notes.budgets
     assert state.ledger.used == {"steps": 2}
+
+
+def test_settings_that_an_earlier_version_has_written_mean_the_same() -> None:
+    settings = ReasoningSettings.of({"on_disallowed": "block", "threshold": 0.5})
+    assert settings == ReasoningSettings.of({"tool_policy": {"on_disallowed": "block"}, "threshold": 0.5})
+    assert settings.tool_policy.on_disallowed == "block"
+    assert ReasoningSettings.of(settings) is settings
+    assert ReasoningSettings.of(settings.to_json()) == settings
+    assert ReasoningSettings.of(None) == ReasoningSettings()
+
+
+@pytest.mark.parametrize(
+    ("budgets", "most"),
+    [
+        ({}, 8 + 3 * (6 + 4 + 1 + 1) + 2),
+        ({"steps": 0, "tool_calls": 0, "strategy_switches": 0}, 8 + 3),
+        ({"steps": 7, "tool_calls": 5, "strategy_switches": 3}, 8 + 3 * 16 + 6),
+    ],
+)
+def test_a_run_executes_no_more_nodes_than_its_budgets_ask_for(budgets: dict[str, int], most: int) -> None:
+    """Each step, tool call and switch is a loop of three nodes; a switch costs two more."""
+    assert ReasoningSettings.of({"budgets": budgets}).max_iterations == most
+
+
+def test_an_error_is_noted_once() -> None:
+    fields = ReasoningState()
+    for error in ("late", "", "lost", "late"):
+        fields.note_error(error)
+    assert fields.errors == ["late", "lost"]
+
+
+def test_a_choice_of_a_strategy_is_recorded_and_before_it_the_most_cautious_one_counts() -> None:
+    fields = ReasoningState(task_profile={"complexity": "simple"})
+    assert (fields.strategy, fields.is_simple) == (STRATEGIES["decompose"], True)
+    fields.choose("direct", "short")
+    fields.choose("react_tool_loop", "stalled")
+    assert (fields.strategy, ReasoningState().is_simple) == (STRATEGIES["react_tool_loop"], False)
+    assert fields.strategy_history == [
+        {"strategy": "direct", "reason": "short"},
+        {"strategy": "react_tool_loop", "reason": "stalled"},
+    ]
+
+
+def test_each_invalid_setting_is_named_by_its_key() -> None:
+    with pytest.raises(InvalidSettings) as raised:
+        ReasoningSettings.of({"budgets": {"steps": -1}, "speed": 2})
+    assert str(raised.value) == (
+        "The settings of the reasoning controller are invalid: budgets.steps: Input should be greater than "
+        "or equal to 0; speed: Extra inputs are not permitted."
+    )
+    assert raised.value.__cause__ is not None
+
+
+def test_nodes_find_the_fields_and_the_notes_of_their_run() -> None:
+    fields, notes = ReasoningState(), Notes(Budgets(RunLedger(), {}))
+    state = GraphState(context={KEY: fields, NOTES: notes})
+    assert (rc_of(state), notes_of(state)) == (fields, notes)
