@@ -222,7 +222,9 @@ async def test_a_queue_that_does_not_answer_is_reported_and_asked_again(tmp_path
     """A sweep that has failed is repeated soon, whatever pause the last one asked for."""
     with capture_logs() as logged:
         async with bench(tmp_path) as b:
+            b.queue.works = True
             b.worker.start()
+            b.worker.watch_requests()
             await b.clock.run_for(0.0)
             b.queue.away = True
             await b.clock.run_for(4 * SWEEP_SECONDS)
@@ -230,6 +232,7 @@ async def test_a_queue_that_does_not_answer_is_reported_and_asked_again(tmp_path
             await b.clock.run_for(10 * SWEEP_SECONDS)
             assert b.queue.times["sweep"] == [n * SWEEP_SECONDS for n in (0, 4, 5, 13)]
             assert b.queue.times["renew"] == [n * HEARTBEAT_SECONDS for n in range(8)]
+            assert b.queue.times["requests"] == [n * REQUEST_SECONDS for n in range(1, 29)]
     assert [(line["event"], line.get("error")) for line in logged] == [
         ("queue_away", "The disk is full."),
         ("queue_back", None),
