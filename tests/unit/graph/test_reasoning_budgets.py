@@ -14,7 +14,6 @@ from astromesh.graph.reasoning.state import (
     RESTORES,
     STRATEGIES,
     Budgets,
-    InvalidSettings,
     Notes,
     ReasoningSettings,
     ReasoningState,
@@ -155,10 +154,8 @@ def test_the_fields_and_notes_of_a_run_come_back_from_their_json() -> None:
     assert state.ledger.used == {"steps": 2}
 
 
-def test_settings_that_an_earlier_version_has_written_mean_the_same() -> None:
-    settings = ReasoningSettings.of({"on_disallowed": "block", "threshold": 0.5})
-    assert settings == ReasoningSettings.of({"tool_policy": {"on_disallowed": "block"}, "threshold": 0.5})
-    assert settings.tool_policy.on_disallowed == "block"
+def test_settings_are_the_same_after_a_trip_through_their_json() -> None:
+    settings = ReasoningSettings.of({"threshold": 0.5, "tool_policy": {"on_disallowed": "block"}})
     assert ReasoningSettings.of(settings) is settings
     assert ReasoningSettings.of(settings.to_json()) == settings
     assert ReasoningSettings.of(None) == ReasoningSettings()
@@ -194,16 +191,6 @@ def test_a_choice_of_a_strategy_is_recorded_and_before_it_the_most_cautious_one_
         {"strategy": "direct", "reason": "short"},
         {"strategy": "react_tool_loop", "reason": "stalled"},
     ]
-
-
-def test_each_invalid_setting_is_named_by_its_key() -> None:
-    with pytest.raises(InvalidSettings) as raised:
-        ReasoningSettings.of({"budgets": {"steps": -1}, "speed": 2})
-    assert str(raised.value) == (
-        "The settings of the reasoning controller are invalid: budgets.steps: Input should be greater than "
-        "or equal to 0; speed: Extra inputs are not permitted."
-    )
-    assert raised.value.__cause__ is not None
 
 
 def test_nodes_find_the_fields_and_the_notes_of_their_run() -> None:
