@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 import pytest
+from structlog.testing import capture_logs
 
 from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
 from astromesh.durable.writer import SegmentWriter, retry_while_unavailable
@@ -262,12 +263,14 @@ async def test_work_is_repeated_while_the_store_is_away_and_its_result_returned(
     async def work() -> str:
         attempts.append(1)
         if len(attempts) < 3:
-            raise StoreError("away")
+            raise StoreError("The disk is full.")
         return "done"
 
-    async with asyncio.timeout(30):
-        assert await retry_while_unavailable(work) == "done"
+    with capture_logs() as logged:
+        async with asyncio.timeout(30):
+            assert await retry_while_unavailable(work) == "done"
     assert len(attempts) == 3
+    assert [(line["event"], line["error"]) for line in logged] == [("run_store_away", "The disk is full.")]
 
 
 async def test_steps_that_the_store_refuses_fail_the_run_which_ends_with_the_rest() -> None:
@@ -290,6 +293,8 @@ async def test_steps_that_the_store_refuses_fail_the_run_which_ends_with_the_res
     with pytest.raises(AstromeshError, match="Steps of the run cannot be stored: not JSON") as raised:
         await refused
     assert raised.value.__cause__ is cause
+    while not commits.events:  # nobody has to ask for it
+        await asyncio.sleep(0)
     with pytest.raises(AstromeshError, match="cannot be stored"):
         await writer.flush()
     assert await writer.finish(RunChange("failed"))

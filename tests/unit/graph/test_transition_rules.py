@@ -16,8 +16,13 @@ from astromesh.graph.transitions import (
     CompiledEdge,
     Fork,
     RoutedNode,
+    Send,
     Transition,
+    as_test,
+    by_sends,
     by_the_model,
+    condition_holds,
+    decides_nothing,
     matching_transition,
     repeat_with_tools,
     route_in,
@@ -151,3 +156,61 @@ def test_only_a_transition_that_is_meant_for_failures_takes_one_up(
 
 def test_a_fork_shows_all_its_targets() -> None:
     assert str(Fork("a", ("b", "c"))) == "a → b, c (fork)"
+
+
+@pytest.mark.parametrize(
+    ("output", "transition"),
+    [
+        ([Send("b", 1), Send("c", 2)], Transition("b", "send")),
+        ((Send("c"),), Transition("c", "send")),
+        ([Send("b"), 2], None),
+        ([], None),
+        ({"node": "b"}, None),
+    ],
+)
+def test_a_node_that_returns_sends_leads_to_their_targets(output: Any, transition: Transition | None) -> None:
+    node = Crossing(declared=frozenset({"b", "c"}))
+    assert by_sends(node, NodeResult(output=output), STATE) == transition
+    assert by_sends(node, NodeResult(output=output, error="no"), STATE) is None
+
+
+def test_a_node_that_sends_to_an_undeclared_node_fails() -> None:
+    result = NodeResult(output=[Send("b"), Send("x"), Send("y")])
+    assert by_sends(Crossing(declared=frozenset({"b"})), result, STATE) is None
+    assert result.error == "'a' sends to 'x', which is not one of its targets or routes."
+
+
+def test_a_condition_that_fails_does_not_hold_and_fails_the_node_once() -> None:
+    def broken(result: NodeResult) -> bool:
+        raise ValueError("no number")
+
+    test, result = as_test(broken, "edge"), NodeResult(output="word")
+    assert getattr(test, "__name__", "") == "broken"
+    assert condition_holds(test, Transition("b", "edge"), result, STATE) is False
+    assert result.error == "The condition of the edge to 'b' failed: ValueError: no number"
+    assert isinstance(result.exception, ValueError)
+    assert condition_holds(test, Transition("c", "edge"), result, STATE) is False
+    assert "to 'b'" in result.error
+
+
+def test_a_condition_does_not_hold_back_the_end_of_the_program() -> None:
+    def ended(result: NodeResult) -> bool:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        condition_holds(as_test(ended, "edge"), Transition("b", "edge"), NodeResult(), STATE)
+
+
+@pytest.mark.parametrize(
+    ("output", "nothing"),
+    [
+        ([Send("b")], False),
+        ([1, 2], True),
+        ([], True),
+        ({"word": "b"}, True),
+        ({"goto": "b"}, False),
+        (object(), False),
+    ],
+)
+def test_an_output_without_a_route_and_without_sends_decides_nothing(output: Any, nothing: bool) -> None:
+    assert decides_nothing(output, type(output)) is nothing

@@ -59,7 +59,8 @@ async def test_the_result_of_a_python_tool_has_the_schema_of_the_file(schema: Js
 
 
 async def test_a_tool_of_the_runtime_is_opened_with_the_options_that_the_file_sets() -> None:
-    lookup = RecordingTool("lookup", "found", description="Looks up.", parameters=NUMBER)
+    lookup = RecordingTool("lookup", "found")
+    lookup.spec = ToolSpec("lookup", "Looks up.", NUMBER, "read")
     plugin = plugin_of(lookup)
     tools = await opened(
         {"id": "mine", "type": "lookup", "options": {"depth": 3}},
@@ -70,7 +71,7 @@ async def test_a_tool_of_the_runtime_is_opened_with_the_options_that_the_file_se
     options = [one.model_dump() for one in plugin.opened]
     assert options == [{"depth": 3}, {"root": "data", "allow_network": False}, {"allow_shell": True}]
     assert [tool.spec for tool in tools.values()] == [
-        ToolSpec("mine", "Looks up.", NUMBER, lookup.spec.effect),
+        ToolSpec("mine", "Looks up.", NUMBER, "read"),
         ToolSpec("other", "other", NUMBER, "external"),
         ToolSpec("third", "Mine.", NUMBER, "external"),
     ]
@@ -79,9 +80,18 @@ async def test_a_tool_of_the_runtime_is_opened_with_the_options_that_the_file_se
     assert (lookup.calls, lookup.contexts) == ([{"number": 4}], [context])
 
 
-async def test_a_tool_in_a_process_of_its_own_calls_the_function_of_the_payload() -> None:
-    payload = {"folder": str(FOLDER), "function": f"{OPS}:double", "arguments": {"number": 4}}
-    assert await run_tool(payload, cast("Port", None)) == {"result": 8}
+@pytest.mark.parametrize(
+    ("function", "arguments", "result"),
+    [
+        ("double", {"number": 4}, {"result": 8}),
+        ("sync_echo", {"input": {1}, "context": None, "tools": None}, ["1"]),
+    ],
+)
+async def test_a_tool_in_a_process_of_its_own_calls_the_function_of_the_payload(
+    function: str, arguments: JsonObject, result: Any
+) -> None:
+    payload = {"folder": str(FOLDER), "function": f"{OPS}:{function}", "arguments": arguments}
+    assert await run_tool(payload, cast("Port", None)) == result
 
 
 @pytest.mark.parametrize("approval", ["none", "required"])
