@@ -291,7 +291,9 @@ def _contained_exit(group: str, name: str) -> Iterator[None]:
     except BaseException as error:
         if isinstance(error, Exception | asyncio.CancelledError) or not is_failure(error):
             raise
-        raise ConfigError(f"The {group} plugin `{name}` ended with {described(error)}.") from error
+        raise ConfigError(
+            f"The {group} plugin `{name}` could not be loaded: it raised {described(error)}."
+        ) from error
 
 
 @lru_cache(maxsize=8)

@@ -160,7 +160,8 @@ class AuditLog:
                 self._rewrite(tenant, principal)
         except OSError as error:
             raise StoreUnavailable(
-                f"The audit log could not be rewritten: {error}. Free the disk and try again."
+                f"The audit log could not be rewritten: {error}. Free space on its disk, or correct its "
+                "permissions, and try again."
             ) from error
 
     def pseudonymized_entry(self, entry: AuditEntry, tenant: str, principal: str) -> AuditEntry:

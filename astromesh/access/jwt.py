@@ -189,7 +189,7 @@ class JwtVerifier:
             Overloaded: the issuer's keys cannot be fetched.
         """
         if len(token) > MAX_TOKEN_LENGTH:
-            raise Unauthorized("The token is too long.")
+            raise Unauthorized(f"The token has more than {MAX_TOKEN_LENGTH} characters.")
         try:
             header = jwt.get_unverified_header(token)
             algorithm, key = await self._verification_key(header)
@@ -202,7 +202,7 @@ class JwtVerifier:
         except _PYJWT_ERRORS as error:
             raise Unauthorized(f"The token is not valid ({type(error).__name__}).") from error
         if not _can_be_stored(claims):
-            raise Unauthorized("The token's claims contain values that cannot be stored.")
+            raise Unauthorized("A claim of the token has a character that cannot be stored, e.g. NUL.")
         self._check_times(claims)
         return claims
 
@@ -225,7 +225,7 @@ class JwtVerifier:
         now = self._clock.now()
         times = {name: claims[name] for name in ("exp", "nbf", "iat") if name in claims}
         if not all(type(at) in (int, float) and isfinite(at) for at in times.values()):
-            raise Unauthorized("The token's times are not numbers.")
+            raise Unauthorized("The exp, nbf and iat of the token must be numbers.")
         if times["exp"] <= now:
             raise Unauthorized("The token has expired.")
         if any(times.get(name, now) > now + LEEWAY_SECONDS for name in ("nbf", "iat")):

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Mapping
 from typing import NamedTuple
 
-from astromesh.errors import InvalidInput
+from astromesh.errors import Forbidden, InvalidInput
+from astromesh.text import did_you_mean
 from astromesh.types import CallerContext
 
 
@@ -74,6 +74,16 @@ def permits(granted: Collection[str], scope: str, resource: str = "") -> bool:
     return bool(resource) and f"{scope}:{resource}" in granted
 
 
+def missing_scope(scope: str) -> Forbidden:
+    return Forbidden(f"This request needs the scope {scope!r}, which your key or token does not have.")
+
+
+def require_scope(granted: Collection[str], scope: str, resource: str = "") -> None:
+    """Raises: Forbidden: the scopes do not cover it."""
+    if not permits(granted, scope, resource):
+        raise missing_scope(f"{scope}:{resource}" if resource else scope)
+
+
 def permits_any(granted: Collection[str], scope: str) -> bool:
     """Whether scopes cover a scope for at least one resource."""
     return permits(granted, scope) or any(own.startswith(scope + ":") for own in granted)
@@ -103,6 +113,5 @@ def _check_scope(scope: str) -> None:
         return
     if rest == "*" and any(known.startswith(family + ":") for known in SCOPES):
         return
-    near = difflib.get_close_matches(scope, SCOPES, 1)
-    hint = f"Did you mean {near[0]!r}?" if near else f"Known: {', '.join(SCOPES)}."
+    hint = did_you_mean(scope, SCOPES) or f"Known: {', '.join(SCOPES)}."
     raise InvalidInput(f"There is no scope {scope!r}. {hint}")

@@ -634,7 +634,7 @@ class Agent(Generic[DepsT, OutputT]):
         check_run(keys)
         check_on_error(keys.get("on_error"))
         if not isinstance(query, str):
-            raise InvalidInput(f"The query of a run is a text, not {query!r}.")
+            raise InvalidInput(f"The query of a run must be a text, not {query!r}.")
         agent = self._current()
         request = await agent._request(query, deps, keys)  # noqa: SLF001
         runs: list[Run] = []
@@ -731,7 +731,9 @@ class Agent(Generic[DepsT, OutputT]):
         try:
             return self._schema.parse(answer.response)
         except ValueError as error:  # an output rule has changed it
-            raise InvalidOutput(f"The released answer no longer fits the output type: {error}") from error
+            raise InvalidOutput(
+                f"What the output rules leave of the answer does not fit output_type: {error}"
+            ) from error
 
 
 class Session(Generic[DepsT, OutputT]):
@@ -754,7 +756,7 @@ class Session(Generic[DepsT, OutputT]):
 
     def _keys(self, keys: RunKeys) -> RunKeys:
         if keys.get("session_id", self.id) != self.id:
-            raise InvalidInput(f"This is the session {self.id!r}; another one is `agent.session(id)`.")
+            raise InvalidInput(f"This is the session {self.id!r}. For another one, call `agent.session(id)`.")
         return {**keys, "session_id": self.id}
 
 

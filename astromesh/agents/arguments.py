@@ -45,7 +45,7 @@ from astromesh.tools.functions import FunctionTool
 from astromesh.tools.toolbox import ToolLike, as_tool
 from astromesh.types import JsonObject, ToolCall, ToolSpec
 
-#: a text of the model's name, a mapping as in YAML, a rule, or a function of the text
+#: the type of a rule, a mapping as in YAML, a rule, or a function of the text
 GuardrailLike: TypeAlias = "str | Mapping[str, Any] | Rule | Callable[[str], Any]"
 MemoryLike: TypeAlias = "str | Mapping[str, Any] | None"
 PatternLike: TypeAlias = "str | PromptGraph | Mapping[str, Any] | None"
@@ -201,7 +201,7 @@ def memory(value: MemoryLike, store_of: Callable[[str], Live]) -> JsonObject:
     """Returns `spec.memory`.
 
     Args:
-        given: `memory`, `sqlite:PATH`, a URL of PostgreSQL or Redis, or the YAML block.
+        value: `memory`, `sqlite:PATH`, a URL of PostgreSQL or Redis, or the YAML block.
         store_of: Returns the store in memory of a group, which lives as long as the agent.
 
     Raises:
@@ -218,7 +218,7 @@ def memory(value: MemoryLike, store_of: Callable[[str], Live]) -> JsonObject:
     if value in ("memory", "in_memory"):
         return {"conversational": {"backend": store_of("conversation_stores")}}
     if rest == ":memory:":
-        raise ConfigError(f"memory={value!r} is no file. Pass memory='memory'.")
+        raise ConfigError(f"memory={value!r} is not a file. Pass memory='memory'.")
     if kind == "sqlite" and rest:
         path = rest.removeprefix("//")
         return {"conversational": {"backend": "sqlite", "path": str(Path(path).absolute())}}
@@ -266,7 +266,7 @@ class FunctionRule:
         if isinstance(found, str):
             return Verdict("redact", found)
         if found is False:
-            return Verdict("block", f"The text was refused by {self.type}.")
+            return Verdict("block", f"{self.type} refused the text.")
         raise ConfigError(
             f"The guardrail {self.type!r} returned {found!r}. Return a text that replaces the checked one, "
             "False to block it, or None."
@@ -284,7 +284,7 @@ def guardrails(value: Sequence[GuardrailLike] | Mapping[str, Any], plugins: Plug
         value: Rules, or `{"input": rules, "output": rules}`.
 
     Raises:
-        ConfigError: Something is no rule.
+        ConfigError: Something is not a rule.
     """
     if isinstance(value, Mapping) and not value.keys() <= Guardrails.model_fields.keys():
         raise ConfigError("guardrails takes a list of rules, or a mapping with the keys input and output.")
@@ -301,7 +301,7 @@ def _rule_block(rule: Any, plugins: Plugins) -> JsonObject:
         return {"type": rule.type, **plain(rule)}
     if not hasattr(rule, "check"):
         if not callable(rule):
-            raise ConfigError(f"{rule!r} is no guardrail: pass a type, a mapping, a Rule or a function.")
+            raise ConfigError(f"{rule!r} is not a guardrail. Pass a type, a mapping, a Rule or a function.")
         rule = FunctionRule(rule)
     return {"type": Live("guardrails", rule, rule.type, f"the Python object {rule.type}")}
 
@@ -543,7 +543,7 @@ def place_of(store: str | None, data_dir: str | Path | None, owner: object) -> P
 
     Args:
         store: `memory`, `sqlite:PATH`, or `postgres://…`.
-        owner: What a store in memory lives as long as: it is a folder that goes with it.
+        owner: A store in memory is a folder that is deleted with this object.
 
     Raises:
         ConfigError: The text names no store.

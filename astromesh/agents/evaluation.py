@@ -39,10 +39,10 @@ class AgentTarget:
         self._agent = agent
 
     async def run(self, case: Case, *, live: bool) -> Outcome:
-        """Raises: InvalidInput: its input is no text, or its recording cannot be read."""
+        """Raises: InvalidInput: its input is not a text, or its recording cannot be read."""
         query, recording = case.spec.input, case.recording
         if not isinstance(query, str):
-            raise InvalidInput(f"The input of the case {case.spec.id!r} is no text: agents take a query.")
+            raise InvalidInput(f"The input of the case {case.spec.id!r} is not a text. Write a query.")
         is_live = live or recording is None
         with nullcontext() if is_live or recording is None else replay(self._agent, recording):
             calls, result = await self._run(query, case)

@@ -19,7 +19,7 @@ def load_agents(references: Iterable[str]) -> list[Agent]:
         references: `module:name` of agents, or of lists of agents.
 
     Raises:
-        ConfigError: The module or the name does not exist, or is no agent.
+        ConfigError: The module or the name does not exist, or is not an agent.
     """
     here = str(Path.cwd())
     if here not in sys.path:
@@ -30,7 +30,7 @@ def load_agents(references: Iterable[str]) -> list[Agent]:
 def _load(reference: str) -> list[Agent]:
     module_name, colon, name = reference.partition(":")
     if not colon or not name:
-        raise ConfigError(f"{reference!r} names no agent. Write MODULE:NAME, e.g. app:agent.")
+        raise ConfigError(f"{reference!r} does not name an agent. Write MODULE:NAME, e.g. app:agent.")
     try:
         module = import_module(module_name)
     except ModuleNotFoundError as error:
@@ -45,5 +45,5 @@ def _load(reference: str) -> list[Agent]:
     if not agents or not all(isinstance(agent, Agent) for agent in agents):
         known = [key for key, value in vars(module).items() if isinstance(value, Agent)]
         hint = did_you_mean(name, known) or (f"Its agents: {', '.join(known)}." if known else "")
-        raise ConfigError(f"{reference!r} is no agent. {hint}".strip())
+        raise ConfigError(f"{reference!r} is not an agent. {hint}".strip())
     return list(agents)

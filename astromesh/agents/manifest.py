@@ -139,7 +139,7 @@ def check_values(value: Any, at: Steps = ()) -> None:
         try:
             orjson.dumps(value)
         except TypeError as error:
-            raise ConfigError(f"{format_path(at)}: {error}.") from error
+            raise ConfigError(f"{format_path(at)}: {error}. Pass a value that JSON can represent.") from error
 
 
 def live_objects(value: Any, at: Steps = ()) -> Iterator[tuple[Steps, Live]]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import mimetypes
 from base64 import b64encode
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -19,6 +18,7 @@ from astromesh.graph.base import BaseNode
 from astromesh.graph.graph import PromptGraph
 from astromesh.plugins import Plugins
 from astromesh.runtime.agent import SystemPrompt
+from astromesh.text import did_you_mean
 from astromesh.tools.base import ToolPort
 from astromesh.types import Attachment, CallerContext, Image, Message
 
@@ -255,6 +255,4 @@ def check_names(given: Iterable[str], known: Iterable[str], owner: str) -> None:
     names = [*known]
     for name in given:
         if name not in names:
-            near = difflib.get_close_matches(name, names, 1)
-            hint = f" Did you mean `{near[0]}`?" if near else ""
-            raise TypeError(f"{owner} has no argument `{name}`.{hint}")
+            raise TypeError(f"{owner} has no argument `{name}`. {did_you_mean(name, names)}".rstrip())

@@ -363,7 +363,7 @@ class TaskHandler(RequestHandler):
         if len(others) >= _MAX_CONFIGS:
             raise InvalidParamsError(f"A task may have at most {_MAX_CONFIGS} push notification configs.")
         if not await callbacks.set(row.run_id, callback):
-            raise InvalidParamsError("url: another configuration of the task has it.")
+            raise InvalidParamsError("url: another push notification config of the task has it.")
         return _config_of(row.run_id, callbacks.stored(callback))
 
     # -- runs ----------------------------------------------------------------------------------------------

@@ -12,7 +12,7 @@ from starlette.requests import Request
 
 from astromesh.access.call_limits import CallLimit, CallState, Principal
 from astromesh.access.keys import ApiKeyAuthenticator, ApiKeyStore, open_authenticator
-from astromesh.access.scopes import ADMIN, permits, permits_any
+from astromesh.access.scopes import ADMIN, missing_scope, permits, permits_any
 from astromesh.api.middleware.limits import TENANT_LOAD
 from astromesh.api.middleware.response import RATE_LIMIT
 from astromesh.api.requests import caller_of, headers_of
@@ -133,7 +133,7 @@ class Auth:
         if not (
             permits_any(caller.scopes, scope) if any_resource else permits(caller.scopes, scope, resource)
         ):
-            raise Forbidden(f"This request needs the scope {scope!r}, which your key or token does not have.")
+            raise missing_scope(scope)
         return caller
 
     async def count(self, caller: CallerContext, state: MutableMapping[str, Any] | None = None) -> None:

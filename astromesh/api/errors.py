@@ -215,7 +215,7 @@ def error_response(error: AstromeshError, scope: Scope | None = None) -> Respons
     """Returns the response to an error, with `Retry-After` where a retry can succeed.
 
     Args:
-        scope: of the request; its path decides whether OpenAI clients read the error.
+        scope: of the request; its path decides the form of the body.
     """
     status, body = problem(error)
     seconds = getattr(error, "retry_after", 0.0)

@@ -113,7 +113,9 @@ class HealthOnly:
         elif scope["path"] in (*_HEALTH, METRICS_PATH):
             await self._app(scope, receive, send)
         else:
-            missing = NotFound("This process only works (--role worker). It serves health and metrics.")
+            missing = NotFound(
+                "This process serves health and metrics only (--role worker). Send requests to a server."
+            )
             await errors.error_response(missing, scope)(scope, receive, send)
 
 

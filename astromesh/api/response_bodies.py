@@ -26,8 +26,6 @@ from astromesh.errors import InvalidInput
 from astromesh.tools.base import ClientTools
 from astromesh.types import Attachment, JsonObject, Message, ToolCall
 
-_TEXT_PARTS = frozenset({"input_text", "output_text", "text", "summary_text"})
-
 
 class ResponsePart(BaseModel):
     """A part of a message: text, a refusal of the model, a picture or a file."""

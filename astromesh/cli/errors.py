@@ -37,6 +37,11 @@ def exit_code(error: AstromeshError) -> int:
     return USAGE_ERROR if isinstance(error, _USAGE_ERRORS) else RUN_FAILED
 
 
+def reason_of(error: OSError | UnicodeDecodeError) -> str:
+    """Returns why a file cannot be read, without its name."""
+    return "it is not UTF-8" if isinstance(error, UnicodeDecodeError) else error.strerror or str(error)
+
+
 def report(error: AstromeshError, *, as_json: bool = False) -> int:
     """Prints an error to stderr and returns its exit code."""
     error = _data_folder_error(error)

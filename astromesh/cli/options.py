@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from astromesh.cli.errors import reason_of
 from astromesh.text import CONTROL_CHARACTERS
 
 CONFIG_FOLDER, DATA_FOLDER = Path("config"), Path(".astromesh")
@@ -35,7 +36,7 @@ def _load_env_file(file: Path | None) -> Path | None:
             raise typer.BadParameter(f"There is no file {file}.")
         load_dotenv(file, override=False)
     except (OSError, UnicodeDecodeError) as error:
-        raise typer.BadParameter(f"{file} cannot be read: {error}.") from error
+        raise typer.BadParameter(f"{file} cannot be read: {reason_of(error)}.") from error
     return file
 
 

@@ -35,7 +35,7 @@ class Cron:
         try:
             next(CronSim(expression, datetime(2000, 1, 1)))  # noqa: DTZ001 (a local time)
         except CronSimError as error:
-            raise ValueError(f"cron: {expression!r} is no cron expression: {error}") from None
+            raise ValueError(f"cron: {expression!r} is not a cron expression: {error}") from None
         except StopIteration:
             raise ValueError(f"cron: {expression!r} never comes") from None
 

@@ -494,10 +494,6 @@ class ModelRouter:
         self.limits = ModelLimits.of(self.providers)
         self._counts_tokens = any(p.capabilities.context_window for p in self.providers)
 
-    def for_role(self, role: str) -> ModelRouter:
-        """The router of a role of `model.roles`, or this one."""
-        return self.roles.get(role, self)
-
     def only(self, name: str) -> ModelRouter:
         """A router with one of the providers, by its name; its roles stay."""
         chosen = [provider for provider in self.providers if provider.name == name]

@@ -113,7 +113,9 @@ def open_question(row: RunRow, which: str = "") -> JsonObject:
 
 
 def _no_such_question(row: RunRow) -> ApprovalNotFound:
-    return ApprovalNotFound(f"The run {row.run_id!r} has no such question.")
+    return ApprovalNotFound(
+        f"The run {row.run_id!r} has no such question. GET /v1/runs/{row.run_id} lists its questions."
+    )
 
 
 def caller_after_decision(

@@ -288,7 +288,7 @@ def _decision_of(question: JsonObject, value: Any) -> JsonObject:
     else:
         decision = {"decision": "answer", "answer": value}
     if unknown := decision.keys() - {"decision", "answer", "arguments"}:
-        raise InvalidInput(f"A decision has no {sorted(unknown)[0]!r}.")
+        raise InvalidInput(f"A decision has no {sorted(unknown)[0]!r}. Known: decision, answer, arguments.")
     check_decision(question, decision)
     return decision
 

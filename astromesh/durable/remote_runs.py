@@ -386,7 +386,7 @@ class _Reader:
     async def _check(self, after: int, since: int) -> None:
         run_id = self._request.run_id
         if after < since:
-            raise EventsGone(f"Events up to {since} of this run are no longer stored.")
+            raise EventsGone(f"Events up to {since} of this run are no longer stored. Read those after it.")
         if after and not await self._store.heard(run_id, after - 1, 1):
             raise event_not_reached(run_id, after, has_ended=False)
 

@@ -240,7 +240,7 @@ def text_of(value: object) -> str | None:
         try:
             return orjson.dumps(value, option=orjson.OPT_NON_STR_KEYS).decode()
         except TypeError as error:
-            raise InvalidInput(f"A stored run takes JSON alone: {error}.") from error
+            raise InvalidInput(f"A stored run accepts only JSON values: {error}.") from error
 
 
 def value_of(text: str | None) -> Any:

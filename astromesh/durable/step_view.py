@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 from astromesh.durable.base import JournalStep
 from astromesh.durable.recording import Redactor, has_said, is_sealed, redacted, requests_of
@@ -15,7 +15,6 @@ NESTED = "/run:"
 
 RecordedKind = Literal["rule", "memory", "prompt", "model", "tool", "node", "stage"]
 EditKind = Literal["query", "system", "message", "tool_result", "output", "state", "model", "manifest"]
-EDIT_KINDS: tuple[EditKind, ...] = get_args(EditKind)
 #: what follows a step in its run: another model, or the present manifest
 _OF_THE_RUN: tuple[EditKind, ...] = ("model", "manifest")
 _EDITS: Mapping[str, tuple[EditKind, ...]] = {

@@ -121,7 +121,7 @@ async def interrupt(value: Any = None, *, seconds: float = WAIT_SECONDS) -> Any:
     if isinstance(active, ActiveTool):
         step = active.step()
         if step is None:
-            raise NotDurable(f"interrupt() came when the call of the tool {active.name!r} had ended.")
+            raise NotDurable(f"interrupt() was called after the call of the tool {active.name!r} had ended.")
         decision = await step.ask(HumanQuestion("interrupt", active.name, content, text, seconds))
         return _answer(active.name, decision, seconds)
     run = None if active is None else active.run

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Awaitable, Callable, Hashable, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, ClassVar, Literal, TypeAlias, TypedDict, Unpack
@@ -14,6 +13,7 @@ from astromesh.graph.records import NodeResult
 from astromesh.graph.scope import NodeEffect
 from astromesh.graph.state import NO_RESTORES, GraphState, Restore
 from astromesh.graph.validation import check_keywords, check_name
+from astromesh.text import did_you_mean
 from astromesh.tools.toolbox import CompiledTools
 
 Routing = Literal["", "edges_only"]
@@ -162,10 +162,7 @@ class BaseNode:
         check_name(name)
         self.name = name
         for key in keywords.keys() - DEFAULTS.keys():
-            near = difflib.get_close_matches(key, DEFAULTS, 1)
-            raise TypeError(
-                f"Node {name!r} has no keyword `{key}`." + (f" Did you mean `{near[0]}`?" if near else "")
-            )
+            raise TypeError(f"Node {name!r} has no keyword `{key}`. {did_you_mean(key, DEFAULTS)}".rstrip())
         check_keywords(name, keywords)
         passed: dict[str, Any] = {**keywords}
         if "retry" in passed:
@@ -197,7 +194,9 @@ class BaseNode:
         An exception becomes a failed result. The method may read `state` and append to it directly. The
         engine writes the output and `messages_added`. Run children with `config.run` and `config.together`.
         """
-        raise NotImplementedError(f"{type(self).__name__} has no execute().")
+        raise NotImplementedError(
+            f"{type(self).__name__} has no execute(). Write `async def execute(self, state, config)`."
+        )
 
     def children(self) -> Iterable[Node | Graph]:
         """Returns the nodes and graphs that this node runs. They are compiled, checked and drawn with it."""

@@ -243,7 +243,7 @@ class PromptGraph(Generic[S]):
         if len(set(targets)) < max(len(targets), 2) or END in targets:
             raise ValueError(f"{owner}: needs two or more different nodes as targets, not {targets!r}.")
         if source in self._forks:
-            raise ValueError(f"{owner}: there is already one.")
+            raise ValueError(f"{owner}: this node has a fork already.")
         check_int(owner, "max_concurrency", max_concurrency)
         self._forks[source] = Fork(source, targets, max_concurrency)
         return self._changed()

@@ -5,7 +5,6 @@ Reading finds every problem at once, each with its location. Writing leaves out 
 
 from __future__ import annotations
 
-import difflib
 import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
@@ -42,6 +41,7 @@ from astromesh.graph.transitions import (
 )
 from astromesh.graph.typed_state import StateSchema
 from astromesh.graph.validation import ON_NODE_ERROR, ROUTINGS, check_reducers
+from astromesh.text import did_you_mean
 from astromesh.types import JsonObject
 
 #: Keys whose text is the name of a Python object.
@@ -259,17 +259,12 @@ def read_graph(
     return made
 
 
-def find_problems(
-    make: Callable[..., Any],
-    config: Any,
-    objects: Mapping[str, Any] | None = None,
-    kinds: Mapping[str, type[BaseNode]] | None = None,
-) -> list[Problem]:
+def find_problems(make: Callable[..., Any], config: Any) -> list[Problem]:
     """Returns every problem of a graph of plain data with its location, those of `PromptGraph.validate` too.
 
     If some nodes cannot be made, the others are checked one by one, because targets are unknown.
     """
-    place = Cursor(objects or {}, {**KINDS, **(kinds or {})}, make)
+    place = Cursor({}, KINDS, make)
     graph = _build_graph(config, place)
     found = place.problems
     if graph is not None:
@@ -364,10 +359,8 @@ def _known_keys(data: Any, known: tuple[str, ...], place: Cursor) -> Mapping[str
         raise TypeError(f"must be a mapping, not {data!r}.")
     for key in data:
         if key not in known:
-            near = difflib.get_close_matches(str(key), known, 1)
-            place.at(key).add_problem(
-                f"unknown key `{key}`" + (f". Did you mean `{near[0]}`?" if near else "")
-            )
+            hint = did_you_mean(str(key), known)
+            place.at(key).add_problem(f"unknown key `{key}`" + (f". {hint}" if hint else ""))
     return {key: value for key, value in data.items() if key in known}
 
 
@@ -409,9 +402,7 @@ def _read_kind(name: Any, place: Cursor) -> type[BaseNode]:
     if name in place.kinds:
         return place.kinds[name]
     if ":" not in name and name not in place.objects:
-        near = difflib.get_close_matches(name, place.kinds, 1)
-        guess = f" Did you mean `{near[0]}`?" if near else ""
-        raise ValueError(f"There is no kind of node {name!r}.{guess}")
+        raise ValueError(f"There is no kind of node {name!r}. {did_you_mean(name, place.kinds)}".rstrip())
     found = object_of(name, place.objects)
     if not (isinstance(found, type) and issubclass(found, BaseNode)):
         raise TypeError(f"{name!r} is not a class of nodes.")

@@ -8,7 +8,6 @@ validated.
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import importlib
 import inspect
 from collections.abc import Callable, Iterable, Mapping
@@ -34,6 +33,7 @@ from astromesh.errors import InvalidInput, InvalidStateUpdate, UnknownStateKey, 
 from astromesh.graph.model_output import type_adapter
 from astromesh.graph.nodes.function import FunctionNode
 from astromesh.graph.state import GraphState, Reducer, engine_write
+from astromesh.text import did_you_mean
 
 #: Types whose empty value is the start of a field without a default.
 _EMPTY = (list, dict, set, frozenset, tuple, str, int, float, bool, bytes)
@@ -279,8 +279,7 @@ class StateSchema:
 
     def suggestion(self, name: str) -> str:
         """Returns a sentence with the field that a wrong name may mean, or an empty string."""
-        near = difflib.get_close_matches(str(name), self.fields, 1)
-        return f" Did you mean {near[0]!r}?" if near else f" It has {', '.join(self.fields)}."
+        return " " + (did_you_mean(str(name), self.fields) or f"It has {', '.join(self.fields)}.")
 
     def _items(self, values: Any) -> list[tuple[str, Any]]:
         if isinstance(values, Mapping):

@@ -76,7 +76,7 @@ def _opened(read: Callable[[Any], Any], data: bytes) -> Any:
             if sum(part.file_size for part in parts.infolist()) > MAX_UNPACKED:
                 raise ValueError(f"it has more than {MAX_UNPACKED} bytes unpacked")
     except zipfile.BadZipFile:
-        raise ValueError("it is no Office file, or it is encrypted") from None
+        raise ValueError("it is not an Office file, or it is encrypted") from None
     try:
         return read(io.BytesIO(data))
     except _BROKEN as error:

@@ -164,8 +164,8 @@ def check_ids(ids: Sequence[str], files: Container[str]) -> None:
         used_names.add(name)
 
 
-def batches(items: Sequence[T], size: int = BATCH) -> Iterator[Sequence[T]]:
-    return (items[start : start + size] for start in range(0, len(items), size))
+def batches(items: Sequence[T]) -> Iterator[Sequence[T]]:
+    return (items[start : start + BATCH] for start in range(0, len(items), BATCH))
 
 
 def _hash(document: Document, fingerprint: str) -> str:

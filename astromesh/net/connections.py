@@ -6,7 +6,6 @@ The first call of a process loads this module, in a thread: aiohttp takes 9 MiB 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
 from functools import lru_cache, partial
 from typing import Any
 
@@ -83,11 +82,11 @@ class GuardedConnector(aiohttp.TCPConnector):
     async def connect(
         self,
         req: aiohttp.ClientRequest,
-        traces: Sequence[Trace] | list[Trace],
+        traces: list[Trace],
         timeout: aiohttp.ClientTimeout,
     ) -> Connection:
         self._guard.check_literal(req.url.host or "")
-        return await super().connect(req, list(traces), timeout)
+        return await super().connect(req, traces, timeout)
 
 
 class _Request(aiohttp.ClientRequest):

@@ -400,7 +400,7 @@ def _usual_variable(options: ServiceOptions) -> str:
 def _clean(text: str, where: str) -> str:
     key = text.strip()
     if not key:
-        raise MissingKey(f"No key: {where} is not set or empty.")
+        raise MissingKey(f"No key: {where} is not set, or is empty.")
     if not (key.isascii() and key.isprintable()):
         raise MissingKey(f"No key: {where} contains invalid characters.")
     return key

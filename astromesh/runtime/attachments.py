@@ -119,7 +119,7 @@ class AttachmentReader:
                     param=_PARAM,
                 )
             if kind in IMAGE_TYPES | AUDIO_TYPES and kind != type_of(data):
-                raise InvalidInput(f"{_label(one, number)} is no file of the type {kind}.", param=_PARAM)
+                raise InvalidInput(f"{_label(one, number)} is not a file of the type {kind}.", param=_PARAM)
             if kind.startswith("audio/") and not agent.router.limits.audio:
                 raise no_audio(agent.router.limits)
             if kind in IMAGE_TYPES or kind in AUDIO_TYPES or (kind == PDF and takes_files):
@@ -228,12 +228,14 @@ def _text(one: Attachment, number: int, data: bytes) -> str:
     except UnicodeDecodeError as error:
         kind = one.media_type[:64]
         raise InvalidInput(
-            f"{_label(one, number)}{kind and f' ({kind})'} is no image, no audio, no text and no PDF file. "
+            f"{_label(one, number)}{kind and f' ({kind})'} is not an image, audio, text or a PDF file. "
             "Extract its text first, e.g. with a RAG pipeline.",
             param=_PARAM,
         ) from error
     if "\0" in text:
-        raise InvalidInput(f"{_label(one, number)} has a NUL character, which no text has.", param=_PARAM)
+        raise InvalidInput(
+            f"{_label(one, number)} has a NUL character, which no text may have.", param=_PARAM
+        )
     return text
 
 

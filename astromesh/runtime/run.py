@@ -318,7 +318,7 @@ class Run:
 
     @property
     def prompt_time(self) -> float:
-        """Returns the time that prompts show, in seconds since the epoch.
+        """The time that prompts show, in seconds since the epoch.
 
         A durable run shows when it was accepted, so that each of its segments makes the same prompt.
         """

@@ -48,7 +48,7 @@ async def propose_case(runtime: AgentRuntime, run_id: str, viewer: Viewer, case_
         return await _case_of_task(runtime, run_id, viewer, case_id)
     row, steps = await runtime.time_travel.recorded(run_id, viewer)
     if row.status not in ENDED_STATUSES:
-        raise Conflict(f"The run {run_id!r} has not ended; it can be a case when it has.")
+        raise Conflict(f"The run {run_id!r} has not ended. Make a case of it when it has.")
     own = [step for step in listed(steps) if _NESTED not in step.path]
     requests = _requests(steps, own, _output_schema(runtime, row))
     case = {"id": case_id or run_id, **_input(row, own), "assertions": _checks(row, own, requests)}

@@ -164,9 +164,8 @@ class TaskWaits:
             raise TaskNotFound(f"There is no Task {task_id!r}.")
         wait = _named(waits, ticket) if ticket else _only(waits, task_id)
         if not _may_answer(wait.question, row.owner, viewer, caller):
-            raise Forbidden(
-                f"The question needs one of these scopes: {wait.question['assignees'] or DECIDE}."
-            )
+            scopes = ", ".join(wait.question["assignees"]) or DECIDE
+            raise Forbidden(f"The question needs one of these scopes: {scopes}.")
         answer = _checked(wait, decision, caller, self._clock.now())
         if wait.answer is not None or not await store.answer(wait, answer):
             raise NotWaiting(f"The question {question_id(wait)!r} has been answered already.")
@@ -302,4 +301,6 @@ def _check_edge(question: JsonObject, made: JsonObject, edges: Sequence[str]) ->
         answer = made["answer"]
         edge = answer.get(question["selection"]) if isinstance(answer, dict) else answer
         if not isinstance(edge, str) or edge not in edges:
-            raise InvalidInput(f"answer: {edge!r} is no edge. Known edges: {known}. The stage still waits.")
+            raise InvalidInput(
+                f"answer: {edge!r} is not an edge. Known edges: {known}. The stage still waits."
+            )

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
 
-from astromesh.access.scopes import RUN, Viewer, permits, principal_of
+from astromesh.access.scopes import RUN, Viewer, principal_of, require_scope
 from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, JournalStep, RunRow
 from astromesh.durable.budgets import Budgets
 from astromesh.durable.comparison import ComparedRun, compare
@@ -25,7 +25,6 @@ from astromesh.errors import (
     AstromeshError,
     ConfigError,
     Conflict,
-    Forbidden,
     InvalidInput,
     NotRecorded,
     RunNotFound,
@@ -201,8 +200,7 @@ class TimeTravel:
             StoreUnavailable, ShuttingDown, Overloaded: the fork was not accepted.
         """
         row, steps = await self.recorded(run_id, viewer)
-        if not permits(caller.scopes, RUN, row.agent):
-            raise Forbidden(f"This request needs the scope '{RUN}:{row.agent}'.")
+        require_scope(caller.scopes, RUN, row.agent)
         at = next((step for step in listed(steps) if step.ordinal == request.at), None)
         if at is None:
             raise InvalidInput(f"at: the run {run_id!r} has no step {request.at}.")

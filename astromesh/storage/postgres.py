@@ -33,19 +33,20 @@ from astromesh.storage.retry import NOT_TEXT, NotSent, ShieldedTasks, retry_unti
 _UNAVAILABLE = (
     ("25006", "is read-only at present; try again"),
     ("40", "had a conflict between two transactions; try again"),
-    ("53100", "cannot grow: the disk is full"),
+    ("53100", "cannot grow: its disk is full. Free space there"),
     ("53300", "accepts no more connections; try again"),
     ("53", "is out of resources; try again"),
     ("55P03", "is locked; try again"),
+    ("57014", "cancelled a statement (statement_timeout, or an administrator); try again"),
     ("57", "is shutting down or starting up; try again"),
-    ("58", "reports a system error of its machine"),
+    ("58", "reports a system error of its machine; its log has the details"),
     ("08", "closed the connection; try again"),
 )
 
 #: the operator must change something
 _REFUSED = (
     ("28", "rejects the login: check the user and the password in the URL"),
-    ("3D000", "does not exist on that server"),
+    ("3D000", "does not exist on that server: create it, or correct the URL"),
     ("42501", "denies a permission: the user needs CREATE on the database, or must own its tables"),
 )
 
@@ -215,13 +216,13 @@ class Postgres:
         return await self._writes.finish(self._do(partial(_fetch, query, bound), _may_repeat_write))
 
     async def write_in_chunks(self, query: str, *bound: object, chunk: int) -> int:
-        """A statement again and again until it answers no row, so that no transaction is long; as `write`.
+        """Repeats a statement until it returns no row, so that no transaction is long; like `write`.
 
         Args:
-            chunk: its last argument: how many rows it may change at once, and answers.
+            chunk: the statement's last argument: how many rows it may change, and return, at once.
 
         Returns:
-            How many that were.
+            The number of rows.
         """
         total = 0
         while rows := await self.write(query, *bound, chunk):

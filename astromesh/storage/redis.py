@@ -150,7 +150,7 @@ class Redis:
     @property
     def _opened(self) -> BlockingConnectionPool:
         if self._pool is None:
-            raise StoreUnavailable(f"The server {self.name} is closed.")
+            raise StoreUnavailable(f"The connection to {self.name} is closed.")
         return self._pool
 
     async def _do(self, work: Session, may_retry: Callable[[BaseException], bool]) -> Any:

@@ -144,18 +144,18 @@ class in_trace:  # noqa: N801 (as contextlib's own)
         _active.reset(self._token)
 
 
-def with_traceparent(headers: Mapping[str, str], call_id: str = "") -> Mapping[str, str]:
-    """Returns headers of an outgoing call with its `traceparent`; unchanged outside a run.
-
-    Args:
-        call_id: of the tool call that makes it. Empty: its span is that of the run.
-    """
-    header = outgoing_traceparent(call_id)
+def with_traceparent(headers: Mapping[str, str]) -> Mapping[str, str]:
+    """Returns headers of an outgoing call with the `traceparent` of the run; unchanged outside a run."""
+    header = outgoing_traceparent()
     return {**headers, "traceparent": header} if header else headers
 
 
 def outgoing_traceparent(call_id: str = "") -> str:
-    """Returns the `traceparent` of an outgoing call, empty outside a run. Args: as of `with_traceparent`."""
+    """Returns the `traceparent` of an outgoing call, empty outside a run.
+
+    Args:
+        call_id: of the tool call that makes it. Empty: its span is that of the run.
+    """
     active = _active.get()
     if active is None:
         return ""

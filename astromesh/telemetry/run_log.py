@@ -187,7 +187,9 @@ class RunLog(Struct, eq=False):
             EventsGone: some of them were dropped.
         """
         if seq < self.dropped_through:
-            raise EventsGone(f"Events up to {self.dropped_through} of this run are no longer stored.")
+            raise EventsGone(
+                f"Events up to {self.dropped_through} of this run are no longer stored. Read those after it."
+            )
         stored = [event for event in self.events if event.seq > seq]
         packs = [one for one in self._packs or () if one.last > seq]
         if not packs:

@@ -159,7 +159,7 @@ class ToolKeys(TypedDict, total=False):
 
 
 def _check_keys(name: str, policy: Mapping[str, Any]) -> None:
-    """Raises: ConfigError: a tool is declared with a key that there is not."""
+    """Raises: ConfigError: a tool is declared with an unknown key."""
     for key in policy.keys() - ToolKeys.__annotations__.keys():
         hint = did_you_mean(key, {"name", "description", "effect", *ToolKeys.__annotations__})
         raise ConfigError(f"The tool {name!r} has the unknown key `{key}`. {hint}".rstrip())
@@ -206,10 +206,10 @@ def tool(
     return decorate if function is None else decorate(function)
 
 
-def tool_schema(
+def read_signature(
     function: Callable[..., Any], *, name: str = "", description: str = "", effect: Effect = "read"
-) -> ToolSpec:
-    """Returns the tool specification of a Python function.
+) -> Signature:
+    """Reads a function once, for its schema and for its calls.
 
     Args:
         function: sync or async, with type hints.
@@ -220,13 +220,6 @@ def tool_schema(
     Raises:
         ConfigError: the function cannot be a tool.
     """
-    return read_signature(function, name=name, description=description, effect=effect).spec
-
-
-def read_signature(
-    function: Callable[..., Any], *, name: str = "", description: str = "", effect: Effect = "read"
-) -> Signature:
-    """Reads a function once, for its schema and for its calls; see `tool_schema`."""
     with _config_errors("The function has no name that can be read"):
         tool_name = name or _name(function)
     with _config_errors(f"The tool {tool_name!r} cannot be offered"):

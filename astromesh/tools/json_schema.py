@@ -215,7 +215,8 @@ def parse_arguments(call: ToolCall) -> JsonObject:
         ) from error
     if has_long_integer(text.encode(errors="replace")):
         raise InvalidToolCall(
-            f"The arguments of {call.name!r} have an integer beyond 64 bits. Send it as text: it is rounded."
+            f"The arguments of {call.name!r} have an integer beyond 64 bits, which would be rounded. "
+            "Send it as text."
         )
     if arguments is None:  # some models write this for no arguments
         return {}
@@ -244,7 +245,7 @@ def argument_validator(spec: ToolSpec) -> Any:
 
 
 def argument_error(tool: str, validator: Any, arguments: JsonObject) -> str:
-    """Returns the faults of arguments as a message to the model, or an empty string."""
+    """Returns the faults of arguments that are not valid, as a message to the model."""
     faults = schema_errors(validator, arguments)
     return f"The arguments of {tool!r} are not valid: {faults}. Correct them and call again."
 

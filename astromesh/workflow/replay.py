@@ -110,28 +110,24 @@ class Replay:
     Args:
         stages: of a recording.
         check_run: makes the run of an agent again and compares it. None: its recorded answer is taken.
-        timing_dependent: whether one stage may cancel another (`Plan.is_timing_dependent`); a stage that is
+
+    Attributes:
+        timing_dependent: Whether one stage may cancel another (`Plan.is_timing_dependent`). A stage that is
             not in the recording then waits instead of diverging.
     """
 
-    def __init__(
-        self,
-        stages: Sequence[JsonObject],
-        check_run: RunCheck | None = None,
-        *,
-        timing_dependent: bool = False,
-    ) -> None:
+    def __init__(self, stages: Sequence[JsonObject], check_run: RunCheck | None = None) -> None:
         self._check_run = check_run
         self._stages = {(s["task"], s["stage"]): s for s in stages}
         self._order = [(s["task"], s["stage"]) for s in stages]
-        self.timing_dependent = timing_dependent
+        self.timing_dependent = False
         self._done: set[tuple[str, str]] = set()
         self._next = 0
         self._changed = asyncio.Condition()
         self.divergence: JsonObject | None = None
 
     async def begin(self, calls: StageCalls) -> JsonObject | None:
-        """Returns when it is the stage's turn."""
+        """Waits for the stage's turn. Returns its output if a person has edited it."""
         key = (calls.task, calls.stage)
         async with self._changed:
             if key not in self._stages and not self.timing_dependent:
@@ -152,7 +148,7 @@ class Replay:
         return {"output": known["output"]} if known.get("edited") else None
 
     def _may_begin(self, key: tuple[str, str]) -> bool:
-        """Returns whether it is the stage's turn. Once the runs have diverged, every stage may begin."""
+        """Whether it is the stage's turn. Once the runs have diverged, every stage may begin."""
         due = self._order[self._next] if self._next < len(self._order) else None
         return self.divergence is not None or due == key
 

@@ -8,7 +8,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
-from uuid import UUID, uuid5
+from uuid import NAMESPACE_OID, uuid5
 
 import orjson
 
@@ -58,7 +58,6 @@ def denial_reason(policies: Iterable[PolicySpec], request: PolicyRequest) -> str
     return "" if allowed else by_default
 
 
-_CALL_NAMESPACE = UUID("6ba7b812-9dad-11d1-80b4-00c04fd430c8")
 #: codes of results that mean misuse by the caller, not a failure of the tool
 _MISUSE_CODES = frozenset({"invalid_tool_call", "tool_not_permitted", "tool_rate_limited"})
 _ANY_OBJECT = {"type": "object"}
@@ -225,7 +224,7 @@ class StageTools:
 
     @property
     def fault(self) -> StageFault | None:
-        """Returns why the stage fails, if a call was misuse."""
+        """Why the stage fails, if a call was misuse."""
         return self._port.fault
 
     async def call(self, name: str, /, **arguments: Any) -> ToolResult:
@@ -235,7 +234,7 @@ class StageTools:
             StageFault: misuse, which ends the stage. Operations must not catch it.
         """
         text = orjson.dumps(arguments).decode()
-        call_id = uuid5(_CALL_NAMESPACE, f"{self._scope.path}:{len(self._port.calls)}").hex
+        call_id = uuid5(NAMESPACE_OID, f"{self._scope.path}:{len(self._port.calls)}").hex
         result = await self._port.execute(
             ToolCall(call_id, name, text), self._scope.tool_context(call_id, name)
         )

@@ -154,7 +154,7 @@ def test_what_is_wrong_with_the_call_is_2_and_a_run_that_failed_is_1(
 ) -> None:
     missing = astromesh(project, "run", "clark", "hi")
     assert (missing.returncode, missing.stdout) == (2, "")
-    assert "Did you mean 'clerk'?" in missing.stderr
+    assert "Did you mean `clerk`?" in missing.stderr
     assert astromesh(project, "run", "clerk", "  ").returncode == 2
     failing = agent_with(tmp_path, "mock+status=500", mock_llm.url)
     for words in ([], ["--stream"], ["--json"]):
@@ -381,7 +381,7 @@ def test_graph_draws_mcp_servers_without_starting_them(tmp_path: Path) -> None:
     drawn = astromesh(tmp_path, "graph", "talker")
     assert "files (mcp files)" in drawn.stdout, drawn.stderr
     assert not started.exists()
-    assert "Did you mean 'talker'?" in astromesh(tmp_path, "graph", "talkr").stderr
+    assert "Did you mean `talker`?" in astromesh(tmp_path, "graph", "talkr").stderr
 
 
 def test_graph_draws_the_reasoning_controller() -> None:
@@ -416,7 +416,7 @@ def test_a_key_is_shown_once_listed_without_its_secret_and_revoked(tmp_path: Pat
 def test_a_scope_that_does_not_exist_makes_no_key(tmp_path: Path) -> None:
     done = astromesh(tmp_path, "keys", "create", "x", "--scope", "agents:rum")
     assert (done.returncode, done.stdout) == (2, "")
-    assert "Did you mean 'agents:run'?" in done.stderr
+    assert "Did you mean `agents:run`?" in done.stderr
     assert not (tmp_path / ".astromesh").exists()
 
 

@@ -393,7 +393,7 @@ def test_they_stand_beside_the_agents_of_the_configuration(
     [
         ("shouting", "Write MODULE:NAME"),
         ("shouting:shuot", "Did you mean `shout`?"),
-        ("shouting:nothing", "is no agent"),
+        ("shouting:nothing", "is not an agent"),
         ("whispering:shout", "There is no module 'whispering'"),
     ],
 )

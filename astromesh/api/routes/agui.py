@@ -54,7 +54,7 @@ _BEHIND = "@"
 
 
 class _Wire(BaseModel):
-    """What else an object has stays in it: messages are sent back."""
+    """Keeps unknown keys, because messages are sent back."""
 
     model_config = ConfigDict(extra="allow", alias_generator=to_camel)
 

@@ -21,7 +21,7 @@ from fastapi import APIRouter, Request, Response
 from pydantic import BaseModel, ValidationError
 from starlette.requests import ClientDisconnect
 
-from astromesh.access.scopes import RUN, Viewer, permits, principal_of
+from astromesh.access.scopes import RUN, Viewer, permits, principal_of, require_scope
 from astromesh.api.auth import caller_or_local
 from astromesh.api.dependencies import Cursor, scope
 from astromesh.api.errors import MCP_METADATA, issuer_of
@@ -39,7 +39,6 @@ from astromesh.errors import (
     ApprovalRequired,
     ConfigError,
     Conflict,
-    Forbidden,
     Interrupted,
     InvalidInput,
     MissingExtra,
@@ -125,14 +124,14 @@ class AgentContent:
         uri, caller = params["uri"], caller_or_local(request)
         match _parts(uri):
             case "runs", [run_id], _:
-                _require(caller, _RUNS)
+                require_scope(caller.scopes, _RUNS)
                 run = public_run(await self._runtime.runs.get(run_id, viewer_of_caller(caller)))
                 text = _json(RunStateOut, run)
             case "rag", [pipeline, "documents"], query:
-                _require(caller, _KNOWLEDGE)
+                require_scope(caller.scopes, _KNOWLEDGE)
                 text = _json(DocumentsOut, await self._documents(caller, pipeline, query))
             case "rag", [pipeline, "passages"], query:
-                _require(caller, _KNOWLEDGE)
+                require_scope(caller.scopes, _KNOWLEDGE)
                 body = _query(query.get("query", ""))
                 text = _json(PassagesOut, await passages_of(self._runtime, caller, pipeline, body))
             case _:
@@ -171,7 +170,7 @@ class AgentContent:
         Raises:
             Forbidden, NotFound, TemplateFailed
         """
-        _require(caller_or_local(request), _MANIFESTS)
+        require_scope(caller_or_local(request).scopes, _MANIFESTS)
         name, arguments = params["name"], params.get("arguments", {})
         if name not in self._runtime.agents or (template := self._template(name)) is None:
             raise NotFound(f"There is no prompt {name[:64]!r}. prompts/list names them.")
@@ -198,11 +197,6 @@ class AgentContent:
             )  # fmt: skip
         except ConfigError:  # it is a template only with the values of the environment
             return None
-
-
-def _require(caller: CallerContext, scope: str) -> None:
-    if not permits(caller.scopes, scope):
-        raise Forbidden(f"This request needs the scope {scope!r}, which your key or token does not have.")
 
 
 def _pipeline_resource(name: str) -> JsonObject:
@@ -412,8 +406,7 @@ class AgentTools:
     def _agent(self, request: Request | None, name: str) -> Agent:
         """Raises: Forbidden, AgentNotFoundError: the caller may not run it, or it does not exist."""
         runtime = self._runtime
-        if not permits(caller_or_local(request).scopes, RUN, name):
-            raise Forbidden(f"This call needs the scope '{RUN}:{name}'.")
+        require_scope(caller_or_local(request).scopes, RUN, name)
         if name not in runtime.agents and name not in runtime.broken:
             raise AgentNotFoundError(name, "tools/list names those that you may run.")
         return runtime.agent(name)

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from pydantic import TypeAdapter
 from starlette.convertors import StringConvertor, register_url_convertor
 
-from astromesh.access.scopes import Viewer, permits, principal_of
+from astromesh.access.scopes import RUN, Viewer, principal_of, require_scope
 from astromesh.api.chat_requests import (
     context_message,
     reject_unsupported,
@@ -127,7 +127,7 @@ async def create(request: Request) -> Response:
     A response in the background, and a stream that is stored, are on disk when this answers.
     """
     body = await read_body(request, _BODY)
-    _require_scope(request, body.model)
+    require_scope(caller_of(request).scopes, RUN, body.model)
     reject_unsupported(body, "responses")
     reject_impossible(body)
     runtime = runtime_of(request)
@@ -165,11 +165,6 @@ async def create(request: Request) -> Response:
         return await _answer(call, ResponseId(row.run_id))
     start = partial(runtime.runner.start, call.agent, new, caller=caller_of(request), key=key)
     return await _unstored(call, start)
-
-
-def _require_scope(request: Request, model: str) -> None:
-    if not permits(caller_of(request).scopes, "agents:run", model):
-        raise Forbidden(f"This request needs the scope 'agents:run:{model}'.")
 
 
 async def _resolved(request: Request, body: ConversationBody) -> list[Any]:
@@ -362,7 +357,7 @@ async def compact(request: Request) -> Response:
     The agent's model for summaries writes it. Nothing is stored.
     """
     body = await read_body(request, _COMPACT)
-    _require_scope(request, body.model)
+    require_scope(caller_of(request).scopes, RUN, body.model)
     reject_unsupported(body, "compactions")
     runtime = runtime_of(request)
     agent = runtime.agent(body.model)
@@ -482,7 +477,7 @@ async def cancel(response_id: str, request: Request) -> Response:
     response = await _find(request, response_id)
     if not response.form.background:
         raise InvalidInput(
-            "Only a response with background: true can be cancelled. Of others, close the connection."
+            "Only a response with background: true can be cancelled. Close the connection of any other."
         )
     if not response.current().has_ended:
         await runtime_of(request).runs.cancel(response.id.run_id, viewer_of(request))

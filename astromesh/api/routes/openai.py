@@ -21,7 +21,7 @@ from msgspec import UNSET
 from msgspec.structs import replace
 from pydantic import BaseModel, ConfigDict, Field, StrictBool, TypeAdapter, ValidationError
 
-from astromesh.access.scopes import Viewer, permits, principal_of
+from astromesh.access.scopes import RUN, Viewer, principal_of, require_scope
 from astromesh.api.chat_requests import (
     ChatSampling,
     attachment_of,
@@ -58,7 +58,7 @@ from astromesh.api.schemas import (
     request_body,
 )
 from astromesh.durable.base import RunRow
-from astromesh.errors import ApprovalRequired, Forbidden, Interrupted, InvalidInput, error_class
+from astromesh.errors import ApprovalRequired, Interrupted, InvalidInput, error_class
 from astromesh.graph.audibility import AnswerText
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import ClientCall, find_waiting, open_calls
@@ -224,7 +224,7 @@ def _model(agent: Agent) -> JsonObject:
         200: {"model": ChatCompletionOut, "content": event_stream("ChatCompletionChunks")},
         **problems(400, 401, 403, 404, 409, 413, 422, 429, 502, 503, 504),
     },
-    dependencies=[scope("agents:run", any_resource=True)],
+    dependencies=[scope(RUN, any_resource=True)],
 )
 async def chat_completions(request: Request) -> Response:
     """Runs the agent that `model` names.
@@ -293,8 +293,7 @@ async def chat_completions(request: Request) -> Response:
 
 
 def _agent(request: Request, body: ChatBody) -> Agent:
-    if not permits(caller_of(request).scopes, "agents:run", body.model):
-        raise Forbidden(f"This request needs the scope 'agents:run:{body.model}'.")
+    require_scope(caller_of(request).scopes, RUN, body.model)
     return runtime_of(request).agent(body.model)
 
 

@@ -206,7 +206,7 @@ class PassageOut(BaseModel):
     end: int
     score: float
     text: str
-    url: str = Field("", description="Where the document comes from, if its metadata name a `url`.")
+    url: str = Field("", description="Where the document comes from, if its metadata has a `url`.")
 
 
 class PassagesOut(BaseModel):

@@ -15,7 +15,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 from astromesh.access.audit import AuditEntry, AuditLog
-from astromesh.access.scopes import DECIDE, RUN, Viewer, permits, principal_of
+from astromesh.access.scopes import DECIDE, RUN, Viewer, permits, principal_of, require_scope
 from astromesh.api.auth import ANY_SCOPE, RequiredScope
 from astromesh.api.dependencies import LastEventId, Limit, PageCursor, audited, page, scope
 from astromesh.api.errors import public_failure
@@ -42,7 +42,7 @@ from astromesh.api.schemas import (
 )
 from astromesh.durable.approvals import open_questions
 from astromesh.durable.base import RunQuery, RunRow, RunStatus
-from astromesh.errors import EventsGone, Forbidden, InvalidInput, RunNotFound
+from astromesh.errors import EventsGone, InvalidInput, RunNotFound
 from astromesh.runtime.client_tools import open_calls, screened_answer
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.runs import Decision
@@ -58,8 +58,7 @@ def may_decide(caller: CallerContext) -> bool:
 
 def require_decide(caller: CallerContext) -> None:
     """Raises: Forbidden: the caller may not decide."""
-    if not may_decide(caller):
-        raise Forbidden(f"A decision needs the scope {DECIDE!r}, which your key or token does not have.")
+    require_scope(caller.scopes, DECIDE)
 
 
 class DecisionScope(RequiredScope):
@@ -198,7 +197,7 @@ class DecisionBody(BaseModel):
         """Raises: InvalidInput: it has neither a decision nor an answer."""
         has_answer = "answer" in self.model_fields_set
         if self.decision is None and not has_answer:
-            raise InvalidInput("decision: it is required, or an answer.", param="decision")
+            raise InvalidInput("decision: set it, or set answer.", param="decision")
         decision = self.decision or "answer"
         if decision == "answer" and not has_answer:
             raise InvalidInput("answer: the decision 'answer' needs it.", param="answer")

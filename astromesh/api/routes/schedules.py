@@ -7,7 +7,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Depends, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from astromesh.access.scopes import RUN, permits
+from astromesh.access.scopes import RUN, require_scope
 from astromesh.api.dependencies import Limit, PageCursor, audited, scope
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
@@ -20,7 +20,6 @@ from astromesh.config.schedules import (
     WorkflowSchedule,
 )
 from astromesh.durable.base import ScheduleQuery
-from astromesh.errors import Forbidden
 from astromesh.runtime.schedules import schedule_json
 from astromesh.types import JsonObject
 
@@ -74,7 +73,7 @@ class ScheduleBody(BaseModel):
     @model_validator(mode="after")
     def _has_one_target(self) -> ScheduleBody:
         if (self.agent is None) == (self.workflow is None):
-            raise ValueError("it names either an agent or a workflow")
+            raise ValueError("set either 'agent' or 'workflow'")
         if self.agent is not None and (self.query is None or self.input is not None):
             raise ValueError("an agent takes a query, and no input")
         if self.workflow is not None and (self.query is not None or self.session):
@@ -234,6 +233,4 @@ async def delete(schedule_id: str, request: Request) -> None:
 def _require_may_begin(request: Request, kind: str, target: str) -> None:
     """Raises: Forbidden: the caller may not run the agent or the workflow."""
     scope = RUN if kind == "agent" else "workflows:run"
-    if not permits(caller_of(request).scopes, scope, target if kind == "agent" else ""):
-        full_scope = f"{RUN}:{target}" if kind == "agent" else scope
-        raise Forbidden(f"This needs the scope {full_scope}.")
+    require_scope(caller_of(request).scopes, scope, target if kind == "agent" else "")

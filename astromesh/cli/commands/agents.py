@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import difflib
 import sys
 from pathlib import Path
 from textwrap import shorten
@@ -34,7 +33,7 @@ from astromesh.runtime.agent_directory import call_tool, describe_tools
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.telemetry.events import EventSink
-from astromesh.text import is_blank
+from astromesh.text import did_you_mean, is_blank
 from astromesh.types import JsonObject, ToolResult
 
 
@@ -43,9 +42,8 @@ def find_agent(runtime: AgentRuntime, name: str) -> Agent:
     try:
         return runtime.agent(name)
     except AgentNotFoundError:
-        near = difflib.get_close_matches(name, runtime.agents, 1)
         others = f"Known: {', '.join(sorted(runtime.agents))}." if runtime.agents else "There are no agents."
-        raise AgentNotFoundError(name, f"Did you mean {near[0]!r}?" if near else others) from None
+        raise AgentNotFoundError(name, did_you_mean(name, runtime.agents) or others) from None
 
 
 def checked_query(query: str) -> str:

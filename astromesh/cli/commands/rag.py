@@ -16,6 +16,7 @@ from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
 from astromesh.cli.commands.agents import find_agent
+from astromesh.cli.errors import reason_of
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.errors import InvalidInput
@@ -217,7 +218,7 @@ def _text_of(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidInput(f"Cannot read {file}: {error}.") from error
+        raise InvalidInput(f"Cannot read {file}: {reason_of(error)}.") from error
 
 
 @app.command()

@@ -14,7 +14,7 @@ import typer
 
 from astromesh.access.scopes import Viewer
 from astromesh.cli.commands import evaluation
-from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reported_errors
+from astromesh.cli.errors import RUN_FAILED, USAGE_ERROR, reason_of, reported_errors
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import JsonEvents, LineReader, note, print_json
 from astromesh.errors import InvalidConfiguration, InvalidInput, InvalidManifest, WorkflowNotFound
@@ -126,9 +126,9 @@ def parse_input(text: str) -> Any:
         text = sys.stdin.read()
     elif text.startswith("@"):
         try:
-            text = Path(text[1:]).read_text()
+            text = Path(text[1:]).read_text(encoding="utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"Cannot read the file {text[1:]}: {error}.") from error
+            raise InvalidInput(f"Cannot read the file {text[1:]}: {reason_of(error)}.") from error
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError:

@@ -20,7 +20,7 @@ import orjson
 import typer
 
 from astromesh.cli.commands.workflow import OPERATOR, Name, Start, app, parse_input
-from astromesh.cli.errors import RUN_FAILED
+from astromesh.cli.errors import RUN_FAILED, reason_of
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
 from astromesh.cli.repl import Command, Lines, Repl, open_lines
 from astromesh.cli.terminal import note, write
@@ -210,7 +210,7 @@ class Session:
                 raise InvalidInput(f"{path} is larger than {_MAX_ATTACHMENT_BYTES >> 20} MiB.")
             return file.read_text("utf-8")
         except (OSError, UnicodeDecodeError) as error:
-            raise InvalidInput(f"Cannot read {path} as a text file: {error}.") from error
+            raise InvalidInput(f"Cannot read {path} as a text file: {reason_of(error)}.") from error
 
     # -- history -------------------------------------------------------------------------------------------
 

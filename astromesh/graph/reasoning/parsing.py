@@ -126,10 +126,11 @@ def cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else text[: limit - 1] + "…"
 
 
-def text_list(value: Any, limit: int = MAX_LINES) -> list[str]:
+def text_list(value: Any) -> list[str]:
     """Returns a list of short, distinct texts. A single text is a list of one."""
     items = value if isinstance(value, list | tuple) else [value]
-    return list(dict.fromkeys(text for item in items[: 4 * limit] if (text := one_line(item))))[:limit]
+    texts = (text for item in items[: 4 * MAX_LINES] if (text := one_line(item)))
+    return list(dict.fromkeys(texts))[:MAX_LINES]
 
 
 def visible_arguments(arguments: JsonObject) -> JsonObject:

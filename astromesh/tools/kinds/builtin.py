@@ -105,7 +105,9 @@ def current_time(clock: Clock) -> FunctionTool:
         try:
             zone = ZoneInfo(timezone)
         except (ZoneInfoNotFoundError, ValueError, OSError) as error:
-            raise InvalidToolCall(f"There is no time zone {timezone[:64]!r}.") from error
+            raise InvalidToolCall(
+                f"There is no time zone {timezone[:64]!r}; Europe/Madrid is one."
+            ) from error
         now = datetime.fromtimestamp(clock.now(), UTC).astimezone(zone)
         return {
             "time": now.isoformat(timespec="seconds"),

@@ -151,7 +151,7 @@ class MCPServer:
         """Returns why its tools are missing, or an empty string."""
         if forwards and self._shared.refused:
             return ""  # each caller has a session of its own
-        return f"MCP server {self.name!r}: {self._shared.fault}" if self._shared.fault else ""
+        return self._shared.fault
 
     # -- calls ---------------------------------------------------------------------------------------------
 
@@ -234,7 +234,7 @@ class _SharedSession:
         self._task: asyncio.Task[None] | None = None
         self.definitions = ToolDefinitions()
         self._is_prompt = True
-        self.fault, self._failed_at = "is connecting.", -inf
+        self.fault, self._failed_at = f"MCP server {name!r} is connecting.", -inf
         self.refused = False
 
     def start(self) -> None:
@@ -274,7 +274,7 @@ class _SharedSession:
         self._reconnect_requested.set()
         await _wait_for_event(WAIT_SECONDS, self._connected)
         if self._current is None or self._current.lost:
-            raise ToolFailed(f"MCP server {self._name!r}: {self.fault}")
+            raise ToolFailed(self.fault)
         return self._current
 
     async def _supervise(self) -> None:
@@ -328,7 +328,7 @@ class _SharedSession:
                 self.fault = str(error)
                 return
             self._update_definitions(connection)
-        self.fault = "closed the session; reconnecting."
+        self.fault = f"MCP server {self._name!r} closed the session; reconnecting."
 
     def _update_definitions(self, connection: Connection) -> None:
         if connection.definitions.tools != self.definitions.tools:

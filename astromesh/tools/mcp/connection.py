@@ -182,6 +182,7 @@ class Connection:
         self, server: str, transport: Transport, seconds: float, version: str, *, follows: bool = True
     ) -> None:
         self._server, self._follows = server, follows
+        self._label = f"MCP server {server!r}"
         self._client = Client(
             self._streams(transport(self.request_refresh)), cache=None,
             read_timeout_seconds=seconds, message_handler=self._on_notification,
@@ -214,7 +215,7 @@ class Connection:
                 await ready
             is_open = True
         except TimeoutError as error:
-            raise ToolTimeout(f"{self._server} did not open within {OPEN_SECONDS:g} s.") from error
+            raise ToolTimeout(f"{self._label} did not open within {OPEN_SECONDS:g} s.") from error
         finally:
             if not is_open:
                 await self.close()
@@ -263,10 +264,10 @@ class Connection:
                 follower.cancel()
         except Exception as error:  # noqa: BLE001 (boundary of a task: the SDK raises anything)
             if not ready.done():
-                ready.set_exception(_open_error(self._server, error))
+                ready.set_exception(_open_error(self._label, error))
         finally:
             if not ready.done():
-                ready.set_exception(ToolFailed(f"{self._server} closed the session during initialization."))
+                ready.set_exception(ToolFailed(f"{self._label} closed the session during initialization."))
             self.end()
 
     # -- the list of tools ---------------------------------------------------------------------------------
@@ -278,9 +279,9 @@ class Connection:
             async with asyncio.timeout(OPEN_SECONDS):
                 self.definitions = await self._list(self._client)
         except TimeoutError as error:
-            raise ToolTimeout(f"{self._server} did not list its tools in time.") from error
+            raise ToolTimeout(f"{self._label} did not list its tools in time.") from error
         except _SDK_ERRORS as error:
-            raise translate_error(self._server, error) from error
+            raise _translate_error(self._label, error) from error
 
     async def _list(self, client: Client) -> ToolDefinitions:
         if not _offers_tools(client):
@@ -343,7 +344,7 @@ class Connection:
             ToolTimeout, ToolFailed: all other errors; the effects of the call may have happened.
         """
         if self.lost:
-            raise CallNotSent(f"The session with {self._server} has ended.")
+            raise CallNotSent(f"The session with {self._label} has ended.")
         self.busy += 1
         try:
             header = outgoing_traceparent(context.call_id)
@@ -355,7 +356,7 @@ class Connection:
                 meta=meta,
             )
         except _SDK_ERRORS as error:
-            raise translate_error(self._server, error, _MAY_HAVE_RUN) from error
+            raise _translate_error(self._label, error, _MAY_HAVE_RUN) from error
         finally:
             self.busy -= 1
         return read_result(tool, result)
@@ -382,8 +383,13 @@ _ERRORS: dict[int, tuple[type[ToolError], bool]] = {
 }
 
 
-def translate_error(server: str, error: BaseException, if_executed: str = "") -> ToolError:
-    """Translates an error of the SDK. Args: if_executed: added where the request may have been executed."""
+def _translate_error(server: str, error: BaseException, if_executed: str = "") -> ToolError:
+    """Translates an error of the SDK.
+
+    Args:
+        server: begins the message.
+        if_executed: ends it where the request may have been executed.
+    """
     if isinstance(error, MCPError):
         kind, may_have_run = _ERRORS.get(error.code, (ToolFailed, False))
         return kind(f"{server}: {_server_message(error).rstrip('.')}.{if_executed * may_have_run}")
@@ -407,7 +413,7 @@ def _open_error(server: str, error: BaseException) -> ToolError:
         return error
     if isinstance(error, OSError):
         return ToolFailed(f"{server} cannot be started: {error.strerror or error}")
-    return translate_error(server, error)
+    return _translate_error(server, error)
 
 
 def _offers_tools(client: Client) -> bool:

@@ -75,7 +75,7 @@ async def test_who_names_no_agent_in_a_terminal_reads_which_there_are(tmp_path: 
         assert find_agent(runtime, "two").name == "two"
         with pytest.raises(AgentNotFoundError, match="Known: one, two"):
             find_agent(runtime, "xyz")
-        with pytest.raises(AgentNotFoundError, match="Did you mean 'two'"):
+        with pytest.raises(AgentNotFoundError, match="Did you mean `two`"):
             find_agent(runtime, "tow")
 
 

@@ -244,7 +244,7 @@ async def test_a_plugin_that_exits_when_it_is_opened_is_a_fault_of_the_configura
             sys.exit(8)
 
     plugins = Plugins({"guardrails": {"leaves": Leaves}})
-    with pytest.raises(ConfigError, match="guardrails plugin `leaves` ended with SystemExit: 8"):
+    with pytest.raises(ConfigError, match="`leaves` could not be loaded: it raised SystemExit: 8"):
         await plugins.open("guardrails", "leaves", {}, Deps())
 
 

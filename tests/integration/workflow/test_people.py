@@ -287,6 +287,8 @@ async def test_only_those_whom_a_question_is_for_see_and_answer_it(
         answers = {who: await client.post(url, json=body, headers=by(who)) for who in order}
     assert seen == may
     assert {who: one.status_code for who, one in answers.items()} == status
+    refused = [one.json()["detail"] for one in answers.values() if one.status_code == 403]
+    assert all(detail.endswith("one of these scopes: runs:decide:legal.") for detail in refused)
 
 
 # -- tools ---------------------------------------------------------------------------------------------------

@@ -199,7 +199,7 @@ def test_wrong_arguments_are_named_when_the_agent_is_made(wrong, key) -> None:
 
 async def test_wrong_arguments_of_a_run_are_named() -> None:
     agent = Agent(ScriptedProvider("Hi"))
-    with pytest.raises(InvalidInput, match="is a text, not None"):
+    with pytest.raises(InvalidInput, match="must be a text, not None"):
         await agent.run(None)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="neither 'raise' nor 'return'"):
         await agent.run("Hi", on_error="ignore")  # type: ignore[arg-type]

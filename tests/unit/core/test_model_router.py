@@ -165,7 +165,7 @@ async def test_a_role_has_its_own_models():
     routed = router(model("talk"), roles={"planner": planner})
     assert (await routed.route(CompletionRequest(ASK.messages, role="planner"))).content == "plan"
     assert (await routed.route(CompletionRequest(ASK.messages, role="unknown"))).content == "talk"
-    assert routed.for_role("planner") is planner
+    assert routed.roles["planner"] is planner
 
 
 def test_an_unknown_strategy_is_refused():

@@ -115,7 +115,7 @@ async def test_an_update_of_a_tool_that_does_not_fit_fails_its_node() -> None:
 
     tool = ToolNode("call", "wrong", {}, tools=[wrong])
     result = await PromptGraphEngine(PromptGraph("g", nodes=[tool], state=Order)).ainvoke("q")
-    assert "Order has no field 'totl'. Did you mean 'total'?" in result.error
+    assert "Order has no field 'totl'. Did you mean `total`?" in result.error
 
 
 async def test_a_tool_node_goes_where_its_tool_says() -> None:

@@ -316,7 +316,7 @@ def test_forks_are_checked_when_they_are_made_and_by_validate() -> None:
     with pytest.raises(ValueError, match="max_concurrency"):
         graph.fork("s", "a", "b", max_concurrency=0)
     graph.fork("s", "a", "b")
-    with pytest.raises(ValueError, match="already one"):
+    with pytest.raises(ValueError, match="a fork already"):
         graph.fork("s", "a", "b")
     with pytest.raises(ValueError, match="join must be"):
         says("x", join=0)

@@ -154,7 +154,7 @@ async def test_unknown_and_invalid_updates_fail_their_node_and_write_nothing() -
     cause = result.report.errors[0].exception
     assert isinstance(cause, UnknownStateKey)
     assert cause.code == "unknown_state_key"
-    assert "Model has no field 'cuont'. Did you mean 'count'?" in result.error
+    assert "Model has no field 'cuont'. Did you mean `count`?" in result.error
     assert result.state.topic == ""
     result = await run(Model, updates("a", {"topic": "x", "count": -1}))
     assert isinstance(result.report.errors[0].exception, InvalidStateUpdate)
@@ -234,8 +234,8 @@ def test_validate_finds_keys_that_the_state_does_not_have() -> None:
     ]
     graph = PromptGraph("g", nodes=nodes, state=Model).always("a", "b")
     assert graph.validate() == [
-        "Node 'a': input_keys: Model has no field 'topik'. Did you mean 'topic'?",
-        "Node 'b': output_key: Model has no field 'cuont'. Did you mean 'count'?",
+        "Node 'a': input_keys: Model has no field 'topik'. Did you mean `topic`?",
+        "Node 'b': output_key: Model has no field 'cuont'. Did you mean `count`?",
     ]
 
 

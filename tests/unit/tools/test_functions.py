@@ -17,7 +17,7 @@ from typing_extensions import TypedDict
 from astromesh.config.agent import ToolBlock
 from astromesh.errors import ConfigError, InvalidToolCall
 from astromesh.tools.base import ToolContext
-from astromesh.tools.functions import FunctionTool, ToolKeys, tool, tool_schema
+from astromesh.tools.functions import FunctionTool, ToolKeys, read_signature, tool
 
 
 @dataclass
@@ -96,7 +96,7 @@ def search(query: str, top_k: int = 5, order: Literal["new", "old"] = "new") -> 
 
 def test_google_docstring_and_hints_become_the_schema():
     """Names, types, defaults, choices, required ones and descriptions all reach the model."""
-    spec = tool_schema(search)
+    spec = read_signature(search).spec
     assert (spec.name, spec.description) == ("search", "Searches the shelf.\n\nLooks at titles only.")
     assert spec.parameters == {
         "type": "object",
@@ -126,7 +126,7 @@ def test_sphinx_docstring_is_read_too():
         """
         return a + b
 
-    properties = tool_schema(add).parameters["properties"]
+    properties = read_signature(add).spec.parameters["properties"]
     assert [p["description"] for p in properties.values()] == ["the first", "the second"]
 
 
@@ -137,7 +137,7 @@ def test_rich_types_have_a_schema_that_a_validator_accepts():
         at: Point, ticket: Ticket, filters: list[Filter], meta: dict[str, float] | None = None
     ) -> None: ...
 
-    validator = jsonschema_rs.validator_for(dict(tool_schema(place).parameters))
+    validator = jsonschema_rs.validator_for(dict(read_signature(place).spec.parameters))
     good = {"at": {"x": 1}, "ticket": {"title": "t"}, "filters": [{"field": "f"}], "meta": {"a": 1.5}}
     assert validator.is_valid(good)
     assert validator.is_valid({**good, "meta": None})
@@ -256,7 +256,7 @@ def test_awkward_parameter_names_are_kept():
         copy: int, _hidden: int, model_dump: str, schema: Annotated[str, Field(max_length=3)] = ""
     ) -> None: ...
 
-    properties = tool_schema(odd).parameters["properties"]
+    properties = read_signature(odd).spec.parameters["properties"]
     assert list(properties) == ["copy", "_hidden", "model_dump", "schema"]
     assert properties["schema"]["maxLength"] == 3
 
@@ -265,7 +265,7 @@ def test_awkward_parameter_names_are_kept():
 def test_functions_that_cannot_be_called_by_name_are_refused(bad):
     """Variadic and positional-only parameters are an error of the configuration, found at once."""
     with pytest.raises(ConfigError, match="by name"):
-        tool_schema(bad)
+        read_signature(bad)
 
 
 def test_a_hint_without_json_form_is_refused():
@@ -274,7 +274,7 @@ def test_a_hint_without_json_form_is_refused():
     def draw(lock: threading.Thread) -> None: ...
 
     with pytest.raises(ConfigError, match="'draw'"):
-        tool_schema(draw)
+        read_signature(draw)
 
 
 def with_hint(hint: Any, default: Any = ...) -> Callable[..., Any]:
@@ -337,7 +337,7 @@ def test_a_name_that_cannot_be_read_is_a_fault():
 @pytest.mark.parametrize("default", [10**40, "\ud800", {1: object()}])
 def test_a_default_that_models_cannot_be_told_is_left_out(default: object):
     """The function has it all the same."""
-    parameters = tool_schema(with_hint(Any, default)).parameters
+    parameters = read_signature(with_hint(Any, default)).spec.parameters
     assert parameters["required"] == ["first"]
     assert "default" not in parameters["properties"]["code"]
     json.dumps(parameters)
@@ -347,7 +347,7 @@ def test_a_docstring_that_no_parser_understands_describes_the_tool_as_it_is():
     def find() -> None: ...
 
     find.__doc__ = "::    :param"
-    assert tool_schema(find).description == "::    :param"
+    assert read_signature(find).spec.description == "::    :param"
 
 
 def test_a_docstring_of_half_a_character_is_a_fault():
@@ -355,7 +355,7 @@ def test_a_docstring_of_half_a_character_is_a_fault():
 
     find.__doc__ = "Finds \ud800."
     with pytest.raises(ConfigError, match=r"'find'.* surrogates"):
-        tool_schema(find)
+        read_signature(find)
 
 
 @pytest.mark.parametrize(
