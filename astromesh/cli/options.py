@@ -59,7 +59,7 @@ DevEnvFile = Annotated[
         help="File of variables; default: .env. Variables that are set keep their values.",
     ),
 ]  # fmt: skip
-AgentName = Annotated[str, typer.Argument(help="Name of the agent.")]
+AgentName = Annotated[str, typer.Argument(metavar="AGENT", help="Name of the agent.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 

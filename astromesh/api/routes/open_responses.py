@@ -73,7 +73,7 @@ from astromesh.api.stored_responses import (
     is_newest,
     read_response,
 )
-from astromesh.errors import ApprovalRequired, Forbidden, InvalidCursor, InvalidInput, ProviderUnavailable
+from astromesh.errors import ApprovalRequired, InvalidCursor, InvalidInput, ProviderUnavailable
 from astromesh.memory.base import summary_prompt
 from astromesh.runtime.agent import Agent
 from astromesh.runtime.client_tools import find_waiting, screened_answer

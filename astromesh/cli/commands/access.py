@@ -36,16 +36,14 @@ app = typer.Typer()
 
 @app.command()
 def create(
-    name: Annotated[str, typer.Argument(help="Name that tells people what the key is for.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name that tells people what the key is for.")],
     scope: Annotated[
         list[str] | None, typer.Option(metavar="SCOPE", help="What the key allows; repeatable.")
     ] = None,
     agent: Annotated[
         list[str] | None, typer.Option(metavar="AGENT", help="Run only these agents; repeatable.")
     ] = None,
-    user: Annotated[
-        str, typer.Option(metavar="ID", help="Principal of the key; default: that of keys of its name.")
-    ] = "",
+    user: Annotated[str, typer.Option(metavar="ID", help="Principal of the key; default: `key:NAME`.")] = "",
     tenant: Annotated[str, typer.Option(metavar="ID", help="Tenant of the key.")] = "default",
     expires: Annotated[
         float, typer.Option(metavar="DAYS", min=0, max=36_500, help="Lifetime; 0: forever.")
@@ -89,7 +87,7 @@ def list_keys(data: Data = DATA_FOLDER, json: Json = False) -> None:
 
 @app.command()
 def revoke(
-    key: Annotated[str, typer.Argument(help="The id that 'keys list' shows.")],
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The id that 'keys list' shows.")],
     data: Data = DATA_FOLDER,
     json: Json = False,
 ) -> None:
@@ -189,11 +187,11 @@ def _read_key(variable: str, file: Path | None) -> str:
 
 def audit(
     data: Data = DATA_FOLDER,
-    action: Annotated[str, typer.Option(help="Only this action, e.g. key.revoke.")] = "",
-    principal: Annotated[str, typer.Option(help="Only acts of this principal.")] = "",
-    object: Annotated[str, typer.Option(help="Only acts on this object.")] = "",
-    tenant: Annotated[str, typer.Option(help="Only acts in this tenant.")] = "",
-    limit: Annotated[int, typer.Option(min=1, help="At most this many, the newest.")] = 100,
+    action: Annotated[str, typer.Option(metavar="ACTION", help="Only this action, e.g. key.revoke.")] = "",
+    principal: Annotated[str, typer.Option(metavar="ID", help="Only acts of this principal.")] = "",
+    object: Annotated[str, typer.Option(metavar="OBJECT", help="Only acts on this object.")] = "",
+    tenant: Annotated[str, typer.Option(metavar="ID", help="Only acts in this tenant.")] = "",
+    limit: Annotated[int, typer.Option(min=1, metavar="N", help="At most this many, the newest.")] = 100,
     json: Json = False,
 ) -> None:
     """Show who did what: the audit log.

@@ -119,7 +119,7 @@ class _DrawnServer:
 
 def run(
     agent: AgentName,
-    query: Annotated[str, typer.Argument(help="The message; '-' reads it from stdin.")],
+    query: Annotated[str, typer.Argument(metavar="QUERY", help="The message; '-' reads it from stdin.")],
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     session: Session = "",

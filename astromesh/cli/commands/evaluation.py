@@ -74,11 +74,14 @@ def run(
         list[str] | None,
         typer.Option(metavar="MODEL", help="Run with this model, e.g. openai:gpt-4o-mini; repeatable."),
     ] = None,
-    repeat: Annotated[int, typer.Option(min=1, max=1000, help="Runs of each case.")] = 1,
+    repeat: Annotated[int, typer.Option(min=1, max=1000, metavar="N", help="Runs of each case.")] = 1,
     live: Annotated[bool, typer.Option("--live", help="Ask models and tools, not recordings.")] = False,
     judge: Annotated[str, typer.Option(metavar="MODEL", help="Model of judge checks that name none.")] = "",
     max_cost: Annotated[
-        float, typer.Option(metavar="USD", min=0.0, help="Begin no run when this has been spent.")
+        float,
+        typer.Option(
+            metavar="USD", min=0.0, show_default=False, help="Begin no run when this has been spent."
+        ),
     ] = float("inf"),
     compare: Annotated[
         str, typer.Option(metavar="BASELINE", help="A report's file or id, or 'last': show what changed.")

@@ -94,7 +94,9 @@ _NAMES: Mapping[str, tuple[Any, str]] = {
 }  # fmt: skip
 _KINDS = ", ".join(TEMPLATES)
 TemplateName = Annotated[str, typer.Option(metavar="KIND", help=f"One of {_KINDS}.")]
-ProjectName = Annotated[str, typer.Option(help="Name of its agent or workflow; default: the template's.")]
+ProjectName = Annotated[
+    str, typer.Option(metavar="NAME", help="Name of its agent or workflow; default: the template's.")
+]
 
 
 def new(

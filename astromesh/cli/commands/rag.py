@@ -52,7 +52,7 @@ from astromesh.text import counted
 from astromesh.types import DEFAULT_TENANT
 
 app = typer.Typer()
-Pipeline = Annotated[str, typer.Argument(help="NAME of rag/NAME.rag.yaml.")]
+Pipeline = Annotated[str, typer.Argument(metavar="PIPELINE", help="NAME of rag/NAME.rag.yaml.")]
 Tenant = Annotated[str, typer.Option("--tenant", metavar="ID", help="Tenant whose documents they are.")]
 Asking = Annotated[str, typer.Option("--tenant", metavar="ID", help="Tenant that asks.")]
 
@@ -89,11 +89,13 @@ def ingest(
 @app.command()
 def query(
     pipeline: Pipeline,
-    text: Annotated[str, typer.Argument(help="The question; '-' reads it from stdin.")],
+    text: Annotated[str, typer.Argument(metavar="TEXT", help="The question; '-' reads it from stdin.")],
     tenant: Asking = DEFAULT_TENANT,
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
-    top_k: Annotated[int, typer.Option(min=0, max=100, help="Passages; 0: the pipeline's own.")] = 0,
+    top_k: Annotated[
+        int, typer.Option(min=0, max=100, metavar="N", help="Passages; 0: the pipeline's own.")
+    ] = 0,
     where: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=VALUE", help="Only documents with this metadata; repeatable."),
@@ -231,8 +233,12 @@ def questions(
     tenant: Asking = DEFAULT_TENANT,
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
-    passages: Annotated[int, typer.Option(min=1, help="Passages at most, spread over all documents.")] = 100,
-    per_passage: Annotated[int, typer.Option(min=1, max=10, help="Questions for each passage.")] = 1,
+    passages: Annotated[
+        int, typer.Option(min=1, metavar="N", help="Passages at most, spread over all documents.")
+    ] = 100,
+    per_passage: Annotated[
+        int, typer.Option(min=1, max=10, metavar="N", help="Questions for each passage.")
+    ] = 1,
 ) -> None:
     """Write a file of questions for 'rag eval'.
 

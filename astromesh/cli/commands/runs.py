@@ -89,7 +89,9 @@ def list_runs(
     status: Annotated[
         str, typer.Option(metavar="STATUS", help="queued, running, waiting, completed, …")
     ] = "",
-    limit: Annotated[int, typer.Option(min=1, max=1000, help="At most this many, the newest.")] = 50,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1000, metavar="N", help="At most this many, the newest.")
+    ] = 50,
     url: Url = "",
     key: ApiKey = "",
     tenant: Tenant = "default",
@@ -147,7 +149,7 @@ def cancel(
 @app.command()
 def resume(
     run: RunId,
-    decision: Annotated[str, typer.Argument(help="approve, deny or answer")],
+    decision: Annotated[str, typer.Argument(metavar="DECISION", help="approve, deny or answer.")],
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     arguments: Annotated[str, typer.Option(metavar="JSON", help="With approve: replace the model's.")] = "",

@@ -124,9 +124,10 @@ Agents = Annotated[
         metavar="[MODULE:AGENT]…", help="Agents made in Python, served beside those of the configuration."
     ),
 ]
-Host = Annotated[str, typer.Option(help="Address to listen on; default: runtime.yaml's.")]
+Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen on; default: runtime.yaml's.")]
 Port = Annotated[
-    int | None, typer.Option(min=0, max=65535, help="0: any free port; default: runtime.yaml's.")
+    int | None,
+    typer.Option(min=0, max=65535, metavar="PORT", help="0: any free port; default: runtime.yaml's."),
 ]
 
 
@@ -136,7 +137,9 @@ def serve(
     data: Data = DATA_FOLDER,
     host: Host = "",
     port: Port = None,
-    workers: Annotated[int, typer.Option(min=1, max=64, help="Processes that share the port.")] = 1,
+    workers: Annotated[
+        int, typer.Option(min=1, max=64, metavar="N", help="Processes that share the port.")
+    ] = 1,
     strict: Annotated[bool, typer.Option("--strict", help="Refuse to start with a broken agent.")] = False,
     dev: Annotated[bool, typer.Option("--dev", help="For development: record plain runs, too.")] = False,
     reload: Annotated[
@@ -144,9 +147,7 @@ def serve(
     ] = False,
     role: Annotated[
         Role,
-        typer.Option(
-            help="api: takes requests, begins no durable work; worker: works, serves health and metrics."
-        ),
+        typer.Option(help="api: takes requests, executes no durable runs; worker: only executes them."),
     ] = "all",
     env_file: EnvFile = None,
 ) -> None:

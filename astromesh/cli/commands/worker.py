@@ -65,7 +65,7 @@ async def _run_worker(folders: tuple[Path, Path], configuration: Configuration) 
 
 def drain(
     data: Data = DATA_FOLDER,
-    timeout: Annotated[float, typer.Option(min=0, help="Seconds to wait for what runs.")] = 30.0,
+    timeout: Annotated[float, typer.Option(min=0, metavar="SECONDS", help="Wait for what runs.")] = 30.0,
     json: Json = False,
 ) -> None:
     """Let servers and workers end their work, and take no more.

@@ -91,7 +91,9 @@ def graph(name: Name, config: Config = CONFIG_FOLDER, json: Json = False) -> Non
 @app.command()
 def run(
     name: Name,
-    input: Annotated[str, typer.Argument(help="JSON or text; '@FILE' reads a file, '-' stdin.")] = "null",
+    input: Annotated[
+        str, typer.Argument(metavar="[INPUT]", help="JSON or text; '@FILE' reads a file, '-' stdin.")
+    ] = "null",
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
     start: Start = "",
@@ -167,7 +169,9 @@ def _fault_json(fault: InvalidManifest) -> JsonObject:
 @app.command()
 def record(
     name: Name,
-    input: Annotated[str, typer.Argument(help="JSON or text; '@FILE' reads a file, '-' stdin.")],
+    input: Annotated[
+        str, typer.Argument(metavar="INPUT", help="JSON or text; '@FILE' reads a file, '-' stdin.")
+    ],
     out: Annotated[Path, typer.Option("--out", "-o", metavar="FILE", help="The recording.")],
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
