@@ -296,9 +296,12 @@ class PromptGraphEngine(Generic[S]):
         config: Mapping[str, Any] | None,
         scope: Scope | None = None,
     ) -> Run:
-        if self._version_with_models != self.graph.version:
+        version, plan = self.graph.version, self._plan
+        if self._version_with_models != version:
             self._open_models()
-        return Run(self._setup, self.plan, messages, context, config, scope)
+        if plan is None or plan.version != version:
+            plan = self.plan
+        return Run(self._setup, plan, messages, context, config, scope)
 
     def _initial_state(self, state: Any) -> dict[str, Any]:
         schema = self.graph.schema

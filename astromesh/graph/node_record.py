@@ -24,6 +24,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, NoReturn, Protocol
 
+from msgspec.structs import astuple
+
 from astromesh.errors import BranchDropped, NondeterministicGraph
 from astromesh.graph.call_record import known_contents
 from astromesh.graph.calls import call_tool, call_tools
@@ -222,7 +224,7 @@ class NodeRecorder:
             record["own_limits"] = True
         if run.nested_text and type(result.output) is not str and is_json_of(run.nested_text, result.output):
             record["text"] = run.nested_text
-        record["edge"] = None if transition is None else list(transition)
+        record["edge"] = None if transition is None else list(astuple(transition))
         if shared.stop_reason is not None and not visit.stopped:
             record["stop"] = [shared.stop_reason, shared.error]
         await visit.entry.finish(record)
@@ -278,7 +280,7 @@ class NodeRecorder:
         record = visit.entry.record
         if self._passed is not None:
             self._passed(visit, plan, step, result, state)
-        target, reason = (record and record["edge"]) or END_TRANSITION
+        target, reason = (record and record["edge"]) or astuple(END_TRANSITION)
         name = visit.path if plan.graph is None else state.visited[-1]
         if target not in (END, name) and plan.graph is not None and not _may_lead(plan, name, target, reason):
             self._diverge(
@@ -339,7 +341,7 @@ class NodeRecorder:
         run.visited.append(path)
         limits = None if record.get("own_limits") else limits
         if limits is not None:
-            limits.left -= 1
+            limits.used += 1
         if run.emit is not None:
             run.emit("node.started", node=path)
         if record:

@@ -289,8 +289,7 @@ class NodeError:
         return {"node": self.node, "type": self.type, "message": message[:MAX_ERROR_CHARACTERS]}
 
 
-@dataclass(slots=True)
-class ExecutionReport:
+class ExecutionReport(Struct, repr_omit_defaults=True):
     """What happened in a run.
 
     Args:
@@ -309,13 +308,13 @@ class ExecutionReport:
     iterations: int = 0
     usage: Usage = NO_USAGE
     duration_ms: float = 0.0
-    tool_calls: list[str] = field(default_factory=list)
-    mutations: list[Mutation] = field(default_factory=list)
-    guards: list[str] = field(default_factory=list)
+    tool_calls: list[str] = []
+    mutations: list[Mutation] = []
+    guards: list[str] = []
     stop_reason: StopReason = "completed"
     error: str = ""
-    local: dict[int, Any] = field(default_factory=dict, repr=False, compare=False)
-    errors: list[NodeError] = field(default_factory=list)
+    local: dict[int, Any] = {}
+    errors: list[NodeError] = []
 
     @property
     def failure(self) -> NodeError | None:
@@ -378,8 +377,7 @@ class Interrupt(Struct, frozen=True):
 S = TypeVar("S", default=Any)
 
 
-@dataclass(slots=True)
-class GraphResult(Generic[S]):
+class GraphResult(Struct, Generic[S], repr_omit_defaults=True):
     """The result of a run of a graph whose state is an `S`.
 
     Args:
@@ -397,7 +395,7 @@ class GraphResult(Generic[S]):
     context: dict[str, Any]
     report: ExecutionReport
     json_text: str = ""
-    state: S = cast(Any, None)  # noqa: RUF009 (a cast calls nothing)
+    state: S = cast(Any, None)
     run_id: str = ""
     interrupts: Sequence[Interrupt] = ()
 
@@ -467,6 +465,8 @@ def as_json(value: Any) -> str:
 
 
 def _jsonable(value: Any) -> Any:
+    if isinstance(value, Struct):
+        return structs.asdict(value)
     return value.model_dump(mode="json") if hasattr(value, "model_dump") else str(value)
 
 

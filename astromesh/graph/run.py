@@ -104,6 +104,7 @@ _FINALIZER_ITERATIONS = 25
 #: The retry budget of an engine that stands alone: only its nodes limit retries.
 UNLIMITED_RETRIES = 1_000_000
 _NO_TOOLS = NoTools()
+_NO_GRAPHS: Mapping[str, Any] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,23 +151,12 @@ class Run:
         is_local: Whether its events stay in the program, so that they may hold any objects.
     """
 
-    is_unobserved = True
-    tells_state = is_local = False
-    root: Scope | None = None
+    # what a plain run reads is in `__init__`: a default of the class costs ten times as much to read
+    is_local = False
     random: Random | None = None
     result: GraphResult | None = None
-    emit: Callable[..., None] | None = None
-    recorder: NodeRecorder | None = None
-    # a run that has any of these replaces the empty tuple
-    skipped: tuple[int, ...] = ()
-    guards: tuple[str, ...] = ()
-    mutations: tuple[Mutation, ...] = ()
-    errors: tuple[NodeError, ...] = ()
-    changed_plans: dict[str, Plan] | None = None
     #: the newest output of a nested graph, as the model wrote it
     nested_text = ""
-    #: stopped nested graphs with a finalizer, by path, with their newest states
-    stopped_graphs: Mapping[str, tuple[Plan, GraphState]] = MappingProxyType({})
     # created on first use: a run of plain functions needs none of them
     _scopes: dict[str, Scope] | None = None
     _toolsets: dict[int, ToolPort] | None = None
@@ -195,6 +185,17 @@ class Run:
         self.state.reducers = plan.reducers
         self.values: dict[str, Any] = dict(values) if values else {}
         self.tool_calls: list[str] = []
+        self.guards: list[str] = []
+        self.mutations: list[Mutation] = []
+        self.errors: list[NodeError] = []
+        self.skipped: tuple[int, ...] = ()
+        self.changed_plans: dict[str, Plan] | None = None
+        #: stopped nested graphs with a finalizer, by path, with their newest states
+        self.stopped_graphs: Mapping[str, tuple[Plan, GraphState]] = _NO_GRAPHS
+        self.is_unobserved, self.tells_state = True, False
+        self.root: Scope | None = None
+        self.emit: Callable[..., None] | None = None
+        self.recorder: NodeRecorder | None = None
         if scope is not None:
             self.is_unobserved = False
             # the run's own ledger, which charges the scope's: the report states the cost of this run
@@ -318,12 +319,12 @@ class Run:
             shared.opened_ledger.usage if shared.opened_ledger else NO_USAGE,
             (perf_counter() - started) * 1000,
             self.tool_calls,
-            [*self.mutations],
-            [*self.guards],
+            self.mutations,
+            self.guards,
             reason,
             shared.error or error,
             shared.locals,
-            [*self.errors],
+            self.errors,
         )
         context = state.context
         if NODE_CACHE in context:
@@ -340,10 +341,10 @@ class Run:
         return self.shared.stop_reason is not None
 
     def limits_within(self, path: str) -> NodeLimits:
-        earlier = None
-        if path in self.counts:
-            inner = f"{path}/"
-            earlier = {p: visits for p, visits in self.counts.items() if p == path or p.startswith(inner)}
+        if path not in self.counts:
+            return NodeLimits(self.limits.most)
+        inner = f"{path}/"
+        earlier = {p: visits for p, visits in self.counts.items() if p == path or p.startswith(inner)}
         return NodeLimits(self.limits.most, earlier)
 
     async def run_child(
@@ -499,7 +500,7 @@ class Run:
         # a limit needs no traceback, nor an error that callers see; a child's was logged with the child
         is_known = isinstance(error, LimitReached) or getattr(error, "public", False)
         is_known = is_known or any(e.exception is failure.cause for e in self.errors)
-        self.errors = (*self.errors, failure)
+        self.errors.append(failure)
         if self.emit is not None:
             self.emit("node.failed", **failure.to_json())
         if again:
@@ -521,7 +522,7 @@ class Run:
     def note_repeated(self, path: str, result: NodeResult, mutations: Iterable[Sequence[Any]]) -> None:
         """Adds guards, graph actions and the failure of a recorded visit to the report."""
         record_guards(self, path, result)
-        done = tuple(Mutation(result.node_name, *fields) for fields in mutations)
+        done = [Mutation(result.node_name, *fields) for fields in mutations]
         self.mutations += done
         for mutation in done:
             if self.emit is not None:
@@ -612,6 +613,9 @@ _NEVER_AWAITABLE = frozenset({type(None), str, dict, list, bool, int, float, Nod
 #: The event of the state after a node, for listeners in the program.
 UPDATED_EVENT = "node.updated"
 HELD_MS = HELD_SECONDS * 1000
+#: The usual types of outputs, and those of which `Step.settle` makes the result.
+_VALUES = SCALARS | {dict, list}
+_SETTLED = (NodeResult, Command)
 _ISOLATED = BIT[NodeFlag.ISOLATED_CONTEXT]
 
 
@@ -646,7 +650,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             log.error("%s", missing)
             return result, missing, "unknown_node"
         path = (prefix + name if prefix else name) if is_graph else prefix
-        if limits.left <= 0:
+        if limits.used >= limits.most:
             state.stop("max_iterations", f"The run was stopped after {limits.most} node executions.")
             break
         visits = counts.get(path, 0)
@@ -654,7 +658,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
             stuck = f"The node {path!r} is stuck after {step.max_visits} visits."
             name = target_when_stuck(plan, step, counts, prefix, limits)
             continue
-        limits.left -= 1
+        limits.used += 1
         counts[path] = visits + 1
         visited.append(path)
         if is_graph:
@@ -704,24 +708,20 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                     duration_ms = (perf_counter() - started) * 1000
                     if duration_ms > HELD_MS and step.function is not None and not is_awaitable:
                         warn_of_hold("The inline function", step.function, duration_ms / 1000)
-                    is_verbatim = config.is_verbatim
-                    if type(value) is NodeResult and not is_verbatim and holds_output_alone(value):
+                    kind = type(value)
+                    if kind is NodeResult and not config.is_verbatim and holds_output_alone(value):
                         value = value.output  # there is nothing that `settle` would look at
-                    if is_verbatim:
+                        kind = type(value)
+                    if config.is_verbatim:
                         result, is_plain = value, True
                         result.duration_ms, result.usage = duration_ms, config.usage
-                    elif (
-                        config.usage is not NO_USAGE
-                        or isinstance(value, NodeResult)
-                        or type(value) is Command
-                    ):
-                        result = step.settle(value, state, config, duration_ms)
-                    else:
+                    elif config.usage is NO_USAGE and (kind in _VALUES or not isinstance(value, _SETTLED)):
                         # defaults stand in the class: a third of the constructor's cost
                         result = _new_without_init(NodeResult)
                         result.node_name, result.output, result.duration_ms = name, value, duration_ms
-                        kind = type(value)
                         is_plain = kind in SCALARS or decides_nothing(value, kind)
+                    else:
+                        result = step.settle(value, state, config, duration_ms)
                 if step.after is not None:
                     result, is_plain = await step.after(result, state), False
         finally:
@@ -789,7 +789,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                     tell_state(run, plan, path, state, before)
                 if run.stopping:
                     break
-        name, reason = transition
+        name, reason = transition.target, transition.reason
         result.transition_reason = reason
         if state.loop or reason is TOOL_CALLS_PRESENT:
             state.loop = (*state.loop, *result.messages_added) if reason is TOOL_CALLS_PRESENT else ()
@@ -867,8 +867,8 @@ def discount_skipped(run: Run, state: GraphState, path: str, *, is_graph: bool) 
 
 def record_guards(run: Run, path: str, result: NodeResult) -> None:
     """Adds the results of guards to the report."""
-    run.guards += tuple(f"{path}: {guard} passed" for guard in result.guards_passed)
-    run.guards += tuple(f"{path}: {guard} failed" for guard in result.guards_failed)
+    run.guards += [f"{path}: {guard} passed" for guard in result.guards_passed]
+    run.guards += [f"{path}: {guard} failed" for guard in result.guards_failed]
 
 
 def write_result(step: Step, state: GraphState, result: NodeResult, message_count: int) -> None:
@@ -926,7 +926,7 @@ def outcome_of(
             return None, result.open_error if error_counts else ""
         if result.tool_calls:
             break
-        if result.is_answer and result.output is not None:
+        if result.output is not None and result.is_answer:
             return (None if result.node_name in unconfirmed else result.output), ""
         error_counts = False
     return None, ""
@@ -950,7 +950,7 @@ async def apply_mutations(run: Run, plan: Plan, state: GraphState, result: NodeR
     limit = left if settings.allow_self_modification else None
     graph, done = apply_actions(plan.graph, requested_actions(result.output), node, limit)
     result.graph_mutations = done
-    run.mutations += tuple(done)
+    run.mutations += done
     for mutation in done:
         if run.emit is not None:
             run.emit("graph.mutated", node=node, op=mutation.op, rejected=mutation.rejected)

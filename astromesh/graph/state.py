@@ -111,22 +111,18 @@ class SharedState(Struct):
         return self.opened_ledger
 
 
-class NodeLimits:
+class NodeLimits(Struct, eq=False):
     """How many nodes may still be executed in one run, one item of a FanOutNode or one round of a LoopNode.
 
     Args:
         most: Node executions.
         earlier: Visits by path, of earlier items or rounds, that do not count here.
-
-    Attributes:
-        left: Executions that are left.
+        used: Executions so far.
     """
 
-    __slots__ = ("earlier", "left", "most")
-
-    def __init__(self, most: int, earlier: Mapping[str, int] | None = None) -> None:
-        self.most = self.left = most
-        self.earlier = earlier or {}
+    most: int
+    earlier: Mapping[str, int] = MappingProxyType({})
+    used: int = 0
 
     def are_reached(self, path: str, visits: int, max_visits: int) -> bool:
         """Whether a node has used up its visits. `visits` are all visits of the run."""

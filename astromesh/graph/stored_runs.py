@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, Protocol
 
 import orjson
 from msgspec import convert, to_builtins
-from msgspec.structs import replace
+from msgspec.structs import astuple, replace
 
 from astromesh.durable.base import GraphRunRow, JournalStep, RunStatus
 from astromesh.errors import Divergence, GraphError, InvalidInput
@@ -25,7 +25,7 @@ from astromesh.graph.records import TOOL_CALLS_PRESENT, Checkpoint, Interrupt, N
 from astromesh.graph.run import Run
 from astromesh.graph.scope import Journal
 from astromesh.graph.state import RESERVED_KEYS, GraphState
-from astromesh.graph.transitions import BRANCHING, Transition, next_transition
+from astromesh.graph.transitions import BRANCHING, next_transition
 from astromesh.graph.typed_state import StateSchema
 from astromesh.types import CallerContext, JsonObject, Message
 
@@ -276,10 +276,10 @@ class Replay:
             before = Snapshot(state)
             write_update(state, self._update, self._schema)
             if edge and plan is not None and edge[1] not in (*BRANCHING, TOOL_CALLS_PRESENT):
-                edge = next_transition(step, result, state)
+                edge = astuple(next_transition(step, result, state))
             edit = (
                 merged_writes(record.get("edit", {}), before.writes(state)),
-                list(edge or Transition("", "")),
+                list(edge or ("", "")),
             )
         context = {key: value for key, value in state.context.items() if key not in RESERVED_KEYS}
         return Replayed(deepcopy(context), list(state.messages), edge[0] if edge else "", edit)

@@ -216,7 +216,7 @@ SCALARS = frozenset({type(None), str, int, float, bool})
 _DECIDING_KEYS = frozenset({*ROUTE_FIELDS, ACTION_KEY})
 
 
-class Transition(NamedTuple):
+class Transition(Struct, frozen=True):
     """A decision: the next node, and the rule that made it."""
 
     target: str
@@ -390,11 +390,10 @@ def takes_up_error(node: RoutedNode, transition: Transition) -> bool:
 
     Those are conditional edges, transitions by `error`, what the node's own code chose, and `__error__`.
     """
-    target, reason = transition
     return (
-        target == ERROR_NODE
-        or reason == "next_node"
-        or reason.startswith(_BY_TRANSITION)
+        transition.target == ERROR_NODE
+        or transition.reason == "next_node"
+        or transition.reason.startswith(_BY_TRANSITION)
         or any(test is not None and edge is transition for test, edge in node.edges)
     )
 
