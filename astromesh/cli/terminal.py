@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import re
 import sys
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
 import orjson
+import typer
 
 from astromesh.types import Event, JsonObject
 
@@ -18,6 +20,13 @@ from astromesh.types import Event, JsonObject
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 #: columns of a pipe, so that no cell of a table is cut
 _PIPE_COLUMNS = 10_000
+#: looks of notes, as typer names them
+_STYLES: Mapping[str, Mapping[str, Any]] = {
+    "dim": {"dim": True},
+    "red": {"fg": "red"},
+    "yellow": {"fg": "yellow"},
+    "bold yellow": {"fg": "yellow", "bold": True},
+}
 #: printed characters of a tool's arguments
 _MAX_ARGUMENTS = 200
 
@@ -55,11 +64,15 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def note(text: str, style: str = "dim") -> None:
-    """Prints a line to stderr, with colour in a terminal."""
-    from rich.console import Console
-    from rich.text import Text
+    """Prints a line to stderr, with colour in a terminal. Servers print warnings with it and do not load rich."""
+    typer.secho(_CONTROL.sub("", text), err=True, color=_wants_color(os.environ), **_STYLES[style])
 
-    Console(stderr=True, highlight=False, soft_wrap=True).print(Text(_CONTROL.sub("", text), style))
+
+def _wants_color(env: Mapping[str, str]) -> bool | None:
+    """Returns what the environment says; None: it says nothing."""
+    if env.get("NO_COLOR") or env.get("TERM") in ("dumb", "unknown"):
+        return False
+    return True if env.get("FORCE_COLOR") else None
 
 
 # -- runs as they go -----------------------------------------------------------------------------------------

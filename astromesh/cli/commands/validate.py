@@ -16,8 +16,6 @@ from astromesh.config.base import Place
 from astromesh.config.folder import FILE_FOLDERS, SINGLE_FILES, Configuration, Faults, load
 from astromesh.config.parser import manifest_fault
 from astromesh.errors import InvalidInput, InvalidManifest
-from astromesh.evaluation.dataset import FOLDER as DATASETS_FOLDER
-from astromesh.evaluation.dataset import dataset_faults
 from astromesh.plugins import Plugins
 from astromesh.runtime.config_loader import WORKFLOWS_FOLDER, load_configuration, workflow_names
 from astromesh.text import counted, did_you_mean
@@ -161,6 +159,8 @@ class _Checked(NamedTuple):
 
 def _of_configuration(folder: Path) -> _Checked:
     """Checks a configuration folder with its workflows."""
+    from astromesh.evaluation.dataset import dataset_faults  # `serve` uses this module, and reads no dataset
+
     configuration = load_configuration(folder, Plugins(), lint=True)
     faults = (*configuration.every_fault(), *dataset_faults(folder))
     warnings = configuration.warnings
@@ -199,6 +199,7 @@ def _of_workflow(path: Path, folder: Path, config: Path) -> Findings:
 
 def _check_workflow(folder: Path, agents: Sequence[str]) -> tuple[Faults, Faults]:
     """Returns the faults and warnings of a workflow. Args: agents: of the configuration, which it may run."""
+    from astromesh.evaluation.dataset import dataset_faults
     from astromesh.workflow.engine import known_names  # a configuration without workflows does not load it
     from astromesh.workflow.project import check_folder
 
@@ -273,6 +274,8 @@ _PRINTERS = {Format.TEXT: _print_text, Format.JSON: _print_json, Format.GITHUB: 
 
 def _folder_of(path: Path) -> Path | None:
     """Returns the configuration of a file, or of a folder such as `agents/`; None for another folder."""
+    from astromesh.evaluation.dataset import FOLDER as DATASETS_FOLDER
+
     place = path.resolve()
     above = place.parent
     if not path.is_file():

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 _NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "fastapi", "numpy", "redis", "rich"}
+_NAMES |= {"astromesh.config.workflow.manifest"}
 _NAMES |= {"aiohttp", "boto3", "botocore", "google.auth", "greenlet", "markdown_it", "onnxruntime"}
 _NAMES |= {"phonenumbers", "re2", "tokenizers", "watchfiles"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
@@ -34,6 +35,23 @@ async def rest(folders):
         await asyncio.sleep(2.5)
 with tempfile.TemporaryDirectory() as place:
     asyncio.run(rest((Path({config!r}), Path(place))))"""
+#: a configuration with a warning, which is printed
+_WARN = """
+import os, tempfile
+from pathlib import Path
+from astromesh.cli.commands.validate import checked
+from astromesh.cli.commands.serve import runtime_of
+with tempfile.TemporaryDirectory() as place:
+    Path(place, "agents").mkdir()
+    Path(place, "agents/one.agent.yaml").write_text('''
+apiVersion: astromesh/v1
+kind: Agent
+metadata: {name: one, version: "1.0.0"}
+spec:
+  model: {primary: {provider: openai, model: m, api_key: sk-plain}}
+  prompts: {system: hello}
+''')
+    assert checked(runtime_of((Path(place), Path(place))).load_configuration()).warnings"""
 _SAMPLE = str(Path(__file__).parents[3] / "config")
 _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}, {name!r})"
 
@@ -43,12 +61,18 @@ _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}
     [
         (_SERVE, []),
         (_WORK, []),
+        (_LEAN + _WARN, []),
         # the sample has an agent that reasons, a workflow and documents
         (
             _LEAN + _IDLE.format(config=_SAMPLE),
-            ["astromesh.graph.reasoning", "astromesh.workflow", "markdown_it"],
+            [
+                "astromesh.config.workflow.manifest",
+                "astromesh.graph.reasoning",
+                "astromesh.workflow",
+                "markdown_it",
+            ],
         ),
-        (_LEAN + "import astromesh.api.fastapi_app", ["fastapi"]),
+        (_LEAN + "import astromesh.api.fastapi_app", ["astromesh.config.workflow.manifest", "fastapi"]),
         (_LOAD.format(group="conversation_stores", name="sqlite"), []),
         (_LOAD.format(group="conversation_stores", name="in_memory"), []),
         (_LOAD.format(group="episodic_stores", name="sqlite"), []),

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.cli.terminal import Printer
+from astromesh.cli.terminal import Printer, note
 from astromesh.types import Event
 
 
@@ -79,3 +79,27 @@ def test_calls_that_a_pattern_makes_for_itself_are_no_part_of_the_answer(
 def test_long_arguments_are_cut(capsys: pytest.CaptureFixture[str]) -> None:
     sent(Printer(), ("tool.started", {"id": "c1", "name": "lookup", "arguments": "x" * 5000}))
     assert len(capsys.readouterr().err) < 300
+
+
+@pytest.mark.parametrize(
+    ("env", "line"),
+    [
+        ({}, "told\n"),
+        ({"FORCE_COLOR": "1"}, "\x1b[33mtold\x1b[0m\n"),
+        ({"FORCE_COLOR": "1", "NO_COLOR": "1"}, "told\n"),
+        ({"FORCE_COLOR": "1", "TERM": "dumb"}, "told\n"),
+    ],
+)
+def test_a_note_has_colour_where_somebody_sees_it(
+    env: dict[str, str],
+    line: str,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("FORCE_COLOR", "NO_COLOR"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    for name, value in env.items():
+        monkeypatch.setenv(name, value)
+    note("to\x07ld", "yellow")
+    assert capsys.readouterr().err == line
