@@ -23,6 +23,7 @@ from astromesh.api.schemas import (
     PROBLEM_SCHEMA,
     AguiEvent,
     ChatCompletionChunk,
+    Described,
     ResponseEvent,
     RunMetadata,
     RunOut,
@@ -183,8 +184,18 @@ class DescribedFastAPI(FastAPI):
     def openapi(self) -> dict[str, Any]:
         """Returns the description; it is made once."""
         if self.openapi_schema is None:
+            for route in self.router.routes:
+                if isinstance(route, APIRoute):
+                    _write_body(route)
             self.openapi_schema = _completed(super().openapi(), self)
         return self.openapi_schema
+
+
+def _write_body(route: APIRoute) -> None:
+    """Replaces the model of a body (`schemas.request_body`) by its schema, once for all apps."""
+    for media in (route.openapi_extra or {}).get("requestBody", {}).get("content", {}).values():
+        if isinstance(media["schema"], type):
+            media["schema"] = schema_of(media["schema"])
 
 
 def _completed(description: JsonObject, app: FastAPI) -> JsonObject:
@@ -294,7 +305,7 @@ def _scopes(route: APIRoute) -> Iterator[RequiredScope]:
             yield dependency.dependency
 
 
-class _Open(BaseModel):
+class _Open(Described):
     model_config = ConfigDict(extra="allow")
 
 

@@ -10,13 +10,19 @@ from astromesh.durable.base import RunStatus
 from astromesh.types import JsonObject
 
 
-class LinksOut(BaseModel):
+class Described(BaseModel):
+    """The body of a response, for the description. Its validator is built when that is made, if at all."""
+
+    model_config = ConfigDict(defer_build=True)
+
+
+class LinksOut(Described):
     self: str
     events: str
     cancel: str
 
 
-class UsageOut(BaseModel):
+class UsageOut(Described):
     """`reasoning_tokens` and `cache_write_tokens` are left out if they are 0.
 
     With `"estimated": true` where no provider has counted a part of it.
@@ -32,14 +38,14 @@ class UsageOut(BaseModel):
     cache_write_tokens: int = Field(0, description="Input that the service has written to its cache.")
 
 
-class GuardrailOut(BaseModel):
+class GuardrailOut(Described):
     stage: str
     type: str
     action: str
     count: int
 
 
-class NodeErrorOut(BaseModel):
+class NodeErrorOut(Described):
     """A failed node of the agent's graph, also where the graph went on."""
 
     node: str = Field(description="Its path: outer/inner.")
@@ -47,7 +53,7 @@ class NodeErrorOut(BaseModel):
     message: str
 
 
-class NodeVisitsOut(BaseModel):
+class NodeVisitsOut(Described):
     """A node of the agent's graph that has run. Items and concurrent calls of one node count together."""
 
     node: str = Field(description="Its path: outer/inner.")
@@ -55,7 +61,7 @@ class NodeVisitsOut(BaseModel):
     seconds: float = Field(description="Of all its executions, with the nodes in it.")
 
 
-class RunMetadata(BaseModel):
+class RunMetadata(Described):
     model_config = ConfigDict(extra="allow")
 
     provider: str
@@ -73,7 +79,7 @@ class RunMetadata(BaseModel):
     nodes_visited: list[NodeVisitsOut]
 
 
-class CitationOut(BaseModel):
+class CitationOut(Described):
     """A passage that an answer draws on."""
 
     document: str
@@ -86,7 +92,7 @@ class CitationOut(BaseModel):
     spans: list[list[int]] = Field(description="Start and end of each sentence of `response` that cites it.")
 
 
-class RunOut(BaseModel):
+class RunOut(Described):
     """The answer of a run."""
 
     response: str
@@ -100,7 +106,7 @@ class RunOut(BaseModel):
     )
 
 
-class AttemptOut(BaseModel):
+class AttemptOut(Described):
     """A failed attempt of a model call, with its `usage` where it has a cost."""
 
     model_config = ConfigDict(extra="allow")
@@ -110,12 +116,12 @@ class AttemptOut(BaseModel):
     status: int = Field(description="HTTP status of the provider's response; 0: there was none.")
 
 
-class FailureOut(BaseModel):
+class FailureOut(Described):
     code: str
     detail: str
 
 
-class DecidedOut(BaseModel):
+class DecidedOut(Described):
     """A person's decision. `arguments`: those in question; `edited`: those of the call in their place."""
 
     kind: str
@@ -131,7 +137,7 @@ class DecidedOut(BaseModel):
     note: str = ""
 
 
-class ForkedFromOut(BaseModel):
+class ForkedFromOut(Described):
     """The run that a run was forked from."""
 
     run_id: str
@@ -139,7 +145,7 @@ class ForkedFromOut(BaseModel):
     edit: str | None = Field(description="The kind of the edit; null: nothing was edited.")
 
 
-class RunStateOut(BaseModel):
+class RunStateOut(Described):
     """A run, active or ended."""
 
     # the keys of `run_json` (durable/run_registry.py), and `decisions`: a test compares them
@@ -166,18 +172,18 @@ class RunStateOut(BaseModel):
     )
 
 
-class RunsOut(BaseModel):
+class RunsOut(Described):
     runs: list[RunStateOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
     usage: UsageOut = Field(description="Of all matching runs, nested ones included.")
 
 
-class ErasedOut(BaseModel):
+class ErasedOut(Described):
     principal: str
     erased: int = Field(description="Deleted sessions, passages, facts, events and runs.")
 
 
-class FactOut(BaseModel):
+class FactOut(Described):
     """A sentence about a principal that an agent has learned from a message."""
 
     model_config = ConfigDict(extra="ignore")
@@ -193,13 +199,13 @@ class FactOut(BaseModel):
     run_id: str = ""
 
 
-class FactsOut(BaseModel):
+class FactsOut(Described):
     principal: str
     facts: list[FactOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
-class TurnOut(BaseModel):
+class TurnOut(Described):
     model_config = ConfigDict(extra="allow")
 
     seq: int
@@ -208,14 +214,14 @@ class TurnOut(BaseModel):
     created_at: str
 
 
-class HistoryOut(BaseModel):
+class HistoryOut(Described):
     agent: str
     session_id: str
     turns: list[TurnOut]
     next: str | None = Field(description="Pass it as `after` to get the next page; null on the last page.")
 
 
-class SessionOut(BaseModel):
+class SessionOut(Described):
     session_id: str
     principal: str
     turns: int
@@ -223,7 +229,7 @@ class SessionOut(BaseModel):
     updated_at: str
 
 
-class SessionsOut(BaseModel):
+class SessionsOut(Described):
     agent: str
     sessions: list[SessionOut]
     next: str | None
@@ -234,7 +240,7 @@ class SessionsOut(BaseModel):
 # Routes return these as they are; the models describe them. Fields are absent where they do not apply.
 
 
-class _Described(BaseModel):
+class _Described(Described):
     model_config = ConfigDict(extra="allow")
 
 
@@ -521,10 +527,9 @@ def event_stream(
 def request_body(body: type[BaseModel], *, required: bool = True) -> dict[str, Any]:
     """Returns the `openapi_extra` of a route that reads its body itself (`requests.read_body`).
 
-    Its schemas become components of the description (astromesh/api/openapi.py).
+    The model stands for its schema until the description is made (astromesh/api/openapi.py).
     """
-    content = {"application/json": {"schema": schema_of(body)}}
-    return {"requestBody": {"required": required, "content": content}}
+    return {"requestBody": {"required": required, "content": {"application/json": {"schema": body}}}}
 
 
 def schema_of(type: Any) -> JsonObject:

@@ -7,7 +7,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 from fastapi.responses import PlainTextResponse
-from pydantic import BaseModel, Field
+from pydantic import Field
 
 from astromesh.access.scopes import Viewer, principal_of
 from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, page, scope
@@ -18,6 +18,7 @@ from astromesh.api.routes.runs import WaitingOut
 from astromesh.api.schemas import (
     AgentOut,
     AgentsOut,
+    Described,
     HistoryOut,
     ProvidersOut,
     RunOut,
@@ -96,7 +97,7 @@ async def graph(name: str, request: Request) -> str:
     return agent_diagram(runtime_of(request).agent(name))
 
 
-class VersionOut(BaseModel):
+class VersionOut(Described):
     """A manifest of an agent, and its durable runs that the caller may see."""
 
     source: str
@@ -105,7 +106,7 @@ class VersionOut(BaseModel):
     last_run_at: str
 
 
-class AgentManifestOut(BaseModel):
+class AgentManifestOut(Described):
     """The manifest of an agent with its faults."""
 
     agent: str

@@ -10,7 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
 from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, page, scope
 from astromesh.api.requests import read_body, runtime_of, viewer_of
-from astromesh.api.schemas import problems, request_body
+from astromesh.api.schemas import Described, problems, request_body
 from astromesh.errors import EvaluationNotFound, InvalidCursor
 from astromesh.evaluation.base import Evaluation
 from astromesh.evaluation.dataset import ListedDataset, addition, list_datasets
@@ -23,7 +23,7 @@ router = APIRouter(tags=["evaluations"])
 Id = Annotated[str, Query(description="Id of another report.")]
 
 
-class EvaluationOut(BaseModel):
+class EvaluationOut(Described):
     """A report without its cases."""
 
     model_config = ConfigDict(extra="allow")
@@ -42,7 +42,7 @@ class CountedOut(EvaluationOut):
     failed: int = Field(description="Runs that did not pass.")
 
 
-class EvaluationsOut(BaseModel):
+class EvaluationsOut(Described):
     evaluations: list[CountedOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
@@ -54,7 +54,7 @@ class ReportOut(EvaluationOut):
     )
 
 
-class DatasetCaseOut(BaseModel):
+class DatasetCaseOut(Described):
     suite: str
     id: str
     input: Any = None
@@ -62,7 +62,7 @@ class DatasetCaseOut(BaseModel):
     checks: list[str] = Field(description="Types of its checks.")
 
 
-class DatasetOut(BaseModel):
+class DatasetOut(Described):
     kind: Literal["agent", "workflow"]
     owner: str = Field(description="The agent or the workflow.")
     name: str
@@ -70,7 +70,7 @@ class DatasetOut(BaseModel):
     fault: str = Field(description="Why the file cannot be read, else empty.")
 
 
-class DatasetsOut(BaseModel):
+class DatasetsOut(Described):
     datasets: list[DatasetOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
@@ -85,7 +85,7 @@ class CaseBody(BaseModel):
     write: bool = Field(False, description="Whether the files are written, not only shown.")
 
 
-class CaseOut(BaseModel):
+class CaseOut(Described):
     """A case of a run."""
 
     dataset: str = Field(description="Name of the file.")

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import PlainTextResponse
 
 from astromesh.access.audit import AuditFilter, AuditLog
@@ -18,7 +18,7 @@ from astromesh.api.auth import RemoteScope
 from astromesh.api.dependencies import Limit, LongLimit, PageCursor, scope
 from astromesh.api.fast_routes import HEALTH_PATH, LIVE_PATH, READY_PATH, live, ready
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
-from astromesh.api.schemas import LiveOut, ReadyOut, TracesOut, TraceSpansOut, answers, problems
+from astromesh.api.schemas import Described, LiveOut, ReadyOut, TracesOut, TraceSpansOut, answers, problems
 from astromesh.durable.base import QueueDepth, RunQuery, RunStatus
 from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.durable.tasks import TaskQueueDepth
@@ -30,7 +30,7 @@ from astromesh.types import JsonObject
 router = APIRouter(tags=["observability"])
 
 
-class ActOut(BaseModel):
+class ActOut(Described):
     """One audited act: its principal, action, object and outcome."""
 
     at: float = Field(description="Seconds since the epoch.")
@@ -43,7 +43,7 @@ class ActOut(BaseModel):
     key: str = Field(description="The id of the API key.")
 
 
-class ActsOut(BaseModel):
+class ActsOut(Described):
     acts: list[ActOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
@@ -76,7 +76,7 @@ health_router.get(READY_PATH, summary="Readiness", response_model=ReadyOut, resp
 )
 
 
-class RunSumsOut(BaseModel):
+class RunSumsOut(Described):
     """Sums over runs; nested runs count with the run above them."""
 
     runs: int
@@ -94,7 +94,7 @@ class MinuteOut(TimedRunsOut):
     at: int = Field(description="Where the minute begins, in seconds since the epoch.")
 
 
-class StatisticsOut(BaseModel):
+class StatisticsOut(Described):
     minutes: list[MinuteOut] = Field(description="The oldest first; the last one is not over.")
     total: TimedRunsOut = Field(description="Of these minutes.")
     today: RunSumsOut = Field(description="Since midnight UTC.")
@@ -111,7 +111,7 @@ async def statistics(request: Request, minutes: Annotated[int, Query(ge=1, le=1_
     return await runtime_of(request).runs.statistics(viewer_of(request), minutes)
 
 
-class QueueOut(BaseModel):
+class QueueOut(Described):
     """The durable runs of one agent, nested ones aside."""
 
     agent: str
@@ -122,7 +122,7 @@ class QueueOut(BaseModel):
     oldest_at: str | None = Field(description="Since when the oldest queued run could begin.")
 
 
-class TaskQueueOut(BaseModel):
+class TaskQueueOut(Described):
     """The durable Tasks of one workflow."""
 
     workflow: str
@@ -132,7 +132,7 @@ class TaskQueueOut(BaseModel):
     oldest_at: str | None = Field(description="When the oldest queued Task was accepted.")
 
 
-class WorkerOut(BaseModel):
+class WorkerOut(Described):
     """A process that executes durable runs."""
 
     worker: str
@@ -140,7 +140,7 @@ class WorkerOut(BaseModel):
     seen_at: str = Field(description="Its last heartbeat.")
 
 
-class QueuesOut(BaseModel):
+class QueuesOut(Described):
     queues: list[QueueOut]
     tasks: list[TaskQueueOut]
     workers: list[WorkerOut]

@@ -8,12 +8,12 @@ from __future__ import annotations
 from typing import Annotated, Literal, cast
 
 from fastapi import APIRouter, Path, Query, Request
-from pydantic import BaseModel, Field
+from pydantic import Field
 from starlette.responses import PlainTextResponse, Response
 
 from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, page, scope
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
-from astromesh.api.schemas import ReceivedOut, answers, problems
+from astromesh.api.schemas import Described, ReceivedOut, answers, problems
 from astromesh.channels.base import ChannelBacklog, InboxWorker, WebhookRequest
 from astromesh.durable.base import DeliveryQuery
 from astromesh.durable.budgets import BudgetAccount, BudgetAmounts
@@ -29,7 +29,7 @@ _MAX_ID = 2**63 - 1
 DeliveryState = Literal["pending", "delivered", "dead"]
 
 
-class DeliveryOut(BaseModel):
+class DeliveryOut(Described):
     """A call about a run or a Task."""
 
     id: int
@@ -47,7 +47,7 @@ class DeliveryOut(BaseModel):
     error: str | None
 
 
-class DeliveriesOut(BaseModel):
+class DeliveriesOut(Described):
     callbacks: list[DeliveryOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
@@ -126,18 +126,18 @@ router = APIRouter(tags=["operations"])
 _MAX_ACCOUNTS = 10_000
 
 
-class _Page(BaseModel):
+class _Page(Described):
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
-class AmountsOut(BaseModel):
+class AmountsOut(Described):
     tokens: float | None
     cost_usd: float | None
     tool_calls: float | None
     wall_seconds: float | None
 
 
-class BudgetOut(BaseModel):
+class BudgetOut(Described):
     """The budget of a session, or of a principal on one day."""
 
     agent: str
@@ -180,7 +180,7 @@ def _budget(account: BudgetAccount, used: BudgetAmounts, agent: Agent | None) ->
     return {**names, "principal": account.owner, "used": used._asdict(), "limits": limits}
 
 
-class ChannelOut(BaseModel):
+class ChannelOut(Described):
     """A messenger whose messages agents answer."""
 
     channel: str
@@ -218,7 +218,7 @@ async def channels(request: Request, cursor: PageCursor, limit: LongLimit = 10_0
     }
 
 
-class FaultOut(BaseModel):
+class FaultOut(Described):
     """A fault of a file of the configuration, as `astromesh validate` reports it."""
 
     severity: Literal["error", "warning"]

@@ -17,7 +17,7 @@ from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, pa
 from astromesh.api.errors import public_failure
 from astromesh.api.middleware.audit import add_detail, name_object, pseudonymise
 from astromesh.api.requests import caller_of, runtime_of
-from astromesh.api.schemas import ErasedOut, FactOut, FactsOut, problems
+from astromesh.api.schemas import Described, ErasedOut, FactOut, FactsOut, problems
 from astromesh.errors import AstromeshError, Conflict, NotFound
 from astromesh.runtime.personal_data import erase_principal, facts_about, forget_fact, principal_data
 from astromesh.types import JsonObject
@@ -26,7 +26,7 @@ keys_router = APIRouter(tags=["keys"])
 _Name = Annotated[str, Field(max_length=200)]
 
 
-class KeyOut(BaseModel):
+class KeyOut(Described):
     """An API key without its secret."""
 
     id: str
@@ -41,7 +41,7 @@ class KeyOut(BaseModel):
     last_used_at: str | None = Field(description="To the minute; null: it was not used yet.")
 
 
-class KeysOut(BaseModel):
+class KeysOut(Described):
     keys: list[KeyOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
@@ -60,7 +60,7 @@ class KeyBody(BaseModel):
     expires_days: float = Field(0, ge=0, le=MAX_DAYS, description="0: it does not expire.")
 
 
-class CallerOut(BaseModel):
+class CallerOut(Described):
     """Who calls, and what they may do."""
 
     user: str

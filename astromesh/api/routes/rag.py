@@ -12,6 +12,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstr
 from astromesh.access.scopes import principal_of
 from astromesh.api.dependencies import Limit, PageCursor, audited, scope
 from astromesh.api.requests import as_integer, caller_of, runtime_of
+from astromesh.api.schemas import Described
 from astromesh.errors import DocumentNotFound, EvaluationNotFound, InvalidCursor, InvalidInput
 from astromesh.evaluation.retrieval import find_retrieval, retrieval_reports
 from astromesh.knowledge.base import DOCX, PPTX, XLSX, Document, DocumentsOf, IngestReport, Passage
@@ -108,12 +109,12 @@ class DocumentsIn(_Body):
     )
 
 
-class UnreadableOut(BaseModel):
+class UnreadableOut(Described):
     id: str
     reason: str
 
 
-class IngestedOut(BaseModel):
+class IngestedOut(Described):
     """The numbers of documents."""
 
     pipeline: str
@@ -126,13 +127,13 @@ class IngestedOut(BaseModel):
     )
 
 
-class DocumentOut(BaseModel):
+class DocumentOut(Described):
     id: str
     title: str
     metadata: dict[str, Any]
 
 
-class DocumentsOut(BaseModel):
+class DocumentsOut(Described):
     """Documents by id. `next`: for `after`, if there are more."""
 
     pipeline: str
@@ -140,7 +141,7 @@ class DocumentsOut(BaseModel):
     next: str | None
 
 
-class DocumentTextOut(BaseModel):
+class DocumentTextOut(Described):
     """A document. The `start` and `end` of its passages and citations are offsets into `text`."""
 
     pipeline: str
@@ -152,7 +153,7 @@ class DocumentTextOut(BaseModel):
     )
 
 
-class RetrievalReportOut(BaseModel):
+class RetrievalReportOut(Described):
     """A report of `astromesh rag eval` without its questions."""
 
     evaluation_id: str
@@ -165,12 +166,12 @@ class RetrievalReportOut(BaseModel):
     )
 
 
-class RetrievalReportsOut(BaseModel):
+class RetrievalReportsOut(Described):
     evaluations: list[RetrievalReportOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
-class AskedOut(BaseModel):
+class AskedOut(Described):
     """A question, and the passage that came first."""
 
     question: str
@@ -196,7 +197,7 @@ class QueryIn(_Body):
     )
 
 
-class PassageOut(BaseModel):
+class PassageOut(Described):
     """A passage with its citation: `text` is the document from `start` up to `end`."""
 
     document: str
@@ -209,7 +210,7 @@ class PassageOut(BaseModel):
     url: str = Field("", description="Where the document comes from, if its metadata has a `url`.")
 
 
-class PassagesOut(BaseModel):
+class PassagesOut(Described):
     pipeline: str
     passages: list[PassageOut]
     warning: str = Field(

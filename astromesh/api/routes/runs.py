@@ -33,6 +33,7 @@ from astromesh.api.requests import (
 from astromesh.api.schemas import (
     STREAM_COMPLETE,
     TEXT,
+    Described,
     LinksOut,
     RunsOut,
     RunStateOut,
@@ -148,7 +149,7 @@ Moment = Annotated[
 ]
 
 
-class AcceptedOut(BaseModel):
+class AcceptedOut(Described):
     """A run that is on disk."""
 
     run_id: str
@@ -156,7 +157,7 @@ class AcceptedOut(BaseModel):
     links: LinksOut
 
 
-class WaitingOut(BaseModel):
+class WaitingOut(Described):
     """A run that pauses while its caller waits for the answer."""
 
     run_id: str
@@ -206,7 +207,7 @@ class DecisionBody(BaseModel):
         )
 
 
-class ApprovalOut(BaseModel):
+class ApprovalOut(Described):
     model_config = ConfigDict(extra="allow")
 
     run_id: str
@@ -221,7 +222,7 @@ class ApprovalOut(BaseModel):
     expires_at: float
 
 
-class TaskApprovalOut(BaseModel):
+class TaskApprovalOut(Described):
     """A question of a stage of a workflow."""
 
     model_config = ConfigDict(extra="allow")
@@ -239,7 +240,7 @@ class TaskApprovalOut(BaseModel):
     expires_at: float
 
 
-class ApprovalsOut(BaseModel):
+class ApprovalsOut(Described):
     approvals: list[ApprovalOut | TaskApprovalOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 

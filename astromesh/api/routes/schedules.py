@@ -11,7 +11,7 @@ from astromesh.access.scopes import RUN, require_scope
 from astromesh.api.dependencies import Limit, PageCursor, audited, scope
 from astromesh.api.fast_routes import json_response, links_of
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
-from astromesh.api.schemas import LinksOut, problems
+from astromesh.api.schemas import Described, LinksOut, problems
 from astromesh.config.schedules import (
     MAX_JITTER_SECONDS,
     AgentSchedule,
@@ -87,7 +87,7 @@ class ScheduleBody(BaseModel):
         return kind.model_validate({name: getattr(self, name) for name in names})
 
 
-class ScheduleOut(BaseModel):
+class ScheduleOut(Described):
     """A schedule. The fields of an agent or of a workflow are there, not both."""
 
     id: str
@@ -110,12 +110,12 @@ class ScheduleOut(BaseModel):
     error: str | None = Field(description="Why the last firing did not begin.")
 
 
-class SchedulesOut(BaseModel):
+class SchedulesOut(Described):
     schedules: list[ScheduleOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
-class BegunOut(BaseModel):
+class BegunOut(Described):
     """The run or Task that has begun."""
 
     run_id: str = ""

@@ -21,7 +21,7 @@ from astromesh.api.requests import (
     runtime_of,
     viewer_of,
 )
-from astromesh.api.schemas import ForkedFromOut, LinksOut, UsageOut, problems, request_body
+from astromesh.api.schemas import Described, ForkedFromOut, LinksOut, UsageOut, problems, request_body
 from astromesh.durable.base import RunStatus
 from astromesh.durable.fork import Edit
 from astromesh.durable.run_registry import shown_origin
@@ -35,7 +35,7 @@ RunId = Annotated[str, QueryParameter(min_length=1, max_length=255, pattern=r"^[
 StepNumber = Annotated[int, Path(ge=1, le=MAX_SEQ, description="Number of the step.")]
 
 
-class StepOut(BaseModel):
+class StepOut(Described):
     """One step of a run."""
 
     step: int = Field(description="Number in the run, in the order in which steps end, from 1.")
@@ -55,7 +55,7 @@ class StepContentOut(StepOut):
     output: dict[str, Any] | None = Field(description="null: it is no longer stored.")
 
 
-class StepsOut(BaseModel):
+class StepsOut(Described):
     run_id: str
     steps: list[StepOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
@@ -108,7 +108,7 @@ class ForkBody(BaseModel):
     )
 
 
-class ForkedOut(BaseModel):
+class ForkedOut(Described):
     """A fork that is on disk."""
 
     run_id: str
@@ -142,7 +142,7 @@ async def fork(run_id: str, request: Request) -> Response:
     return json_response(found, 202)
 
 
-class DivergenceOut(BaseModel):
+class DivergenceOut(Described):
     """Where a replay differs first."""
 
     step: int | None = Field(description="null: the run has no such step, or it is its end that differs.")
@@ -154,7 +154,7 @@ class DivergenceOut(BaseModel):
     replayed: Any
 
 
-class ReplayOut(BaseModel):
+class ReplayOut(Described):
     run_id: str
     reproduced: bool
     compared: int = Field(description="Requests, arguments, prompts, nodes and answers that were compared.")
@@ -185,13 +185,13 @@ async def delete_steps(run_id: str, request: Request) -> None:
     await runtime_of(request).time_travel.delete_recording(run_id, viewer_of(request))
 
 
-class StepNumbersOut(BaseModel):
+class StepNumbersOut(Described):
     step: int
     duration_ms: float
     usage: UsageOut | None
 
 
-class ComparedStepOut(BaseModel):
+class ComparedStepOut(Described):
     """Steps of one kind, place and name."""
 
     kind: str
@@ -204,7 +204,7 @@ class ComparedStepOut(BaseModel):
     diff: dict[str, str] = Field(description="By run: how its content differs from that of `a`.")
 
 
-class ComparedTotals(BaseModel):
+class ComparedTotals(Described):
     model_calls: int
     tool_calls: int
     usage: UsageOut = Field(description="Of all its model calls; a fork has those before its step, too.")
@@ -218,7 +218,7 @@ class ComparedRunOut(ComparedTotals):
     response: str | None
 
 
-class ComparisonOut(BaseModel):
+class ComparisonOut(Described):
     runs: dict[str, ComparedRunOut] = Field(description="By `a`, `b` and `c`.")
     steps: list[ComparedStepOut]
     divergence: ComparedStepOut | None = Field(description="The first step that is not equal.")

@@ -48,6 +48,7 @@ from astromesh.api.routes.time_travel import (
 )
 from astromesh.api.schemas import (
     STREAM_COMPLETE,
+    Described,
     LinksOut,
     WorkflowsOut,
     answers,
@@ -110,7 +111,7 @@ class TaskDecisionBody(DecisionBody):
     question: str = Field("", description="`id` of the question; needed if several wait.")
 
 
-class TaskOut(BaseModel):
+class TaskOut(Described):
     """A Task. A failed one is 200 as well, with the status `failure`."""
 
     model_config = ConfigDict(extra="allow")
@@ -123,7 +124,7 @@ class TaskOut(BaseModel):
     metadata: dict[str, Any]
 
 
-class StageOut(BaseModel):
+class StageOut(Described):
     """A current stage of a Task: it runs, waits (for a person, its children, a merge), or is paused."""
 
     task: str = Field(description="Path of the descendant that is there; empty: the Task itself.")
@@ -166,13 +167,13 @@ class TaskForkBody(BaseModel):
     edit: TaskEditBody | None = Field(None, description="What is different; absent: nothing.")
 
 
-class TaskForkedFromOut(BaseModel):
+class TaskForkedFromOut(Described):
     task_id: str
     step: int
     edit: EditKind | None
 
 
-class TaskForkedOut(BaseModel):
+class TaskForkedOut(Described):
     """A fork that is on disk."""
 
     task_id: str
@@ -181,7 +182,7 @@ class TaskForkedOut(BaseModel):
     links: LinksOut
 
 
-class TaskStepsOut(BaseModel):
+class TaskStepsOut(Described):
     task_id: str
     steps: list[StepOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
@@ -194,18 +195,18 @@ class ComparedTaskOut(ComparedTotals):
     output: Any
 
 
-class TaskComparisonOut(BaseModel):
+class TaskComparisonOut(Described):
     runs: dict[str, ComparedTaskOut] = Field(description="The Tasks, by `a`, `b` and `c`.")
     steps: list[ComparedStepOut]
     divergence: ComparedStepOut | None = Field(description="The first step that is not equal.")
 
 
-class TasksOut(BaseModel):
+class TasksOut(Described):
     tasks: list[TaskOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
-class ManifestOut(BaseModel):
+class ManifestOut(Described):
     model_config = ConfigDict(extra="allow")
 
     task_id: str
@@ -214,7 +215,7 @@ class ManifestOut(BaseModel):
     files: dict[str, Any] | None = Field(description="null: an earlier version has accepted the Task.")
 
 
-class ArtifactOut(BaseModel):
+class ArtifactOut(Described):
     type: ArtifactType
     task: str = Field(description="Path of the descendant that made it; empty: the Task itself.")
     node_id: str
@@ -224,12 +225,12 @@ class ArtifactOut(BaseModel):
     content: Any
 
 
-class ArtifactsOut(BaseModel):
+class ArtifactsOut(Described):
     artifacts: list[ArtifactOut]
     next: str | None = Field(description="`after` of the next page; null: there is none.")
 
 
-class TaskReplayOut(BaseModel):
+class TaskReplayOut(Described):
     """The report of a replay; with `stage`, of that stage alone."""
 
     model_config = ConfigDict(extra="allow")
@@ -237,7 +238,7 @@ class TaskReplayOut(BaseModel):
     divergence: Any = Field(description="The first difference; null: there is none.")
 
 
-class TaskAcceptedOut(BaseModel):
+class TaskAcceptedOut(Described):
     task_id: str
     status: str
     links: LinksOut
