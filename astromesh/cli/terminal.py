@@ -64,7 +64,7 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> None:
 
 
 def note(text: str, style: str = "dim") -> None:
-    """Prints a line to stderr, with colour in a terminal. Servers print warnings with it and do not load rich."""
+    """Prints a line to stderr, with colour in a terminal. Servers print warnings with it, without rich."""
     typer.secho(_CONTROL.sub("", text), err=True, color=_wants_color(os.environ), **_STYLES[style])
 
 
