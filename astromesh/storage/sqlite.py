@@ -50,7 +50,6 @@ _PRAGMAS = (
     "journal_mode = WAL",
     "wal_autocheckpoint = 4000",
     "journal_size_limit = 67108864",
-    "cache_size = -8000",
     "temp_store = MEMORY",
     "secure_delete = ON",
     "trusted_schema = OFF",

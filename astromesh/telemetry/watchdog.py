@@ -9,7 +9,6 @@ import sys
 import sysconfig
 import threading
 import time
-import traceback
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
@@ -207,8 +206,14 @@ def _is_at_rest(frame: FrameType | None) -> bool:
 
 
 def _format_stack(frame: FrameType | None) -> str:
-    if frame is None:
-        return ""
-    inner, *outer = reversed(traceback.extract_stack(frame))
-    ours = [f for f in outer if not f.filename.startswith((*_LIBRARIES, "<"))]
-    return " < ".join(f"{f.filename}:{f.lineno} {f.name}" for f in (inner, *ours[: _FRAMES - 1]))
+    """Returns the innermost function and those around it that are no library's.
+
+    `traceback` would read the source of every function, and keep it.
+    """
+    places: list[str] = []
+    while frame is not None and len(places) < _FRAMES:
+        code = frame.f_code
+        if not places or not code.co_filename.startswith((*_LIBRARIES, "<")):
+            places.append(f"{code.co_filename}:{frame.f_lineno} {code.co_name}")
+        frame = frame.f_back
+    return " < ".join(places)
