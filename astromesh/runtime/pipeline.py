@@ -219,12 +219,12 @@ def admit(agent: Agent, request: RunRequest, run: Run) -> AdmittedQuery:
     made = journal.once("input", lambda: _admit(agent, request, run), admitted_to_json, restore, rules)
     run.admitted_query = made.query
     if not journal.place:  # from here on no step needs the raw texts: they do not stay on disk
-        run.admitted_request = request_to_json(made.request, made.query)
-    if not journal.place and journal.is_durable:
-        writer = journal.step_log.segment.writer
-        writer.change(RunChange(request=run.admitted_request))
-        if request.screening is None or request.screening.again:
-            writer.scrub_soon()
+        stored, run.admitted_request = run.admitted_request, request_to_json(made.request, made.query)
+        if journal.is_durable and run.admitted_request != stored:
+            writer = journal.step_log.segment.writer
+            writer.change(RunChange(request=run.admitted_request))
+            if rules and (request.screening is None or request.screening.again):
+                writer.scrub_soon()
     return made
 
 
@@ -587,24 +587,25 @@ async def remember(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
         await run.lock.check_newest()
     run.persisted = True  # from here on a cancel does not store the partial answer: no turn is written twice
     try:
-        if run.journal is None or not run.journal.is_durable:
-            if not agent.memory.is_empty:
-                await _persist(agent, released, run)
-        else:
-            await run.journal.require_lease()
-            failpoints.reach(failpoints.BEFORE_STEP_11)
-            persist = partial(_persist, agent, released, run)
-            await run.journal.value("kept", persist, lambda _: {}, lambda _: None)
-            failpoints.reach(failpoints.AFTER_STEP_11)
+        if not agent.memory.is_empty:
+            await (_persist_once if run.is_durable else _persist)(agent, released, run)
     except asyncio.CancelledError as error:
         run.persisted = NOT_DONE not in error.args
         raise
     run.stream.emit("memory.persisted", turns=2, duration_ms=ms_since(started))
 
 
+async def _persist_once(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
+    """Writes to the session of a durable run while its lease is held, unless an earlier segment has."""
+    journal = run.journal
+    assert journal is not None
+    await journal.require_lease()
+    failpoints.reach(failpoints.BEFORE_STEP_11)
+    await journal.value("kept", partial(_persist, agent, released, run), lambda _: {}, lambda _: None)
+    failpoints.reach(failpoints.AFTER_STEP_11)
+
+
 async def _persist(agent: Agent, released: ReleasedAnswer, run: Run) -> None:
-    if agent.memory.is_empty:
-        return
     now = run.scope.clock.now()
     once, token = run.is_durable, run.lease_token
     async with agent.memory.transaction(run.key, run.owner, skip_written=once, token=token) as transaction:

@@ -275,7 +275,7 @@ class Run:
         owner: The id of the principal that the session belongs to.
         parent: `RUN.CALL` of the tool call that this run is nested in, or empty.
         admitted_query: The query after the input rules, set by step 3.
-        admitted_request: The request of a durable run as it is stored since step 3.
+        admitted_request: The request of a durable run as it is stored; from step 3 on without raw texts.
         persisted: Whether step 11 has begun.
         lock: The lock of the session, if the store of its turns has leases.
         policy: How a segment of a durable run enters its session, which has admitted the run before. None in
@@ -490,6 +490,7 @@ class RunFactory:
         run.key, run.owner = SessionKey(row.tenant, row.agent, row.session_id, row.owner), row.owner
         interrupts = agent.manifest.spec.sessions.concurrency == "interrupt" and not request.not_before
         run.policy = "interrupt" if interrupts else "enqueue"
+        run.admitted_request = row.request
         run.accepted = AcceptedRun(row.run_id, row.request.get(PLACE, 0), row.segment > 1)
         run.log.durable = True
         return run

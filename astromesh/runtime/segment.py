@@ -184,7 +184,7 @@ class Segment:
         """Dates the prompts of a run that was accepted for later: now, in all its segments."""
         self.request = replace(self.request, accepted_at=self._host.clock.now())
         stored = {**self.row.request, "accepted_at": self.request.accepted_at}
-        self.row = replace(self.row, request=stored)
+        self.row, self.run.admitted_request = replace(self.row, request=stored), stored
         self.writer.change(RunChange(request=stored))
 
     async def _load_record(self) -> tuple[tuple[JournalStep, ...], list[Event]]:
