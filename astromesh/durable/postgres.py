@@ -16,19 +16,13 @@ from pydantic import BaseModel
 from astromesh.channels.base import InboundMessage
 from astromesh.durable.base import (
     NO_AGENT_LIMITS,
-    NO_CONTENTS,
-    ConcurrencyPolicy,
-    IdempotencyKey,
-    JournalStep,
     RunRow,
     SegmentClaim,
-    StoredCallback,
 )
 from astromesh.durable.budgets import SqlBudgets
 from astromesh.durable.graph_runs import GraphRuns, SqlGraphs
 from astromesh.durable.serialization import (
     CHANGE_COLUMNS,
-    attachment_hashes,
     change_values,
     event_values,
     run_of,
@@ -36,7 +30,7 @@ from astromesh.durable.serialization import (
     step_values,
 )
 from astromesh.durable.sql_inbox import SqlInbox
-from astromesh.durable.sql_runs import Commit, SqlRuns, ends_nested
+from astromesh.durable.sql_runs import Commit, SqlRuns
 from astromesh.durable.sql_tasks import SqlTasks
 from astromesh.plugins import Deps
 from astromesh.storage.postgres import Address, GroupCommit, PostgresChannel, PostgresQueries, PostgresStore
@@ -122,21 +116,6 @@ class PostgresRuns(SqlRuns, PostgresStore):
             "assignments": ", ".join(f"{c.name} = coalesce(c.{c.name}, r.{c.name})" for c in CHANGE_COLUMNS),
         }
 
-    async def accept(
-        self,
-        run: RunRow,
-        key: IdempotencyKey | None = None,
-        policy: ConcurrencyPolicy = "enqueue",
-        steps: Sequence[JournalStep] = (),
-        callback: StoredCallback | None = None,
-        attachments: Mapping[str, bytes] = NO_CONTENTS,
-    ) -> RunRow:
-        has_more = steps or callback is not None or attachment_hashes(run.request)
-        if key is not None or policy != "enqueue" or has_more:
-            return await super().accept(run, key, policy, steps, callback, attachments)
-        await self._accepting((*run_values(run), self._clock.now()))
-        return run
-
     async def get(self, run_id: str) -> RunRow | None:
         row = await self._getting(run_id)
         return run_of(row) if row else None
@@ -157,10 +136,10 @@ class PostgresRuns(SqlRuns, PostgresStore):
         rows = await tx.fetch("claim", *_columns(_CLAIM, [claim]), self._clock.now(), [])
         return run_of(rows[0]) if rows else None
 
-    async def _commit(self, commit: Commit) -> bool:
-        run_id = commit.claim.run_id
-        if commit.nested or ends_nested(commit) or any(event.run_id != run_id for event in commit.events):
-            return await super()._commit(commit)
+    async def _add(self, run: RunRow) -> None:
+        await self._accepting((*run_values(run), self._clock.now()))
+
+    async def _commit_run(self, commit: Commit) -> bool:
         return await self._committing(_commit_values(commit))
 
     async def _write_segment(self, commit: Commit, tx: Transaction) -> bool:

@@ -172,6 +172,10 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
         callback: StoredCallback | None = None,
         attachments: Mapping[str, bytes] = NO_CONTENTS,
     ) -> RunRow:
+        has_more = steps or callback is not None or attachment_hashes(run.request)
+        if key is None and policy == "enqueue" and not has_more:
+            await self._add(run)
+            return run
         accept = partial(self._accept, run, key, policy, steps, callback, attachments)
         return await self._queries.transact(accept, synced=True)
 
@@ -435,7 +439,18 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
 
         return await self._queries.transact(erase)
 
-    # -- parts of a transaction: what the databases do in different ways -----------------------------------
+    # -- what the databases do in different ways -----------------------------------------------------------
+
+    async def _add(self, run: RunRow) -> None:
+        """Stores a run that nothing comes with, in one transaction with others."""
+        raise NotImplementedError
+
+    async def _commit_run(self, commit: Commit) -> bool:
+        """Writes a commit without nested runs, in one transaction with others.
+
+        Returns False if the claim is lost.
+        """
+        raise NotImplementedError
 
     async def _claim_segment(self, claim: SegmentClaim, tx: Transaction) -> RunRow | None:
         """Claims a segment that is due, and renews the lease of its worker."""
@@ -519,6 +534,9 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
         return await self._claim_segment(claim, tx)
 
     async def _commit(self, commit: Commit) -> bool:
+        writers = {event.run_id for event in commit.events}
+        if not (commit.nested or ends_nested(commit) or writers - {commit.claim.run_id}):
+            return await self._commit_run(commit)
         return await self._queries.transact(partial(self._commit_tree, commit), synced=is_promise(commit))
 
     async def _commit_tree(self, commit: Commit, tx: Transaction) -> bool:

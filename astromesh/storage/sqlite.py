@@ -13,14 +13,14 @@ import asyncio
 import re
 import sqlite3
 import time
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
-from functools import lru_cache
+from functools import lru_cache, partial
 from hashlib import sha256
 from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, ClassVar, Literal, Self, TypeVar
+from typing import Any, ClassVar, Literal, Self, TypeAlias, TypeVar
 
 import orjson
 from pydantic import BaseModel
@@ -29,7 +29,7 @@ from astromesh.errors import AstromeshError, StoreUnavailable
 from astromesh.plugins import Deps
 from astromesh.storage.migrations import Schema, migrate, store_schema
 from astromesh.storage.private_files import private_file, private_folder
-from astromesh.storage.queries import Dialect, Row, SqlStore, TransactionWork, queries_of
+from astromesh.storage.queries import Dialect, Row, SqlStore, Transaction, TransactionWork, queries_of
 from astromesh.storage.writer_thread import UNSYNCED, ConnectionThread, Item, Result, Work
 
 T = TypeVar("T")
@@ -43,6 +43,8 @@ DEFAULT_URL = "sqlite:///.astromesh/astromesh.db"
 _LOCK_SECONDS = 0.02
 #: seconds after which a log is emptied that must not keep what it has
 _SCRUB_SECONDS = 2.0
+#: statements that a connection keeps compiled
+_CACHED = 256
 #: bytes that a ping writes after a write has failed
 _PING_BYTES = 16 * 1024
 
@@ -196,7 +198,9 @@ class Database:
         return self._connect(*_PRAGMAS[1:], "query_only = ON")
 
     def _connect(self, *pragmas: str) -> sqlite3.Connection:
-        connection = sqlite3.connect(self.path, timeout=_LOCK_SECONDS, isolation_level=None)
+        connection = sqlite3.connect(
+            self.path, timeout=_LOCK_SECONDS, isolation_level=None, cached_statements=_CACHED
+        )
         try:
             for pragma in pragmas:
                 connection.execute(f"PRAGMA {pragma}")
@@ -231,9 +235,13 @@ def default_file(deps: Deps) -> Path:
 # `json_each` reads what is an array in PostgreSQL
 sqlite3.register_adapter(list, lambda values: orjson.dumps(values).decode())
 
-#: rows that one INSERT writes; SQLite takes at least 999 values
-_INSERT_ROWS, _INSERT_VALUES = 32, 999
+#: rows that one INSERT may write, most first, and its values; SQLite takes 32,766
+_INSERT_ROWS, _INSERT_VALUES = (64, 32, 16, 8, 4, 2), 4096
 _INSERT = re.compile(r"(INSERT .+\sVALUES )(\(.+?\))(\s+ON CONFLICT .+)?", re.DOTALL)
+
+
+#: a part of a transaction that takes the items of several calls at once
+BatchWork: TypeAlias = Callable[[Sequence[Item], Transaction], Coroutine[Any, Any, Sequence[Result]]]
 
 
 class SqliteTransaction:
@@ -251,14 +259,13 @@ class SqliteTransaction:
         return self._connection.execute(self._statements[query], values).rowcount
 
     async def execute_many(self, query: str, rows: Sequence[Sequence[object]]) -> None:
-        """Writes many rows by few statements, where each inserts: it costs SQLite about as much as a row."""
+        """Writes many rows by few statements, where each inserts: one costs nearly as much as its rows."""
         statement, at = self._statements[query], 0
-        inserts = bool(rows) and _INSERT.fullmatch(statement) is not None
-        size = min(_INSERT_VALUES // len(rows[0]), _INSERT_ROWS) if inserts else 0
-        while size and at + size <= len(rows):
-            values = tuple(chain.from_iterable(rows[at : at + size]))
-            self._connection.execute(_insert_of_rows(statement, size), values)
-            at += size
+        for size in _INSERT_ROWS if len(rows) > 1 and _inserts(statement) else ():
+            while at + size <= len(rows) and size * len(rows[0]) <= _INSERT_VALUES:
+                values = tuple(chain.from_iterable(rows[at : at + size]))
+                self._connection.execute(_insert_of_rows(statement, size), values)
+                at += size
         self._connection.executemany(statement, rows[at:])
 
     async def lock(self, *name: str) -> None:
@@ -287,6 +294,18 @@ class SqliteQueries:
         result: T = await self._database.write(_transact_all, (self._statements, work), synced=synced)
         return result
 
+    def batched(self, work: BatchWork[Item, Result]) -> Callable[..., Awaitable[Result]]:
+        """Returns a function of one item that executes `work` with those of calls that share the transaction.
+
+        Args:
+            work: returns one result for each item, in order. If it raises, each item is repeated alone.
+        """
+
+        def execute(connection: sqlite3.Connection, items: Sequence[Item]) -> Sequence[Result]:
+            return _finish(work(items, SqliteTransaction(connection, self._statements)))
+
+        return partial(self._database.write, execute)
+
     def scrub_soon(self) -> None:
         self._database.scrub_soon()
 
@@ -304,6 +323,12 @@ class SqliteStore(SqlStore):
         await database.migrate(store_schema(cls, "sqlite"))
         statements = queries_of(cls, "sqlite")
         return cls(SqliteQueries(database, statements), deps.clock)
+
+
+@lru_cache
+def _inserts(statement: str) -> bool:
+    """Whether a statement is an INSERT of one row."""
+    return _INSERT.fullmatch(statement) is not None
 
 
 @lru_cache

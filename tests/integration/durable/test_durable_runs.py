@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -584,10 +584,10 @@ async def test_each_death_in_a_call_is_a_question_of_its_own(tmp_path):
 class Refusing(SqliteRuns):
     """A store that cannot write one text."""
 
-    async def _write_segment(self, commit: Commit, tx: Transaction) -> bool:
-        if any("unstorable" in str(step.output) for step in commit.steps):
+    async def _commit_all(self, commits: Sequence[Commit], tx: Transaction) -> Sequence[bool]:
+        if any("unstorable" in str(step.output) for commit in commits for step in commit.steps):
             raise ValueError("the store has no place for this")
-        return await super()._write_segment(commit, tx)
+        return await super()._commit_all(commits, tx)
 
 
 async def test_a_step_that_cannot_be_stored_ends_its_run_and_no_other(tmp_path):
