@@ -104,10 +104,10 @@ async def bench(folder: Path, lease_seconds: float = LEASE_SECONDS) -> AsyncIter
 
 async def test_a_worker_renews_and_sweeps_at_once_and_at_its_intervals(tmp_path: Path) -> None:
     async with bench(tmp_path) as b:
-        assert not b.worker.started
+        started = [b.worker.started]
         b.worker.start()
         b.worker.start()
-        assert b.worker.started
+        assert [*started, b.worker.started] == [False, True]
         await b.clock.run_for(3 * HEARTBEAT_SECONDS)
         assert b.queue.times["renew"] == [n * HEARTBEAT_SECONDS for n in range(4)]
         assert b.queue.times["sweep"] == [0.0, 4 * SWEEP_SECONDS]

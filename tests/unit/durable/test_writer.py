@@ -9,7 +9,7 @@ from typing import Any, cast
 import pytest
 from structlog.testing import capture_logs
 
-from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStore, SegmentClaim
+from astromesh.durable.base import JournalStep, RunChange, RunRow, RunStatus, RunStore, SegmentClaim
 from astromesh.durable.writer import SegmentWriter, retry_while_unavailable
 from astromesh.errors import AstromeshError, LeaseLost, StoreError
 from astromesh.types import Event
@@ -163,7 +163,7 @@ async def test_a_step_that_ends_clears_a_run_whose_processes_have_died() -> None
     assert commits.changes == [None, RunChange(deaths=0), None]
 
 
-def run(name: str, status: str = "running") -> RunRow:
+def run(name: str, status: RunStatus = "running") -> RunRow:
     return RunRow(name, "acme", "ann", "helper", "s", "t", status, 0.0)
 
 
