@@ -26,6 +26,7 @@ from astromesh.graph.transitions import (
     matching_transition,
     repeat_with_tools,
     route_in,
+    sends_in,
     takes_up_error,
     unconditional_transition,
 )
@@ -214,3 +215,12 @@ def test_a_condition_does_not_hold_back_the_end_of_the_program() -> None:
 )
 def test_an_output_without_a_route_and_without_sends_decides_nothing(output: Any, nothing: bool) -> None:
     assert decides_nothing(output, type(output)) is nothing
+
+
+def test_sends_are_found_again_in_the_record_of_a_durable_run() -> None:
+    record = [{"node": "b", "value": 1}, {"node": "c"}]
+    assert sends_in(record, recorded=True) == (Send("b", 1), Send("c"))
+    assert sends_in(record) == ()
+    assert sends_in([*record, 2], recorded=True) == ()
+    assert sends_in([Send("b", 1)], recorded=True) == (Send("b", 1),)
+    assert sends_in([], recorded=True) == sends_in("bc", recorded=True) == ()
