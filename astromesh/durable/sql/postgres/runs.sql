@@ -76,7 +76,7 @@ changed AS (
 SELECT run_id FROM held
 
 -- name: add_event
--- A nested run without a row has no events: they would break the foreign key.
+-- A nested run without a row has no events: nothing would delete them.
 INSERT INTO astromesh.run_events SELECT $1, $2, $3, $4, $5 WHERE EXISTS (SELECT 1 FROM astromesh.runs WHERE run_id = $1)
 ON CONFLICT (run_id, seq) DO NOTHING
 

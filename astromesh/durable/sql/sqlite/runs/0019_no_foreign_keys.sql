@@ -1,0 +1,2 @@
+-- The tables of SQLite have no foreign keys.
+SELECT 1;
