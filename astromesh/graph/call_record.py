@@ -87,20 +87,16 @@ def _request_bytes(request: Any) -> bytes:
 
 def _without_defaults(value: Any) -> Any:
     if isinstance(value, Struct):
-        values = ((field, getattr(value, field.name)) for field in _fields_of(type(value)))
-        return {field.name: one for field, one in values if not _is_default(field, one)}
+        defaults = _defaults_of(type(value))
+        return {name: one for name, default in defaults if (one := getattr(value, name)) != default}
     return _plain(value)
 
 
 @cache
-def _fields_of(kind: type[Struct]) -> tuple[structs.FieldInfo, ...]:
-    """Returns the fields of a record. msgspec evaluates the types of all of them each time it is asked."""
-    return structs.fields(kind)
-
-
-def _is_default(field: structs.FieldInfo, value: Any) -> bool:
-    default = field.default_factory() if field.default_factory is not NODEFAULT else field.default
-    return default is not NODEFAULT and bool(value == default)
+def _defaults_of(kind: type[Struct]) -> tuple[tuple[str, Any], ...]:
+    """Returns the fields of a record with their defaults; one without a default has what no value equals."""
+    factories = ((one, one.default_factory) for one in structs.fields(kind))
+    return tuple((one.name, one.default if new is NODEFAULT else new()) for one, new in factories)
 
 
 # -- messages: the contents of attachments are stored apart, by their hash -----------------------------------
