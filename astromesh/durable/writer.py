@@ -89,6 +89,7 @@ class SegmentWriter:
         self._task: asyncio.Task[None] | None = None
         self._lease_seen_at = -_LEASE_CHECK_SECONDS
         self._refusal: AstromeshError | None = None
+        self._finished: asyncio.Future[None] | None = None
         self.closed = False
 
     def step(self, step: JournalStep) -> None:
@@ -130,10 +131,13 @@ class SegmentWriter:
         """
         if self._refusal is not None:
             raise self._refusal
+        await self._flushed()
+
+    def _flushed(self) -> asyncio.Future[None]:
         done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._waiting.append((self._added, done))
         self._begin()
-        await done
+        return done
 
     async def require_lease(self) -> None:
         """Returns once every step is on disk and the lease is confirmed. Never returns if the lease is lost.
@@ -158,17 +162,16 @@ class SegmentWriter:
             self._events.append(self.last)
         self.change(change)
         self._refusal = None
-        flushed = asyncio.ensure_future(self.flush())
-        while not flushed.done() and not self.closed:
-            await asyncio.wait([flushed], timeout=RETRY_SECONDS)
-        ended = flushed.done()
-        flushed.cancel()
+        self._finished = self._flushed()
+        await asyncio.wait([self._finished])
         self.close()
-        return ended
+        return not self._finished.cancelled()
 
     def close(self) -> None:
-        """Stops writing."""
+        """Stops writing. A `finish` returns, a `flush` never does."""
         self.closed = True
+        if self._finished is not None:
+            self._finished.cancel()
         self._steps, self._events, self._change, self._nested = {}, [], None, {}
         if self._timer is not None:
             self._timer.cancel()
