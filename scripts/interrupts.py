@@ -21,7 +21,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import aiohttp
 
@@ -55,6 +55,14 @@ _ENDED = ("completed", "failed", "cancelled")
 ACCEPTED: dict[tuple[str, str], float] = {}
 #: sends a message to a server in a session; returns whether it was answered
 Send = Callable[[aiohttp.ClientSession, str, str, str], Awaitable[bool]]
+
+
+class StoredRun(NamedTuple):
+    """A run as the list of runs has it."""
+
+    created_at: str
+    finished_at: str
+    status: str
 
 
 async def plain(http: aiohttp.ClientSession, url: str, session: str, query: str) -> bool:
@@ -129,16 +137,46 @@ async def play(http: aiohttp.ClientSession, urls: list[str], session: str, chanc
     said = ", ".join(f"{send.__name__} {answer}" for (send, *_), answer in zip(plan, answered, strict=True))
     if not any(answered):
         return f"nobody: {said}"
-    async with http.get(f"{urls[0]}/v1/runs", params={"session": session}) as answer:
-        runs = [(run["created_at"], run["status"]) for run in (await answer.json())["runs"]]
     async with http.get(f"{urls[0]}/v1/agents/a/sessions/{session}") as answer:
         turns = (await answer.json())["turns"]
     asked = [turn["content"] for turn in turns if turn["role"] == "user"]
-    if answered[-1] and asked and asked[-1] == f"message {count}":
+    newest = f"message {count}"
+    if answered[-1] and asked[-1:] == [newest]:
         return ""
-    came_last = ACCEPTED.get((session, asked[-1] if asked else ""), 0.0) > last_sent
-    late = not answered[-1] and (came_last or max(runs)[1] == "completed")
+    runs = await _runs(http, urls[0], session, len(sent))
+    accepted_late = ACCEPTED.get((session, asked[-1] if asked else ""), 0.0) > last_sent
+    late = came_late(newest, answered[-1], asked, runs, accepted_late)
     return f"{'came late' if late else 'not the newest'}: {said}; {asked}; {runs}"
+
+
+async def _runs(http: aiohttp.ClientSession, url: str, session: str, count: int) -> list[StoredRun]:
+    """Returns the runs of a session once all are stored: another server stores a plain run after its end."""
+    async with asyncio.timeout(PATIENCE):
+        while True:
+            async with http.get(f"{url}/v1/runs", params={"session": session}) as answer:
+                found = (await answer.json())["runs"]
+            if len(found) >= count and all(run["status"] in _ENDED for run in found):
+                return [StoredRun(run["created_at"], run["finished_at"], run["status"]) for run in found]
+            await asyncio.sleep(0.1)
+
+
+def came_late(
+    newest: str, answered: bool, asked: list[str], runs: list[StoredRun], accepted_late: bool
+) -> bool:
+    """Whether the message with the last turn came to its server after the one that was sent last.
+
+    Args:
+        newest: the message that was sent last.
+        answered: whether it was answered.
+        asked: the messages with a turn, in their order.
+        runs: all of the session. They complete one by one, so their ends are in the order of turns.
+        accepted_late: the last turn is of a durable run that was accepted after the newest message was sent.
+    """
+    completed = sorted((run for run in runs if run.status == "completed"), key=lambda run: run.finished_at)
+    if not asked or len(completed) != len(asked) or answered != (newest in asked):
+        return False
+    came = completed[asked.index(newest)] if answered else max(runs)
+    return accepted_late or completed[-1].created_at >= came.created_at
 
 
 async def rounds(urls: list[str], count: int, at_once: int, seed: int) -> Counter[str]:

@@ -62,9 +62,13 @@ def stalled(port: int, session: str) -> socket.socket:
     return reader
 
 
-def ended(url: str) -> int:
-    """Runs that have ended. A list of runs would have their answers."""
-    with urllib.request.urlopen(f"{url}/metrics", timeout=60) as answer:
+def ended(url: str, seconds: float) -> int:
+    """Runs that have ended. A list of runs would have their answers.
+
+    Raises:
+        TimeoutError: the server has not answered for so many seconds.
+    """
+    with urllib.request.urlopen(f"{url}/metrics", timeout=seconds) as answer:
         lines = answer.read().decode().splitlines()
     return sum(int(float(line.split()[-1])) for line in lines if line.startswith("astromesh_runs_total{"))
 
@@ -88,7 +92,7 @@ def measure(server: ServerProcess, readers: int, waited: int) -> tuple[int, int,
     before = most = resident(server.pid)
     held = [stalled(server.port, f"stalled-{n}") for n in range(readers)]
     end = time.monotonic() + _PATIENCE
-    while ended(server.url) < _WARM + readers:
+    while ended(server.url, max(1.0, end - time.monotonic())) < _WARM + readers:
         if time.monotonic() > end:
             raise SystemExit(f"the runs have not ended after {_PATIENCE:g} s")
         most = max(most, resident(server.pid))
