@@ -28,7 +28,7 @@ from uvicorn.supervisors import Multiprocess
 
 from astromesh.api.app import Server, create_app
 from astromesh.api.auth import is_loopback
-from astromesh.api.middleware.limits import ConcurrencyLimits
+from astromesh.api.middleware.limits import MAX_STARTS, ConcurrencyLimits
 from astromesh.cli import startup
 from astromesh.cli.commands.validate import checked
 from astromesh.cli.event_loop import EventLoop
@@ -265,6 +265,15 @@ def listen(host: str, port: int, *, authenticated: bool) -> socket.socket:
     return listener
 
 
+def listeners_of(listener: socket.socket) -> list[socket.socket]:
+    """Returns a socket and duplicates of it, so that a turn of the event loop accepts several connections.
+
+    The loop accepts one connection per socket and turn. Behind a hundred connections, a health check would
+    wait a hundred turns. More than `MAX_STARTS` requests do not start in one turn.
+    """
+    return [listener, *(listener.dup() for _ in range(MAX_STARTS - 1))]
+
+
 def url_of(listener: socket.socket) -> str:
     """Returns e.g. `http://127.0.0.1:8000`; loopback stands for every address of the machine."""
     host, port = listener.getsockname()[:2]
@@ -414,7 +423,7 @@ async def _run(
 
     server = _Server(uvicorn_config(app, spec), ready)
     async with _watching(runtime) if settings.reloads else nullcontext():
-        await server.serve([listener])
+        await server.serve(listeners_of(listener))
 
 
 def _watching(runtime: AgentRuntime) -> AbstractAsyncContextManager[None]:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 _NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "fastapi", "numpy", "redis", "rich"}
-_NAMES |= {"astromesh.config.workflow.manifest"}
+_NAMES |= {"astromesh.config.workflow"}
 _NAMES |= {"aiohttp", "boto3", "botocore", "google.auth", "greenlet", "markdown_it", "onnxruntime"}
 _NAMES |= {"phonenumbers", "re2", "tokenizers", "watchfiles"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
@@ -66,13 +66,13 @@ _LOAD = _LEAN + "from astromesh.plugins import Plugins; Plugins().load({group!r}
         (
             _LEAN + _IDLE.format(config=_SAMPLE),
             [
-                "astromesh.config.workflow.manifest",
+                "astromesh.config.workflow",
                 "astromesh.graph.reasoning",
                 "astromesh.workflow",
                 "markdown_it",
             ],
         ),
-        (_LEAN + "import astromesh.api.fastapi_app", ["astromesh.config.workflow.manifest", "fastapi"]),
+        (_LEAN + "import astromesh.api.fastapi_app", ["astromesh.config.workflow", "fastapi"]),
         (_LOAD.format(group="conversation_stores", name="sqlite"), []),
         (_LOAD.format(group="conversation_stores", name="in_memory"), []),
         (_LOAD.format(group="episodic_stores", name="sqlite"), []),

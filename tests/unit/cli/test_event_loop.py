@@ -4,10 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import signal
+import socket
 import sys
+from contextlib import ExitStack
 
 import pytest
 
+from astromesh.api.middleware.limits import MAX_STARTS
+from astromesh.cli.commands.serve import listeners_of
 from astromesh.cli.event_loop import EventLoop
 
 
@@ -51,3 +55,32 @@ def test_ctrl_c_cancels_the_main_task_even_after_a_stray_exit() -> None:
             runner.run(main())
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_connections_that_wait_are_accepted_several_at_a_time() -> None:
+    """A health check that comes behind many connections does not wait one turn for each."""
+    waiting, turns = 4 * MAX_STARTS, 0
+    accepted: list[asyncio.BaseTransport] = []
+
+    class Connection(asyncio.Protocol):
+        def connection_made(self, transport: asyncio.BaseTransport) -> None:
+            accepted.append(transport)
+
+    async def main() -> None:
+        nonlocal turns
+        loop = asyncio.get_running_loop()
+        servers = [await loop.create_server(Connection, sock=one) for one in listeners_of(listener)]
+        while len(accepted) < waiting:
+            turns += 1
+            await asyncio.sleep(0)
+        for transport in accepted:
+            transport.close()
+        for server in servers:
+            server.close()
+
+    with socket.create_server(("127.0.0.1", 0), backlog=waiting) as listener, ExitStack() as clients:
+        for _ in range(waiting):
+            clients.enter_context(socket.create_connection(listener.getsockname()))
+        with asyncio.Runner(loop_factory=EventLoop) as runner:
+            runner.run(main())
+    assert turns <= 2 * waiting / MAX_STARTS + 2

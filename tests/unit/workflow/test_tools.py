@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from astromesh.config.workflow.manifest import PolicySpec
+from astromesh.config.workflow import PolicySpec
 from astromesh.errors import ToolFailed
 from astromesh.graph.scope import Journal, Scope
 from astromesh.plugins import Deps, Plugins
