@@ -80,7 +80,7 @@ def test_with_port_0_it_says_which_one_it_took(config: Path, server_process: Ser
     server = server_process(config, args=["--port", "0"], start=False)
     server.launch()
     url = until(lambda: (re.findall(r"listens on (\S+)", server.log()) or [""])[0])
-    live = httpx.get(f"{url}/health/live").json()
+    live = httpx.get(f"{url}/health/live", timeout=60).json()
     assert astromesh(config.parent, "--version").stdout == f"astromesh {live['version']}\n"
 
 
@@ -92,8 +92,8 @@ def test_a_development_server_records_plain_runs(config: Path, server_process: S
     body = {"query": "Hello", "session_id": "s"}
 
     def steps(agent: str) -> int:
-        run_id = httpx.post(f"{server.url}/v1/agents/{agent}/run", json=body).json()["run_id"]
-        return httpx.get(f"{server.url}/v1/runs/{run_id}/steps").status_code
+        run_id = httpx.post(f"{server.url}/v1/agents/{agent}/run", json=body, timeout=60).json()["run_id"]
+        return httpx.get(f"{server.url}/v1/runs/{run_id}/steps", timeout=60).status_code
 
     assert (steps("echo"), steps("silent")) == (200, 409)
 
@@ -120,7 +120,7 @@ def test_dev_reloads_what_is_saved_and_prints_what_a_run_cost(
     until(lambda: "Did you mean `model`?" in server.log(), 60)
     body = {"query": "Hello", "session_id": "s"}
     run_id = httpx.post(f"{server.url}/v1/agents/echo/run", json=body, timeout=60).json()["run_id"]
-    assert httpx.get(f"{server.url}/v1/runs/{run_id}/steps").status_code == 200
+    assert httpx.get(f"{server.url}/v1/runs/{run_id}/steps", timeout=60).status_code == 200
     until(lambda: run_id in server.log(), 60)
     (line,) = [line for line in server.log().splitlines() if run_id in line]
     link = f"{server.url}/console/#/runs/{run_id}"
@@ -138,7 +138,9 @@ def test_sigterm_ends_it_with_0_and_without_noise(config: Path, server_process: 
 
 def test_logs_are_json_where_the_configuration_says_so(config: Path, server_process: ServerFactory) -> None:
     server = server_process(runtime(config, "{telemetry: {log_format: json, log_level: info}}"))
-    httpx.post(f"{server.url}/v1/agents/echo/run", json={"query": "hi", "session_id": "s"}).raise_for_status()
+    httpx.post(
+        f"{server.url}/v1/agents/echo/run", json={"query": "hi", "session_id": "s"}, timeout=60
+    ).raise_for_status()
     server.terminate()
     lines = [json.loads(line) for line in server.log().splitlines() if line.startswith("{")]
     noted = [line for line in lines if line["event"] != "event_loop_blocked"]  # a loaded machine
@@ -148,7 +150,7 @@ def test_logs_are_json_where_the_configuration_says_so(config: Path, server_proc
 def test_frames_are_bounded_as_bodies_are(config: Path, server_process: ServerFactory) -> None:
     server = server_process(runtime(config, "{api: {max_body_bytes: 5000}}"))
     large = {"query": "x" * 6000, "session_id": "s"}
-    assert httpx.post(f"{server.url}/v1/agents/echo/run", json=large).status_code == 413
+    assert httpx.post(f"{server.url}/v1/agents/echo/run", json=large, timeout=60).status_code == 413
 
     async def frame() -> int:
         async with connect(f"{server.url.replace('http', 'ws')}/v1/ws/agent/echo") as ws:
@@ -178,7 +180,7 @@ def test_the_address_of_the_configuration_is_judged_too(config: Path, server_pro
 def test_with_authentication_another_address_will_do(config: Path, server_process: ServerFactory) -> None:
     server = server_process(runtime(config, API_KEYS), args=["--host", "0.0.0.0"])
     assert f"listens on {server.url}" in server.log()
-    assert httpx.get(f"{server.url}/v1/agents").status_code == 401
+    assert httpx.get(f"{server.url}/v1/agents", timeout=60).status_code == 401
 
 
 def test_a_port_in_use_is_told_with_what_to_do(config: Path, server_process: ServerFactory) -> None:
@@ -210,7 +212,7 @@ def test_a_broken_agent_is_a_warning_and_with_strict_a_refusal(
     assert "'broken' is broken" in server.log()
     assert "broken.agent.yaml:4:" in server.log()
     ask = {"query": "hi", "session_id": "s"}
-    assert httpx.post(f"{server.url}/v1/agents/broken/run", json=ask).status_code == 503
+    assert httpx.post(f"{server.url}/v1/agents/broken/run", json=ask, timeout=60).status_code == 503
     assert httpx.post(f"{server.url}/v1/agents/echo/run", json=ask, timeout=30).status_code == 200
     assert "broken.agent.yaml:4:" in refused(server_process(config, args=["--strict"], start=False))
 
@@ -225,7 +227,7 @@ def test_workers_share_the_port_their_metrics_and_end_together(
     server = server_process(config, args=["--workers", "2"], spawn=spawned)
     ask = {"query": "hi", "session_id": "s"}
     for _ in range(10):  # a connection each, so that both workers get some
-        assert httpx.post(f"{server.url}/v1/agents/echo/run", json=ask).status_code == 200
+        assert httpx.post(f"{server.url}/v1/agents/echo/run", json=ask, timeout=60).status_code == 200
     counted = 'astromesh_runs_total{status="completed"} 10.0'
     until(lambda: all(counted in httpx.get(f"{server.url}/metrics", timeout=30).text for _ in range(5)))
     assert server.terminate() == 0
@@ -289,7 +291,9 @@ def new_key(server: ServerProcess, *words: str) -> str:
 def status(server: ServerProcess, token: str, agent: str = "echo") -> int:
     headers = {"authorization": f"Bearer {token}"}
     body = {"query": "hi", "session_id": "s"}
-    return httpx.post(f"{server.url}/v1/agents/{agent}/run", json=body, headers=headers).status_code
+    return httpx.post(
+        f"{server.url}/v1/agents/{agent}/run", json=body, headers=headers, timeout=60
+    ).status_code
 
 
 def socket_status(server: ServerProcess, token: str) -> int:
@@ -324,7 +328,7 @@ def test_principals_do_not_see_each_others_sessions(guarded: ServerProcess) -> N
     tokens = [new_key(guarded, "--user", user) for user in ("ana", "ben", "ana")]
     assert [status(guarded, token) for token in tokens] == [200, 200, 200]  # each has a session of this name
     history = f"{guarded.url}/v1/agents/echo/sessions/s"
-    answers = [httpx.get(history, headers={"x-api-key": token}).json() for token in tokens]
+    answers = [httpx.get(history, headers={"x-api-key": token}, timeout=60).json() for token in tokens]
     assert [len(answer["turns"]) for answer in answers] == [4, 2, 4]
 
 
@@ -336,7 +340,7 @@ def test_keys_are_neither_in_the_log_nor_in_the_data(config: Path, server_proces
     assert status(server, token + "x") == 401
     assert socket_status(server, token) == 101
     for path in (f"/v1/agents?api_key={token}", "/v1/nothing"):
-        httpx.get(server.url + path, headers={"x-api-key": token})
+        httpx.get(server.url + path, headers={"x-api-key": token}, timeout=60)
     server.terminate()
     secret = token.split("_")[2]
     assert secret not in server.log()
@@ -377,14 +381,16 @@ def test_agents_made_in_python_are_served(
     assert f"astromesh listens on {server.url}" in server.log()
     for name in ("shout", "cry"):
         body = {"query": "hi", "session_id": "s"}
-        assert httpx.post(f"{server.url}/v1/agents/{name}/run", json=body).json()["response"] == "HI"
+        assert (
+            httpx.post(f"{server.url}/v1/agents/{name}/run", json=body, timeout=60).json()["response"] == "HI"
+        )
 
 
 def test_they_stand_beside_the_agents_of_the_configuration(
     config: Path, tmp_path: Path, server_process: ServerFactory
 ) -> None:
     server = server_process(config, env=python_path(tmp_path), args=["shouting:shout"])
-    agents = httpx.get(f"{server.url}/v1/agents").json()["agents"]
+    agents = httpx.get(f"{server.url}/v1/agents", timeout=60).json()["agents"]
     assert sorted(one["name"] for one in agents) == ["echo", "shout"]
 
 

@@ -77,7 +77,7 @@ def test_runs_that_the_server_accepted_are_done_although_it_died(
         server.start()
         ended = [finished(client, run_id) for run_id in accepted]
         metrics = client.get("/metrics").text
-        anybody = httpx.get(f"{server.url}/v1/agents").status_code
+        anybody = httpx.get(f"{server.url}/v1/agents", timeout=60).status_code
     assert [run["status"] for run in ended] == ["completed"] * RUNS
     assert "astromesh_runs_total" in metrics
     assert anybody == 401

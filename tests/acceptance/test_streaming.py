@@ -143,7 +143,7 @@ async def test_cancel_closes_the_model_stream_and_keeps_the_partial_text(
             break
         await asyncio.sleep(0.02)
     assert mock_llm.stats()["open"] == 0
-    turns = httpx.get(f"{server.url}/v1/agents/slow/sessions/c").json()["turns"]
+    turns = httpx.get(f"{server.url}/v1/agents/slow/sessions/c", timeout=60).json()["turns"]
     assert [(t["role"], t.get("status")) for t in turns] == [("user", None), ("assistant", "partial")]
     assert turns[1]["content"] == got[-1]["response"]
 
@@ -228,14 +228,16 @@ async def test_a_blocking_rule_streams_only_the_released_end(server: Any) -> Non
 
 async def test_streamed_and_not_streamed_answer_the_same(server: Any) -> None:
     streamed = (await sse(server.url, "tools", "one"))[-1][2]
-    plain = httpx.post(f"{server.url}/v1/agents/tools/run", json={"query": "go", "session_id": "two"}).json()
+    plain = httpx.post(
+        f"{server.url}/v1/agents/tools/run", json={"query": "go", "session_id": "two"}, timeout=60
+    ).json()
     assert streamed["response"].strip() == plain["response"].strip()  # the stand-in strips when not streaming
     for key in ("tools_called", "iterations", "stop_reason", "usage", "pattern"):
         assert streamed["metadata"][key] == plain["metadata"][key]
 
 
 async def test_the_openai_client_drives_an_agent(server: Any) -> None:
-    before = httpx.get(f"{server.url}/v1/agents/words/sessions").json()["sessions"]
+    before = httpx.get(f"{server.url}/v1/agents/words/sessions", timeout=60).json()["sessions"]
     async with AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
         names = [m.id async for m in client.models.list()]
         whole = await client.chat.completions.create(
@@ -259,8 +261,8 @@ async def test_the_openai_client_drives_an_agent(server: Any) -> None:
     assert whole.usage is not None and whole.usage.total_tokens > 0
     assert len([p for p in pieces if p.choices and p.choices[0].delta.content]) == 12
     assert pieces[-1].usage is not None
-    assert httpx.get(f"{server.url}/v1/agents/words/sessions").json()["sessions"] == before
-    assert len(httpx.get(f"{server.url}/v1/agents/tools/sessions/chat-1").json()["turns"]) == 2
+    assert httpx.get(f"{server.url}/v1/agents/words/sessions", timeout=60).json()["sessions"] == before
+    assert len(httpx.get(f"{server.url}/v1/agents/tools/sessions/chat-1", timeout=60).json()["turns"]) == 2
 
 
 async def test_what_a_chat_client_may_not_do_is_400(server: Any) -> None:
@@ -272,8 +274,10 @@ async def test_what_a_chat_client_may_not_do_is_400(server: Any) -> None:
         {"model": "words", "messages": []},
         {"model": "words", "messages": [{"role": "assistant", "content": "x"}]},
     ]
-    answers = [httpx.post(f"{server.url}/v1/chat/completions", json=b) for b in bad]
-    unknown = httpx.post(f"{server.url}/v1/chat/completions", json={"model": "x", "messages": user})
+    answers = [httpx.post(f"{server.url}/v1/chat/completions", json=b, timeout=60) for b in bad]
+    unknown = httpx.post(
+        f"{server.url}/v1/chat/completions", json={"model": "x", "messages": user}, timeout=60
+    )
     assert [a.status_code for a in answers] == [400] * 4
     assert all(a.json()["error"]["message"] for a in answers)
     assert unknown.status_code == 404

@@ -49,7 +49,7 @@ def asked(shown: Console, agent: str, question: str = "Tell me a story.") -> Pag
 
 
 def newest(server: ServerProcess) -> dict[str, object]:
-    found: dict[str, object] = httpx.get(f"{server.url}/v1/runs?limit=1").json()["runs"][0]
+    found: dict[str, object] = httpx.get(f"{server.url}/v1/runs?limit=1", timeout=60).json()["runs"][0]
     return found
 
 

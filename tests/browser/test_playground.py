@@ -45,7 +45,7 @@ def test_another_system_message_and_model_are_tried_without_saving(
     assert shown.violations() == []
     inner = width if width < 720 else width - 200
     assert shown.wider_than(inner) == []
-    sessions = httpx.get(f"{server.url}/v1/agents/helper/sessions").json()["sessions"]
+    sessions = httpx.get(f"{server.url}/v1/agents/helper/sessions", timeout=60).json()["sessions"]
     assert len(sessions) <= 1  # that of the first question, if the agent has a memory
     page.get_by_role("link", name="Compare").first.click()
     page.locator(".row-of-steps.first").wait_for()

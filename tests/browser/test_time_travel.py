@@ -60,7 +60,7 @@ def test_a_result_is_edited_in_place_and_the_run_goes_on_and_is_compared(
     assert "search_knowledge_base" in first.locator("button").inner_text()
     expect(page.locator(".cmp > div")).to_have_count(2)
     assert (
-        httpx.get(f"{server.url}/v1/runs/{fork_id}").json()["forked_from"]["run_id"] == run
+        httpx.get(f"{server.url}/v1/runs/{fork_id}", timeout=60).json()["forked_from"]["run_id"] == run
     )  # what is shown is so
 
 
@@ -68,7 +68,7 @@ def test_each_step_offers_the_edits_that_it_names(
     server: ServerProcess, console: Callable[..., Console]
 ) -> None:
     run, shown = recorded(server), console(server)
-    for step in httpx.get(f"{server.url}/v1/runs/{run}/steps").json()["steps"]:
+    for step in httpx.get(f"{server.url}/v1/runs/{run}/steps", timeout=60).json()["steps"]:
         page = shown.open(f"runs/{run}?step={step['step']}")
         page.get_by_role("region", name="Fork").wait_for()
         output = "Edit the output" if step["kind"] == "node" else "Edit the answer"
@@ -150,14 +150,16 @@ def test_a_task_is_forked_with_the_edits_that_its_steps_name(
     (config / "workflows" / "held" / "workflow.yaml").write_text(held)
     server = server_process(config)
     task = ended_task(server, "answers", "How do I reset my password?")
-    steps = httpx.get(f"{server.url}/v1/tasks/{task}/steps").json()["steps"]
+    steps = httpx.get(f"{server.url}/v1/tasks/{task}/steps", timeout=60).json()["steps"]
     assert {"stage", "model", "tool", "prompt"} <= {step["kind"] for step in steps}
     shown = console(server)
     stages = shown.open(f"tasks/{task}").get_by_role("region", name="The workflow").locator(".node.done")
     expect(stages).to_have_count(3)
     shown.page.get_by_role("button", name="Replay the stage answer").click()
     shown.page.get_by_text("scratch").wait_for()
-    started = httpx.post(f"{server.url}/v1/workflows/held/runs", json={"input": "Which plans are there?"})
+    started = httpx.post(
+        f"{server.url}/v1/workflows/held/runs", json={"input": "Which plans are there?"}, timeout=60
+    )
     page = shown.open(f"tasks/{started.json()['task_id']}")
     expect(page.locator(".node.wait")).to_have_count(1)
     page.get_by_role("button", name="Resume").click()
@@ -176,4 +178,4 @@ def test_a_task_is_forked_with_the_edits_that_its_steps_name(
     page.get_by_role("button", name="Run on from here").click()
     page.get_by_text(f"Fork at step {last}, output edited").wait_for()
     made = page.url.rsplit("/", 1)[-1].split("?")[0]
-    assert httpx.get(f"{server.url}/v1/tasks/{made}").json()["forked_from"]["task_id"] == task
+    assert httpx.get(f"{server.url}/v1/tasks/{made}", timeout=60).json()["forked_from"]["task_id"] == task

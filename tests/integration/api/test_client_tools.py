@@ -50,7 +50,7 @@ async def house_of(path: Path, *script: Any, clock: Any = None, **spec: Any) -> 
         url = f"http://{at}/v1"
         async with (
             openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0) as client,
-            httpx.AsyncClient(base_url=url) as http,
+            httpx.AsyncClient(base_url=url, timeout=60) as http,
         ):
             yield House(provider, client, http)
 

@@ -79,7 +79,7 @@ async def test_what_is_sent_has_the_form_that_is_described(tmp_path: Path, requi
         manifest("careful", tools=TOOLS),
     )
     seen: set[str] = set()
-    async with served(runtime_with(small(tmp_path), answers)) as at, httpx.AsyncClient() as http:
+    async with served(runtime_with(small(tmp_path), answers)) as at, httpx.AsyncClient(timeout=60) as http:
         url = f"http://{at}/v1"
         for query in ("lookup", "fail"):
             body = {"query": query, "session_id": query}

@@ -182,7 +182,11 @@ async def test_a_client_that_leaves_cancels_its_run(
     stuck = Stuck()
     runtime = runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider(stuck))
     headers, body = call_of(version, **meta)
-    async with serving(create_app(runtime)) as url, httpx.AsyncClient() as http, asyncio.timeout(30):
+    async with (
+        serving(create_app(runtime)) as url,
+        httpx.AsyncClient(timeout=60) as http,
+        asyncio.timeout(30),
+    ):
         call = asyncio.create_task(http.post(f"{url}/mcp", headers=headers, json=body, timeout=30))
         await stuck.begun.wait()
         call.cancel()
@@ -204,7 +208,11 @@ async def test_a_run_of_an_agent_that_continues_outlives_its_client(tmp_path: Pa
     folder = write(tmp_path, manifest("helper", on_disconnect="continue"))
     runtime = runtime_of(folder, ScriptedProvider(slow))
     headers, body = call_of(LEGACY)
-    async with serving(create_app(runtime)) as url, httpx.AsyncClient() as http, asyncio.timeout(30):
+    async with (
+        serving(create_app(runtime)) as url,
+        httpx.AsyncClient(timeout=60) as http,
+        asyncio.timeout(30),
+    ):
         call = asyncio.create_task(http.post(f"{url}/mcp", headers=headers, json=body, timeout=30))
         await begun.wait()
         call.cancel()
@@ -295,7 +303,7 @@ async def test_an_agent_with_an_output_schema_answers_with_structured_content(tm
 async def test_a_client_without_a_token_is_told_who_issues_them(tmp_path: Path) -> None:
     async with (
         serving(server(tmp_path, ScriptedProvider("fine"))) as url,
-        httpx.AsyncClient(base_url=url) as http,
+        httpx.AsyncClient(base_url=url, timeout=60) as http,
     ):
         refused = await http.post("/mcp", json={})
         assert refused.status_code == 401
@@ -375,7 +383,7 @@ async def test_the_user_of_a_client_approves_what_a_run_waits_for(tmp_path: Path
                 assert failed.is_error
                 assert "decision" in failed.content[0].text
         admin = {"authorization": f"Bearer {token('admin')}"}
-        async with httpx.AsyncClient(base_url=url, headers=admin) as http:
+        async with httpx.AsyncClient(base_url=url, headers=admin, timeout=60) as http:
             acts = (await http.get("/v1/audit")).json()["acts"]
         assert [(act["action"], act["detail"]) for act in acts if act["action"] == "run.decide"] == [
             ("run.decide", "deny"), ("run.decide", "approve"),
@@ -383,7 +391,7 @@ async def test_the_user_of_a_client_approves_what_a_run_waits_for(tmp_path: Path
 
 
 async def test_the_state_of_a_question_is_of_its_call_and_its_caller_alone(tmp_path: Path) -> None:
-    async with careful(tmp_path, asks("a"), "Done.") as (url, used), httpx.AsyncClient() as http:
+    async with careful(tmp_path, asks("a"), "Done.") as (url, used), httpx.AsyncClient(timeout=60) as http:
 
         async def call(bearer: str, arguments: Any, **more: Any) -> Any:
             headers, body = call_of(MODERN)

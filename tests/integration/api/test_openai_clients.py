@@ -36,7 +36,7 @@ class House(NamedTuple):
         )
 
     async def turns(self, session: str) -> list[str]:
-        async with httpx.AsyncClient(base_url=self.url) as client:
+        async with httpx.AsyncClient(base_url=self.url, timeout=60) as client:
             answer = await client.get(f"/agents/helper/sessions/{session}")
         return [turn["content"] for turn in answer.json().get("turns", [])]
 

@@ -165,7 +165,7 @@ async def test_the_head_of_a_stream_waits_ten_seconds_at_most(tmp_path: Path) ->
         return "Well."
 
     runtime = runtime_of(write(tmp_path, manifest()), ScriptedProvider(slow), clock=clock)
-    async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}") as client:
+    async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client:
         body = {"model": "helper", "messages": MESSAGES, "stream": True}
         request = client.build_request("POST", CHAT, json=body)
         head = asyncio.create_task(client.send(request, stream=True))

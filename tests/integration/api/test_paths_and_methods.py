@@ -141,7 +141,7 @@ async def test_a_path_that_is_too_long_is_414_over_the_wire(tmp_path: Any, lengt
     """The longer one is refused before its line has an end."""
     async with (
         served(runtime_of(write(tmp_path, manifest()), ScriptedProvider())) as at,
-        httpx.AsyncClient(base_url=f"http://{at}") as client,
+        httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client,
     ):
         answer = await client.get("/v1/agents/" + "x" * length)
     assert (answer.status_code, answer.json()["code"]) == (414, "uri_too_long")

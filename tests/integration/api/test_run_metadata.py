@@ -93,7 +93,7 @@ async def test_a_socket_takes_them_too(tmp_path: Path) -> None:
         await socket.send(json.dumps(BODY))
         while json.loads(await socket.recv())["type"] != "done":
             pass
-        async with httpx.AsyncClient(base_url=f"http://{host}") as client:
+        async with httpx.AsyncClient(base_url=f"http://{host}", timeout=60) as client:
             (run,) = (await client.get("/v1/runs")).json()["runs"]
     assert kept(run) == KEPT
 

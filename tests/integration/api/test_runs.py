@@ -214,7 +214,7 @@ async def test_the_log_is_what_the_stream_was_and_resumes_behind_every_event(tmp
 async def test_a_reader_who_comes_late_hears_the_rest_as_it_happens(tmp_path: Path) -> None:
     gate = Gate()
     runtime = runtime_of(helper(tmp_path), ScriptedProvider(gate))
-    async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}") as client:
+    async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client:
         call = asyncio.create_task(client.post(RUN, json=BODY))
         await gate.entered.wait()
         run_id = await newest(client)
@@ -267,7 +267,7 @@ async def test_cancel_ends_the_run_keeps_its_text_and_tells_the_caller(tmp_path:
 
     provider = ScriptedProvider(says, "next")
     runtime = runtime_of(helper(tmp_path), provider)
-    async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}") as client:
+    async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client:
         streaming = {"accept": "text/event-stream"}
         async with client.stream("POST", RUN, json=BODY, headers=streaming) as stream:
             pieces, seen = stream.aiter_text(), ""
@@ -359,7 +359,7 @@ async def leaves(at: str, gate: Gate, transport: str) -> None:
             await gate.entered.wait()
         return
     headers = {"accept": "text/event-stream"} if transport == "sse" else {}
-    async with httpx.AsyncClient(base_url=f"http://{at}") as client:
+    async with httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client:
         call = asyncio.create_task(client.post(RUN, json=BODY, headers=headers))
         await gate.entered.wait()
         call.cancel()
@@ -370,7 +370,7 @@ async def leaves(at: str, gate: Gate, transport: str) -> None:
 async def test_on_disconnect_continue_finishes_the_run(tmp_path: Path, transport: str) -> None:
     gate = Gate()
     runtime = runtime_of(helper(tmp_path, on_disconnect="continue"), ScriptedProvider(gate))
-    async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}") as client:
+    async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client:
         await leaves(at, gate, transport)
         gate.go.set()
         path = f"/v1/runs/{await newest(client)}"
@@ -385,7 +385,7 @@ async def test_on_disconnect_continue_finishes_the_run(tmp_path: Path, transport
 async def test_on_disconnect_cancel_ends_the_run(tmp_path: Path, transport: str) -> None:
     gate = Gate()
     runtime = runtime_of(helper(tmp_path, on_disconnect="cancel"), ScriptedProvider(gate))
-    async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}") as client:
+    async with served(runtime) as at, httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client:
         await leaves(at, gate, transport)
         path = f"/v1/runs/{await newest(client)}"
         while (state := (await client.get(path)).json())["status"] == "running":

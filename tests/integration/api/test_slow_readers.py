@@ -111,7 +111,7 @@ async def test_a_reader_who_wakes_up_finds_the_gap_and_the_whole_answer(tmp_path
         connect(f"ws://{at}/v1/ws/agent/helper", max_size=None, max_queue=1) as reader,
     ):
         await reader.send(json.dumps(BODY))
-        async with httpx.AsyncClient(base_url=f"http://{at}") as client:
+        async with httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client:
             while (await client.get("/v1/runs?status=completed")).json()["runs"] == []:
                 await asyncio.sleep(0.02)
         frames = [json.loads(await reader.recv())]

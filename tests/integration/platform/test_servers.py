@@ -93,7 +93,7 @@ class TestRedis:
 class TestModel:
     def ask(self, model: MockModel, name: str, **body) -> httpx.Response:
         request = {"model": name, "messages": [{"role": "user", "content": "hi"}], **body}
-        return httpx.post(f"{model.url}/chat/completions", json=request)
+        return httpx.post(f"{model.url}/chat/completions", json=request, timeout=60)
 
     def test_its_name_chooses_what_it_says(self, mock_llm: MockModel) -> None:
         answer = self.ask(mock_llm, "mock+say=good_day").json()
@@ -159,7 +159,7 @@ class TestServerProcess:
         server.start()
         assert server.kill() == -signal.SIGKILL
         server.start()
-        assert httpx.get(server.url + "/health/live").is_success
+        assert httpx.get(server.url + "/health/live", timeout=60).is_success
         assert server.terminate() == -signal.SIGTERM
 
     def test_its_network_is_guarded_too(self, program: Path, tmp_path: Path) -> None:
@@ -263,7 +263,7 @@ class TestBlockingDetector:
     async def test_what_the_loop_waits_for_is_fine(
         self, free_loop: BlockingDetector, mock_llm: MockModel
     ) -> None:
-        async with httpx.AsyncClient(trust_env=False) as client:
+        async with httpx.AsyncClient(trust_env=False, timeout=60) as client:
             assert (await client.get(f"{mock_llm.url}/models")).is_success
 
 

@@ -111,7 +111,7 @@ def by_sse(house: House, agent: str) -> tuple[list[str], str, str]:
     """The pieces of text that arrived, the answer, and everything as it came."""
     url = f"http://{house.at}/v1/agents/{agent}/run"
     headers = {"accept": "text/event-stream"}
-    raw = httpx.post(url, json={"query": "go", "session_id": "s"}, headers=headers).text
+    raw = httpx.post(url, json={"query": "go", "session_id": "s"}, headers=headers, timeout=60).text
     events = [dict(line.split(": ", 1) for line in block.splitlines()) for block in raw.strip().split("\n\n")]
     said = [json.loads(e["data"])["content"] for e in events if e["event"] == "model.delta"]
     assert events[-1]["event"] == "run.completed"
@@ -130,7 +130,7 @@ def by_socket(house: House, agent: str) -> tuple[list[str], str, str]:
 
 def by_chat(house: House, agent: str) -> tuple[list[str], str, str]:
     body = {"model": agent, "messages": [{"role": "user", "content": "go"}], "stream": True}
-    raw = httpx.post(f"http://{house.at}/v1/chat/completions", json=body).text
+    raw = httpx.post(f"http://{house.at}/v1/chat/completions", json=body, timeout=60).text
     lines = raw.strip().split("\n\n")
     assert lines[-1] == "data: [DONE]"
     chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
@@ -141,7 +141,9 @@ def by_chat(house: House, agent: str) -> tuple[list[str], str, str]:
 def plain(house: House, agent: str) -> str:
     """The answer of a run that does not stream."""
     body = {"query": "go", "session_id": "s"}
-    return str(httpx.post(f"http://{house.at}/v1/agents/{agent}/run", json=body).json()["response"])
+    return str(
+        httpx.post(f"http://{house.at}/v1/agents/{agent}/run", json=body, timeout=60).json()["response"]
+    )
 
 
 TRANSPORTS = {"sse": by_sse, "websocket": by_socket, "chat": by_chat}

@@ -141,7 +141,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 async def test_a_bad_token_is_401_with_a_challenge(name: str) -> None:
     headers = {"authorization": f"Bearer {BAD[name]}"} if BAD[name] else {}
-    async with serving(reports().app()) as url, httpx.AsyncClient() as http:
+    async with serving(reports().app()) as url, httpx.AsyncClient(timeout=60) as http:
         answer = await http.post(f"{url}/mcp", json={}, headers=headers)
     assert answer.status_code == 401
     assert answer.headers["www-authenticate"].startswith("Bearer")
@@ -152,7 +152,7 @@ async def test_where_tokens_are_not_required_the_guards_decide() -> None:
         async with mcp_session(f"{url}/mcp") as session:
             assert (await session.call_tool("whoami", {})).content[0].text == "nobody"
             assert (await session.call_tool("salaries", {})).is_error
-        async with httpx.AsyncClient() as http:
+        async with httpx.AsyncClient(timeout=60) as http:
             bad = {"authorization": f"Bearer {BAD['expired']}"}
             assert (await http.post(f"{url}/mcp", json={}, headers=bad)).status_code == 401
 
