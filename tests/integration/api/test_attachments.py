@@ -277,7 +277,7 @@ async def test_what_cannot_be_read_is_refused_before_the_run(
             "no file of the type image/png",
         ),
         "sound as a picture": ({"data": WAV, "media_type": "image/png"}, 422, "accepts no audio"),
-        "no text": ({"data": "/w==", "name": "a.bin"}, 422, "no image, no audio, no text and no PDF"),
+        "no text": ({"data": "/w==", "name": "a.bin"}, 422, "not an image, audio, text or a PDF file"),
         "a broken PDF": ({"data": PNG, "media_type": "application/pdf"}, 422, "not a readable PDF"),
         "audio": ({"data": WAV, "media_type": "audio/wav"}, 422, "accepts no audio"),
         "the server itself": ({"url": "http://127.0.0.1:1/a.png"}, 422, "not a public address"),

@@ -197,7 +197,7 @@ async def test_what_does_not_fit_is_refused_and_the_run_still_waits(store: str) 
             await engine.state_at("r", step)  # type: ignore[arg-type]
     with pytest.raises(InvalidInput, match="must be a mapping, not of type Order"):
         await engine.fork("r", 0, Order())  # type: ignore[arg-type]
-    with pytest.raises(InvalidInput, match="JSON alone"):
+    with pytest.raises(InvalidInput, match="only JSON values"):
         await engine.ainvoke("half a pair: \ud800")
     assert await engine.interrupts("r") == result.interrupts
     assert await engine.delete("r")

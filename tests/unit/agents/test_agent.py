@@ -390,7 +390,7 @@ async def test_images_and_files_go_with_the_message(tmp_path: Path) -> None:
     message = model.requests[0].messages[-1]
     assert [one.media_type for one in message.attachments] == ["image/png", "image/jpeg", "image/gif"]
     assert message.content == 'Look\n\nFile "notes.csv":\n```\na,b\n1,2\n\n```\n\nFile "c.md":\n```\n# C\n```'
-    with pytest.raises(InvalidInput, match="no image, no audio, no text and no PDF"):
+    with pytest.raises(InvalidInput, match="not an image, audio, text or a PDF file"):
         await agent.run("Look", attachments=[File("d.bin", b"\xff")])
     with pytest.raises(InvalidInput, match=r"d\.pdf.*not a readable PDF"):
         await agent.run("Look", attachments=[File("d.pdf", b"%PDF\xff")])

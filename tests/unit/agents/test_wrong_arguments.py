@@ -134,9 +134,9 @@ async def test_a_wrong_argument_of_resume_is_an_invalid_input(name: str, value: 
 @pytest.mark.parametrize(("query", "keys"), [("\ud800", {}), ("q", {"context": {"x": object()}})])
 async def test_a_stored_run_refuses_what_is_not_json(query: str, keys: Any) -> None:
     agent = Agent(ScriptedProvider("a"), store="memory")
-    with pytest.raises(InvalidInput, match="JSON alone"):
+    with pytest.raises(InvalidInput, match="only JSON values"):
         await agent.run(query, **keys)
-    assert "JSON alone" in (await agent.ainvoke(query, **keys)).report.error
+    assert "only JSON values" in (await agent.ainvoke(query, **keys)).report.error
 
 
 def test_an_agent_is_no_tool_but_has_one() -> None:

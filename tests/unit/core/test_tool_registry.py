@@ -234,7 +234,7 @@ async def test_further_layers_stand_between_the_checked_arguments_and_the_timeou
         ("search", "{}", '"query" is a required property'),
         ("search", '{"query": "\\ud800"}', "not valid JSON"),
         ("search", "[" * 5000, "not valid JSON"),
-        ("search", '{"query": "x", "id": 18446744073709551616}', "beyond 64 bits. Send it as text"),
+        ("search", '{"query": "x", "id": 18446744073709551616}', "which would be rounded. Send it as text"),
     ],
 )
 async def test_what_the_model_did_wrong_comes_back_corrected(name, arguments, says):
