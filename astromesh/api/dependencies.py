@@ -6,7 +6,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from typing import Annotated, Any, NamedTuple, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, Protocol, Self, TypeVar
 
 from fastapi import Depends, Header, Query, Request
 
@@ -29,6 +29,14 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 #: of lists that are long only where a program makes them so
 LongLimit = Annotated[int, Query(ge=1, le=10_000)]
 LastEventId = Annotated[int, Header(ge=0, le=MAX_SEQ, description="Resume after this event.")]
+
+
+class _Stored(Protocol):
+    @property
+    def evaluation_id(self) -> str: ...
+
+
+Report = TypeVar("Report", bound=_Stored)
 
 
 class Cursor(NamedTuple):
@@ -64,6 +72,17 @@ class Cursor(NamedTuple):
             return None
         place = str(key).encode()
         return urlsafe_b64encode(_mark(self.path, place) + place).decode().rstrip("=")
+
+    def page(
+        self, found: Sequence[Item], limit: int, key: Callable[[Item], str | int]
+    ) -> tuple[Sequence[Item], str | None]:
+        """Returns the items of a page, and `after` of the next page.
+
+        Args:
+            found: the items behind this place, in their order; more than `limit` if there is a next page.
+        """
+        listed = found[:limit]
+        return listed, self.next(key(listed[-1]) if len(found) > limit else None)
 
     @classmethod
     def of(cls, path: str, text: str, param: str = "after") -> Self:
@@ -107,21 +126,36 @@ PageCursor = Annotated[Cursor, Depends(_cursor)]
 
 def page(
     items: Sequence[Item], key: Callable[[Item], str], limit: int, cursor: Cursor
-) -> tuple[list[Item], str | None]:
+) -> tuple[Sequence[Item], str | None]:
     """Returns the items of a page by their keys, and `after` of the next page.
 
     Args:
         key: of an item; it is unique, and orders the items.
     """
     found = sorted((one for one in items if key(one) > cursor.after), key=key)
-    return found[:limit], cursor.next(key(found[limit - 1]) if len(found) > limit else None)
+    return cursor.page(found, limit, key)
+
+
+def reports_page(
+    reports: Sequence[Report], limit: int, cursor: Cursor
+) -> tuple[Sequence[Report], str | None]:
+    """Returns the reports of a page, in their order, and `after` of the next page.
+
+    Raises: InvalidCursor: the last report of the page before was deleted.
+    """
+    if cursor.after:
+        places = [n for n, one in enumerate(reports, 1) if one.evaluation_id == cursor.after]
+        if not places:
+            raise InvalidCursor("after: the report was deleted. Begin without `after`.", param="after")
+        reports = reports[places[0] :]
+    return cursor.page(reports, limit, lambda one: one.evaluation_id)
 
 
 def steps_page(steps: Sequence[JsonObject], limit: int, cursor: Cursor) -> JsonObject:
     """Returns `steps` and `next` of a page of numbered steps, which are in order."""
     found = [one for one in steps if one["step"] > cursor.number]
-    listed = found[:limit]
-    return {"steps": listed, "next": cursor.next(listed[-1]["step"] if len(found) > limit else None)}
+    listed, more = cursor.page(found, limit, lambda one: int(one["step"]))
+    return {"steps": listed, "next": more}
 
 
 def scope(name: str, resource: str = "", *, any_resource: bool = False) -> Any:

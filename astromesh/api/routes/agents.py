@@ -233,9 +233,8 @@ async def sessions(
     after = cursor.after
     place = after if not after or _SEPARATOR in after else after + _AFTER_EVERY_PRINCIPAL
     found = await store.sessions(viewer.tenant, name, owner=viewer.owner, after=place, limit=limit + 1)
-    page = found[:limit]
-    more = cursor.next(_place_of(page[-1], viewer) if len(found) > limit else None)
-    return SessionsOut(agent=name, sessions=[_session(s) for s in page], next=more)
+    listed, more = cursor.page(found, limit, lambda one: _place_of(one, viewer))
+    return SessionsOut(agent=name, sessions=[_session(s) for s in listed], next=more)
 
 
 @sessions_router.get(
@@ -260,9 +259,8 @@ async def history(
         raise _no_session(name, session_id)
     key = SessionKey(viewer.tenant, name, session_id, _only(owners, session_id))
     found = await store.page(key, after=cursor.number, limit=limit + 1)
-    page = found[:limit]
-    more = cursor.next(page[-1].seq if len(found) > limit else None)
-    return HistoryOut(agent=name, session_id=session_id, turns=[_turn(t) for t in page], next=more)
+    listed, more = cursor.page(found, limit, lambda one: one.seq)
+    return HistoryOut(agent=name, session_id=session_id, turns=[_turn(t) for t in listed], next=more)
 
 
 @sessions_router.delete(

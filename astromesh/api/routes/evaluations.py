@@ -8,10 +8,10 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, page, scope
+from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, page, reports_page, scope
 from astromesh.api.requests import read_body, runtime_of, viewer_of
 from astromesh.api.schemas import Described, problems, request_body
-from astromesh.errors import EvaluationNotFound, InvalidCursor
+from astromesh.errors import EvaluationNotFound
 from astromesh.evaluation.base import Evaluation
 from astromesh.evaluation.dataset import ListedDataset, addition, list_datasets
 from astromesh.evaluation.reports import comparisons, find, stored
@@ -108,13 +108,7 @@ _CASE: TypeAdapter[CaseBody] = TypeAdapter(CaseBody)
 async def evaluations(request: Request, cursor: PageCursor, name: str = "", limit: Limit = 50) -> JsonObject:
     """Lists the stored reports of an agent or workflow, or all, newest first."""
     found = await asyncio.to_thread(stored, runtime_of(request).data_dir, name)
-    if cursor.after:
-        last = next((one for one in found if one.evaluation_id == cursor.after), None)
-        if last is None:
-            raise InvalidCursor("after: the report was deleted. Begin without `after`.", param="after")
-        found = found[found.index(last) + 1 :]
-    listed = found[:limit]
-    more = cursor.next(listed[-1].evaluation_id if len(found) > limit else None)
+    listed, more = reports_page(found, limit, cursor)
     return {"evaluations": [_counted(one) for one in listed], "next": more}
 
 

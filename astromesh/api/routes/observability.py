@@ -61,11 +61,8 @@ async def acts(
     log = cast(AuditLog, request.app.state.audit)
     query = AuditFilter(action, principal, object, limit + 1, cursor.number if cursor.after else None)
     found = await asyncio.to_thread(log.numbered, caller_of(request).tenant_id, query)
-    listed = found[:limit]
-    return {
-        "acts": [act for _, act in listed],
-        "next": cursor.next(listed[-1][0] if len(found) > limit else None),
-    }
+    listed, more = cursor.page(found, limit, lambda one: one[0])
+    return {"acts": [act for _, act in listed], "next": more}
 
 
 health_router = APIRouter(tags=["health"])

@@ -70,9 +70,8 @@ async def callbacks(
     sender = runtime_of(request).runner.callbacks
     query = DeliveryQuery(*viewer_of(request), state, run or task, cursor.number, limit + 1)
     found = () if sender is None else await sender.list(query)
-    page = found[:limit]
-    following = cursor.next(page[-1].id if len(found) > limit else None)
-    return {"callbacks": [delivery_json(one) for one in page], "next": following}
+    listed, more = cursor.page(found, limit, lambda one: one.id)
+    return {"callbacks": [delivery_json(one) for one in listed], "next": more}
 
 
 @callbacks_router.post(

@@ -10,10 +10,10 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from astromesh.access.scopes import principal_of
-from astromesh.api.dependencies import Limit, PageCursor, audited, scope
+from astromesh.api.dependencies import Limit, PageCursor, audited, reports_page, scope
 from astromesh.api.requests import as_integer, caller_of, runtime_of
 from astromesh.api.schemas import Described
-from astromesh.errors import DocumentNotFound, EvaluationNotFound, InvalidCursor, InvalidInput
+from astromesh.errors import DocumentNotFound, EvaluationNotFound, InvalidInput
 from astromesh.evaluation.retrieval import find_retrieval, retrieval_reports
 from astromesh.knowledge.base import DOCX, PPTX, XLSX, Document, DocumentsOf, IngestReport, Passage
 from astromesh.runtime.bootstrap import pipeline_of
@@ -294,13 +294,7 @@ async def evaluations(pipeline: str, request: Request, cursor: PageCursor, limit
     runtime, tenant = runtime_of(request), caller_of(request).tenant_id
     pipeline_of(runtime.state, pipeline)
     found = await asyncio.to_thread(retrieval_reports, runtime.data_dir, pipeline, tenant)
-    if cursor.after:
-        places = [number for number, one in enumerate(found) if one.evaluation_id == cursor.after]
-        if not places:
-            raise InvalidCursor("after: the report was deleted. Begin without `after`.", param="after")
-        found = found[places[0] + 1 :]
-    listed = found[:limit]
-    more = cursor.next(listed[-1].evaluation_id if len(found) > limit else None)
+    listed, more = reports_page(found, limit, cursor)
     return {"evaluations": [one.head() for one in listed], "next": more}
 
 

@@ -137,9 +137,8 @@ async def schedules(
     kind = "agent" if agent else "workflow" if workflow else ""
     query = ScheduleQuery(*viewer_of(request), kind, agent or workflow, cursor.after, limit + 1)
     found = await runtime_of(request).schedules.list(query)
-    page = found[:limit]
-    following = cursor.next(page[-1].id if len(found) > limit else None)
-    return {"schedules": [schedule_json(one) for one in page], "next": following}
+    listed, more = cursor.page(found, limit, lambda one: one.id)
+    return {"schedules": [schedule_json(one) for one in listed], "next": more}
 
 
 @router.post(

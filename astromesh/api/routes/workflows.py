@@ -342,8 +342,8 @@ async def tasks(
 ) -> JsonObject:
     """Lists the caller's Tasks, newest first."""
     found = await _tasks(request).list(viewer_of(request), workflow, status, limit + 1, cursor.after)
-    page = found[:limit]
-    return {"tasks": page, "next": cursor.next(page[-1]["task_id"] if len(found) > limit else None)}
+    listed, more = cursor.page(found, limit, lambda one: str(one["task_id"]))
+    return {"tasks": listed, "next": more}
 
 
 @router.get(
@@ -446,8 +446,7 @@ async def artifacts(  # noqa: PLR0913 (a parameter for each filter)
     place = cursor.numbers(_artifact_place) if cursor.after else (0.0, 0)
     query = ArtifactFilter(task_id, node, type, earliest, limit + 1, *place)
     found = await _tasks(request).artifacts(task_id, viewer_of(request), query)
-    listed = found[:limit]
-    more = cursor.next(f"{listed[-1].created_at!r}-{listed[-1].n}" if len(found) > limit else None)
+    listed, more = cursor.page(found, limit, lambda one: f"{one.created_at!r}-{one.n}")
     return {"artifacts": [_artifact_json(one) for one in listed], "next": more}
 
 
