@@ -409,7 +409,7 @@ def _assigned(node: ast.stmt) -> tuple[str, ...]:
 BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     "api.app": ("a route raised", "the routes could not be loaded"),
     "api.ws": ("a frame or a run raised", "an event could not be encoded"),
-    "cli.commands.workflow_repl": ("a project's own command raised",),
+    "cli.commands.workflow": ("a project's own command raised",),
     "cli.main": ("a command raised",),
     "core.templates": ("a template could not be compiled", "a template raised"),
     "durable.budgets": ("restores charges and raises",),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import sys
 from collections.abc import (
     AsyncIterator,
     Callable,
@@ -18,6 +19,7 @@ from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from threading import get_ident
 from typing import Any, Generic, NamedTuple, Self, TypeVar, Unpack, overload
@@ -69,6 +71,7 @@ from astromesh.agents.results import (
 from astromesh.errors import (
     ApprovalRequired,
     AstromeshError,
+    ConfigError,
     InvalidConfiguration,
     InvalidGraph,
     InvalidInput,
@@ -88,6 +91,7 @@ from astromesh.runtime.records import RunAnswer, RunRequest
 from astromesh.runtime.run import Run
 from astromesh.runtime.runs import Decision
 from astromesh.telemetry.events import EventSink
+from astromesh.text import did_you_mean
 from astromesh.tools.base import DepsT, ToolPort
 from astromesh.types import CallerContext, Event
 
@@ -784,3 +788,43 @@ def _typed(output_type: Any) -> Any:
 
 def _about_function(function: Any) -> str:
     return f"the function {getattr(function, '__qualname__', type(function).__name__)}"
+
+
+# -- agents by the names under which Python imports them: `astromesh serve module:agent` ---------------------
+
+
+def load_agents(references: Iterable[str]) -> list[Agent]:
+    """Imports agents; modules are also searched in the working directory.
+
+    Args:
+        references: `module:name` of agents, or of lists of agents.
+
+    Raises:
+        ConfigError: The module or the name does not exist, or is not an agent.
+    """
+    here = str(Path.cwd())
+    if here not in sys.path:
+        sys.path.insert(0, here)
+    return [agent for reference in references for agent in _load(reference)]
+
+
+def _load(reference: str) -> list[Agent]:
+    module_name, colon, name = reference.partition(":")
+    if not colon or not name:
+        raise ConfigError(f"{reference!r} does not name an agent. Write MODULE:NAME, e.g. app:agent.")
+    try:
+        module = import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
+            raise  # the module exists, and imports one that does not
+        raise ConfigError(
+            f"There is no module {error.name!r}. Start the command in the folder of {error.name}.py, or "
+            "install the package that contains it."
+        ) from error
+    found = getattr(module, name, None)
+    agents = found if isinstance(found, list | tuple) else [found]
+    if not agents or not all(isinstance(agent, Agent) for agent in agents):
+        known = [key for key, value in vars(module).items() if isinstance(value, Agent)]
+        hint = did_you_mean(name, known) or (f"Its agents: {', '.join(known)}." if known else "")
+        raise ConfigError(f"{reference!r} is not an agent. {hint}".strip())
+    return list(agents)

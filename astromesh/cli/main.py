@@ -61,8 +61,7 @@ GROUPS: Mapping[str, tuple[str, str]] = {
         "astromesh.cli.commands.mcp",
         "Serve the agents as MCP tools; log in at MCP servers.",
     ),
-    # this module adds `repl` to the commands of `workflow`
-    "workflow": ("astromesh.cli.commands.workflow_repl", "Workflows: the DAGs in workflows/NAME/."),
+    "workflow": ("astromesh.cli.commands.workflow", "Workflows: the DAGs in workflows/NAME/."),
 }
 #: groups that do something without a subcommand
 _ALSO_COMMANDS = frozenset({"mcp"})

@@ -319,7 +319,7 @@ def _role() -> str:
 def _runtime_of(folders: tuple[Path, Path], references: list[str]) -> AgentRuntime:
     if not references:
         return AgentRuntime(folders[0], data_dir=folders[1])
-    from astromesh.agents.loading import load_agents  # servers of a folder alone do not need it
+    from astromesh.agents.agent import load_agents  # servers of a folder alone do not need it
 
     agents, config = load_agents(references), Path(folders[0])
     runtime = AgentRuntime(config if config.is_dir() else None, data_dir=folders[1], agents=agents)

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 import typer
 
+from astromesh.cli.commands import workflow as command
 from astromesh.cli.commands import workflow as inspecting
-from astromesh.cli.commands import workflow_repl as command
-from astromesh.cli.commands.workflow_repl import Session, profile_of
+from astromesh.cli.commands.workflow import Session, profile_of
 from astromesh.cli.terminal import LineReader
 from astromesh.errors import InvalidInput
 from astromesh.runtime.records import TaskRequest
