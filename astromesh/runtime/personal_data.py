@@ -36,7 +36,7 @@ async def principal_data(runtime: AgentRuntime, tenant: str, principal: str) -> 
 
 
 async def facts_about(runtime: AgentRuntime, tenant: str, principal: str) -> list[JsonObject]:
-    """Returns the facts about one principal, each once even if agents share a store, the newest first.
+    """Returns the facts about one principal, each once even if agents share a store.
 
     Raises:
         StoreUnavailable: a store does not answer.

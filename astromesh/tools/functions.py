@@ -337,7 +337,10 @@ def _name(function: Callable[..., Any]) -> str:
 
 def _hints(function: Callable[..., Any], tool_name: str) -> dict[str, Any]:
     inner = function.func if isinstance(function, partial) else function
-    target = inner if inspect.isroutine(inner) else type(inner).__call__
+    if isinstance(inner, type):
+        target = inner.__init__  # type: ignore[misc]
+    else:
+        target = inner if inspect.isroutine(inner) else type(inner).__call__
     try:
         return get_type_hints(inspect.unwrap(target), include_extras=True)
     except NameError as error:

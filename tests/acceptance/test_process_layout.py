@@ -64,9 +64,11 @@ def test_runs_that_the_server_accepted_are_done_although_it_died(
     (secrets / "database_url").write_text(postgres_database)
     (secrets / "redis_url").write_text(valkey)
     env = {"ASTROMESH_SECRETS_DIR": str(secrets), "ASTROMESH_DATA_DIR": str(tmp_path / "data")}
-    server = server_process(config, env=env, args=["--host", "127.0.0.1"])
     with contextlib.ExitStack() as stack:
-        stack.enter_context(two_workers(config, tmp_path, env))
+        workers = stack.enter_context(two_workers(config, tmp_path, env))  # all three start at once
+        server = server_process(config, env=env, args=["--host", "127.0.0.1"])
+        for worker in workers:
+            worker.wait_until_it_answers(60)
         key = command(config, tmp_path, env, "keys", "create", "me", "--scope", "admin")
         headers = {"authorization": f"Bearer {key}"}
         client = stack.enter_context(httpx.Client(base_url=server.url, headers=headers, timeout=60))
@@ -117,7 +119,7 @@ def _works(log: Path) -> bool:
 
 
 @contextlib.contextmanager
-def two_workers(config: Path, home: Path, env: dict[str, str]) -> Iterator[None]:
+def two_workers(config: Path, home: Path, env: dict[str, str]) -> Iterator[list[Server]]:
     workers = []
     with contextlib.ExitStack() as stack:
         for number in range(2):
@@ -127,7 +129,5 @@ def two_workers(config: Path, home: Path, env: dict[str, str]) -> Iterator[None]
             worker.launch()
             stack.callback(worker.kill)
             workers.append(worker)
-        for worker in workers:
-            worker.wait_until_it_answers(60)
-        yield
+        yield workers
         assert [worker.terminate() for worker in workers] == [0, 0]

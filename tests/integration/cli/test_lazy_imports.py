@@ -32,7 +32,7 @@ os.environ.pop("OPENAI_API_KEY", None)
 async def rest(folders):
     app = application(folders, runtime_of(folders).load_configuration().runtime.spec)
     async with app.router.lifespan_context(app):
-        await asyncio.sleep(2.5)
+        await asyncio.sleep(1.3)  # longer than the pause after which routes are loaded
 with tempfile.TemporaryDirectory() as place:
     asyncio.run(rest((Path({config!r}), Path(place))))"""
 #: a configuration with a warning, which is printed

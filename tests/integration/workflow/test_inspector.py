@@ -107,7 +107,7 @@ async def test_a_pause_outlives_its_process(config: Path) -> None:
 
 async def test_what_is_paused_counts_for_no_limit(config: Path) -> None:
     limits = (
-        "scheduler: {max_concurrency: 1, max_queue_size: 1, max_stage_concurrency: 1, task_timeout_s: 3}\n"
+        "scheduler: {max_concurrency: 1, max_queue_size: 1, max_stage_concurrency: 1, task_timeout_s: 1.5}\n"
     )
     small(config, extra="task: {pause_before: [x]}\n", scheduler=limits)
     async with client_of(runtime_with(config)) as client:
@@ -115,7 +115,7 @@ async def test_what_is_paused_counts_for_no_limit(config: Path) -> None:
         for n in range(4):
             ids.append(await accepted(client, n))
             await paused(client, ids[-1], "x")
-        await asyncio.sleep(3.1)
+        await asyncio.sleep(1.6)
         for task_id in ids:
             await act(client, task_id, "resume")
         ended = [await until(client, task_id, *ENDED) for task_id in ids]

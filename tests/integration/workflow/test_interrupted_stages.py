@@ -234,7 +234,7 @@ async def test_a_tool_of_an_agent_of_the_runtime_waits_for_its_approval(tmp_path
         task_id = await accepted(runtime, file)
         while not await runtime.workflows.waits.open(ANYBODY, PERSON, 10):
             await asyncio.sleep(0.01)
-        await asyncio.sleep(1.5)
+        await asyncio.sleep(1.1)
         asked = await decide(runtime, task_id, Decision("approve"))
         await until(file, 1)
         while not await runtime.workflows.waits.open(ANYBODY, PERSON, 10):

@@ -115,6 +115,20 @@ def test_google_docstring_and_hints_become_the_schema():
     }
 
 
+def test_a_class_has_the_types_of_its_parameters():
+    """A class is a function that returns its object; a class with a context hides it as a function does."""
+
+    class Point:
+        """A point."""
+
+        def __init__(self, context: ToolContext, x: int, label: str = "") -> None:
+            self.x, self.label = x, label
+
+    parameters = read_signature(Point).spec.parameters
+    assert parameters["properties"] == {"x": {"type": "integer"}, "label": {"type": "string", "default": ""}}
+    assert parameters["required"] == ["x"]
+
+
 def test_sphinx_docstring_is_read_too():
     """`:param x:` lines describe parameters as Google's `Args:` do."""
 
