@@ -181,3 +181,13 @@ async def test_of_a_pool_only_its_terminal_node_answers_and_none_where_it_holds_
     assert [one for one in seen if one[0] != "router"] == [("x", "draft"), ("assistant", "answer")]
     seen, _ = await heard(pool(GuardNode("guard", guards=[refuses])), *said)
     assert [one for one in seen if one[0] != "router"] == [("assistant", "answer")]
+
+
+async def test_a_graph_that_is_a_pool_hides_drafts_as_a_pool_does_where_it_holds_a_guard() -> None:
+    said = ('{"next_node": "x"}', "draft", '{"next_node": "y"}', "answer")
+    pool: list[BaseNode] = [PromptNode("x"), PromptNode("y", is_terminal=True)]
+    seen, _ = await heard(PromptGraph.from_pool(pool), *said)
+    assert [one for one in seen if one[0] != "router"] == [("x", "draft"), ("assistant", "answer")]
+    pool.append(GuardNode("guard", guards=[refuses]))
+    seen, _ = await heard(PromptGraph.from_pool(pool), *said)
+    assert [one for one in seen if one[0] != "router"] == [("assistant", "answer")]
