@@ -153,7 +153,7 @@ def test_frames_are_bounded_as_bodies_are(config: Path, server_process: ServerFa
     assert httpx.post(f"{server.url}/v1/agents/echo/run", json=large, timeout=60).status_code == 413
 
     async def frame() -> int:
-        async with connect(f"{server.url.replace('http', 'ws')}/v1/ws/agent/echo") as ws:
+        async with connect(f"{server.url.replace('http', 'ws')}/v1/ws/agent/echo", open_timeout=60) as ws:
             assert ws.protocol.extensions == []
             await ws.send("x" * 6000)
             await ws.wait_closed()
@@ -300,7 +300,7 @@ def socket_status(server: ServerProcess, token: str) -> int:
     async def ask() -> int:
         url = f"{server.url.replace('http', 'ws')}/v1/ws/agent/echo"
         try:
-            async with connect(url, subprotocols=[f"bearer.{token}"]):  # type: ignore[list-item]
+            async with connect(url, subprotocols=[f"bearer.{token}"], open_timeout=60):  # type: ignore[list-item]
                 return 101
         except InvalidStatus as denied:
             return denied.response.status_code

@@ -22,6 +22,8 @@ spec:
   memory: {conversational: {backend: sqlite}}
 """
 _FULL = "error: The output cannot be written: No space left on device."
+#: what the log says on a busy machine
+_HELD = "The event loop was held for "
 
 
 @pytest.mark.parametrize(
@@ -64,7 +66,8 @@ def test_what_is_no_fault_of_ours_is_one_sentence(tmp_path: Path, words: str, co
     assert "fault of astromesh" not in done.stderr
     assert "Traceback" not in done.stderr
     if "full" in words:  # the sentence alone, and the run has completed
-        assert done.stderr.startswith(says)
+        lines = [line for line in done.stderr.splitlines() if _HELD not in line]
+        assert lines[0].startswith(says)
         assert _statuses(tmp_path) == ["completed"]
 
 

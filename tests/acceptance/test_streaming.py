@@ -100,7 +100,7 @@ async def frames(socket: ClientConnection, last: str = "done") -> list[dict[str,
 
 
 def socket_of(server: Any, agent: str) -> Any:
-    return connect(f"ws{server.url.removeprefix('http')}/v1/ws/agent/{agent}")
+    return connect(f"ws{server.url.removeprefix('http')}/v1/ws/agent/{agent}", open_timeout=60)
 
 
 async def test_sse_relays_the_models_own_deltas_and_joins_to_the_answer(server: Any) -> None:

@@ -129,7 +129,7 @@ def response_text(text: str) -> str:
 
 async def on_a_socket(host: str) -> tuple[str, str]:
     """What the tokens of a run leave, and its response."""
-    async with connect(f"ws://{host}/v1/ws/agent/helper") as socket:
+    async with connect(f"ws://{host}/v1/ws/agent/helper", open_timeout=60) as socket:
         await socket.send(json.dumps({"query": QUESTION, "session_id": "socket"}))
         frames = [json.loads(await socket.recv())]
         while frames[-1]["type"] not in ("done", "error"):

@@ -112,7 +112,7 @@ async def test_what_is_sent_has_the_form_that_is_described(tmp_path: Path, requi
         for piece in pieces:
             require("ChatCompletionChunk", json.loads(piece))
 
-        async with connect(f"ws://{at}/v1/ws/agent/helper") as socket:
+        async with connect(f"ws://{at}/v1/ws/agent/helper", open_timeout=60) as socket:
             for frame in (
                 {"type": "ping"},
                 {"query": "lookup", "session_id": "w"},

@@ -87,7 +87,7 @@ async def test_a_websocket_behind_an_answer_that_is_still_coming_is_a_plain_requ
 
 async def test_a_websocket_is_taken_as_before(tmp_path: Path) -> None:
     runtime = runtime_of(write(tmp_path, manifest()), ScriptedProvider("hello"))
-    async with served(runtime) as at, connect(f"ws://{at}/v1/ws/agent/helper") as socket:
+    async with served(runtime) as at, connect(f"ws://{at}/v1/ws/agent/helper", open_timeout=60) as socket:
         await socket.send('{"type": "ping"}')
         assert orjson.loads(await asyncio.wait_for(socket.recv(), 30)) == {"type": "pong"}
 

@@ -89,7 +89,7 @@ async def test_they_are_kept_over_a_restart_and_in_the_export_of_a_principal(tmp
 async def test_a_socket_takes_them_too(tmp_path: Path) -> None:
     write(tmp_path, manifest())
     runtime = runtime_of(tmp_path, ScriptedProvider("Hello."))
-    async with served(runtime) as host, connect(f"ws://{host}/v1/ws/agent/helper") as socket:
+    async with served(runtime) as host, connect(f"ws://{host}/v1/ws/agent/helper", open_timeout=60) as socket:
         await socket.send(json.dumps(BODY))
         while json.loads(await socket.recv())["type"] != "done":
             pass

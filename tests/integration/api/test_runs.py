@@ -234,11 +234,11 @@ async def test_a_socket_resumes_a_run_that_another_socket_began(tmp_path: Path) 
     runtime = runtime_of(helper(tmp_path, on_disconnect="continue"), ScriptedProvider(gate))
     async with served(runtime) as at:
         url = f"ws://{at}/v1/ws/agent/helper"
-        async with connect(url) as socket:
+        async with connect(url, open_timeout=60) as socket:
             await socket.send(json.dumps(BODY))
             started = json.loads(await socket.recv())
             await gate.entered.wait()
-        async with connect(url) as socket:
+        async with connect(url, open_timeout=60) as socket:
             resume = {"type": "resume", "run_id": started["run_id"], "after": started["seq"]}
             await socket.send(json.dumps(resume))
             await socket.send(json.dumps(resume))  # a second one takes the place of the first
@@ -354,7 +354,7 @@ async def test_cancel_of_a_nested_run_is_a_failed_tool_call_of_the_outer_one(tmp
 async def leaves(at: str, gate: Gate, transport: str) -> None:
     """A client that goes away as soon as its run asks the model."""
     if transport == "websocket":
-        async with connect(f"ws://{at}/v1/ws/agent/helper") as socket:
+        async with connect(f"ws://{at}/v1/ws/agent/helper", open_timeout=60) as socket:
             await socket.send(json.dumps(BODY))
             await gate.entered.wait()
         return

@@ -108,7 +108,7 @@ async def test_a_reader_who_wakes_up_finds_the_gap_and_the_whole_answer(tmp_path
     runtime = runtime_of(generous(tmp_path, manifest()), provider)
     async with (
         served(runtime) as at,
-        connect(f"ws://{at}/v1/ws/agent/helper", max_size=None, max_queue=1) as reader,
+        connect(f"ws://{at}/v1/ws/agent/helper", max_size=None, max_queue=1, open_timeout=60) as reader,
     ):
         await reader.send(json.dumps(BODY))
         async with httpx.AsyncClient(base_url=f"http://{at}", timeout=60) as client:

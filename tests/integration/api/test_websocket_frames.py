@@ -30,7 +30,10 @@ async def going(
     """A run whose model waits: its runtime and gate, the URL, the socket that began it, its first frame."""
     gate = Gate()
     runtime = runtime_of(helper(folder), ScriptedProvider(gate))
-    async with served(runtime) as at, connect(url := f"ws://{at}/v1/ws/agent/helper") as first:
+    async with (
+        served(runtime) as at,
+        connect(url := f"ws://{at}/v1/ws/agent/helper", open_timeout=60) as first,
+    ):
         await first.send(json.dumps(BODY))
         started = json.loads(await first.recv())
         await gate.entered.wait()
@@ -52,7 +55,7 @@ async def last(socket: ClientConnection) -> dict[str, Any]:
 
 
 async def test_a_resume_behind_what_a_run_has_not_come_to_is_refused(tmp_path):
-    async with going(tmp_path) as (_, gate, url, first, started), connect(url) as other:
+    async with going(tmp_path) as (_, gate, url, first, started), connect(url, open_timeout=60) as other:
         resume = {"type": "resume", "run_id": started["run_id"]}
         refused = await said(other, {**resume, "after": 99999})
         assert (refused["type"], refused["code"]) == ("error", "invalid_input")
@@ -65,7 +68,7 @@ async def test_a_resume_behind_what_a_run_has_not_come_to_is_refused(tmp_path):
 
 @pytest.mark.parametrize("more", [0, 1, 99999])
 async def test_a_resume_behind_the_end_says_that_the_run_has_ended(tmp_path, more):
-    async with going(tmp_path) as (_, gate, url, first, started), connect(url) as other:
+    async with going(tmp_path) as (_, gate, url, first, started), connect(url, open_timeout=60) as other:
         gate.go.set()
         end = await last(first)
         resume = {"type": "resume", "run_id": started["run_id"], "after": end["seq"] + more}
@@ -98,7 +101,7 @@ async def test_a_durable_run_is_not_followed_from_beyond_what_is_on_disk(tmp_pat
 
 
 async def test_the_cancel_of_a_run_that_another_socket_hears_is_answered_when_it_has_ended(tmp_path):
-    async with going(tmp_path) as (_, gate, url, first, started), connect(url) as other:
+    async with going(tmp_path) as (_, gate, url, first, started), connect(url, open_timeout=60) as other:
         cancel = {"type": "cancel", "run_id": started["run_id"]}
         answer = await said(other, cancel)
         assert answer == {"type": "cancelled", "response": "", "run_id": started["run_id"]}
@@ -121,7 +124,7 @@ async def test_the_cancel_of_a_run_that_this_socket_hears_has_its_end_as_the_onl
 )
 async def test_text_that_is_no_utf8_closes_the_socket_and_is_no_fault_of_ours(tmp_path, caplog, sent):
     runtime = runtime_of(helper(tmp_path), ScriptedProvider())
-    async with served(runtime) as at, connect(f"ws://{at}/v1/ws/agent/helper") as socket:
+    async with served(runtime) as at, connect(f"ws://{at}/v1/ws/agent/helper", open_timeout=60) as socket:
         assert await said(socket, {"type": "ping"}) == {"type": "pong"}
         await socket.send(iter(sent), text=True)
         with pytest.raises(ConnectionClosedError) as closed:
@@ -133,7 +136,7 @@ async def test_text_that_is_no_utf8_closes_the_socket_and_is_no_fault_of_ours(tm
 
 async def test_text_in_pieces_is_one_frame_wherever_it_is_cut(tmp_path):
     runtime = runtime_of(helper(tmp_path), ScriptedProvider("Hi"))
-    async with served(runtime) as at, connect(f"ws://{at}/v1/ws/agent/helper") as socket:
+    async with served(runtime) as at, connect(f"ws://{at}/v1/ws/agent/helper", open_timeout=60) as socket:
         frame = json.dumps({**BODY, "query": "é"}, ensure_ascii=False).encode()
         await socket.send((bytes([byte]) for byte in frame), text=True)
         assert (await last(socket))["response"] == "Hi"

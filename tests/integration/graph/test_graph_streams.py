@@ -240,7 +240,7 @@ async def test_the_answer_is_what_the_model_wrote_on_a_socket(tmp_path: Path, ki
     make, said, answer = WRITTEN[kind]
     write(tmp_path, manifest(orchestration={"pattern": "graph", "graph": "made"}))
     runtime = runtime_of(tmp_path, ScriptedProvider(*said), graphs={"made": make()})
-    async with served(runtime) as host, connect(f"ws://{host}/v1/ws/agent/helper") as socket:
+    async with served(runtime) as host, connect(f"ws://{host}/v1/ws/agent/helper", open_timeout=60) as socket:
         await socket.send(orjson.dumps({"query": "q", "session_id": "s"}).decode())
         frames = [orjson.loads(await socket.recv())]
         while frames[-1]["type"] not in ("done", "error"):

@@ -215,7 +215,10 @@ async def test_long_answers_go_out_in_pieces_between_which_others_have_their_tur
 async def test_a_long_frame_goes_out_in_fragments(tmp_path: Path) -> None:
     text = "é" * (4 * CHUNK_BYTES)
     runtime = runtime_of(write(tmp_path, manifest()), ScriptedProvider(Reply(chunks=(text,)), "next"))
-    async with served(runtime) as at, connect(f"ws://{at}/v1/ws/agent/helper", max_size=None) as socket:
+    async with (
+        served(runtime) as at,
+        connect(f"ws://{at}/v1/ws/agent/helper", max_size=None, open_timeout=60) as socket,
+    ):
         await socket.send(json.dumps(BODY))
         longest, frame = 0, {"type": ""}
         while frame["type"] != "done":

@@ -217,7 +217,7 @@ async def by_sse(house: House, session: str) -> tuple[str, str, dict[str, Any]]:
 
 async def by_socket(house: House, session: str) -> tuple[str, str, dict[str, Any]]:
     said, frame = "", {"type": ""}
-    async with connect(f"ws://{house.url}/v1/ws/agent/helper") as socket:
+    async with connect(f"ws://{house.url}/v1/ws/agent/helper", open_timeout=60) as socket:
         await socket.send(json.dumps(body(session)))
         while frame["type"] not in ("done", "error", "cancelled"):
             frame = json.loads(await asyncio.wait_for(socket.recv(), 20))

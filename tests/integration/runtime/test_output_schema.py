@@ -267,7 +267,7 @@ async def test_an_answer_without_a_schema_has_no_value(tmp_path: Path) -> None:
 
 async def test_a_socket_gets_the_value_with_its_last_frame(tmp_path: Path) -> None:
     runtime = runtime_of(write(tmp_path, manifest(output_schema=SCHEMA)), ScriptedProvider('{"age": 7}'))
-    async with served(runtime) as url, connect(f"ws://{url}/v1/ws/agent/helper") as socket:
+    async with served(runtime) as url, connect(f"ws://{url}/v1/ws/agent/helper", open_timeout=60) as socket:
         await socket.send(json.dumps(ASK))
         frame: JsonObject = {}
         while not frame.get("done"):

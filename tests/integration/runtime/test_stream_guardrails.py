@@ -120,7 +120,7 @@ def by_sse(house: House, agent: str) -> tuple[list[str], str, str]:
 
 def by_socket(house: House, agent: str) -> tuple[list[str], str, str]:
     frames: list[dict[str, Any]] = []
-    with connect(f"ws://{house.at}/v1/ws/agent/{agent}") as socket:
+    with connect(f"ws://{house.at}/v1/ws/agent/{agent}", open_timeout=60) as socket:
         socket.send(json.dumps({"query": "go", "session_id": "s"}))
         while not frames or frames[-1]["type"] not in ("done", "error"):
             frames.append(json.loads(socket.recv(10)))

@@ -84,14 +84,16 @@ async def _durable(http: httpx.AsyncClient, headers: dict[str, str]) -> None:
 
 async def _socket(http: httpx.AsyncClient, headers: dict[str, str]) -> None:
     url = f"ws://{http.base_url.netloc.decode()}/v1/ws/agent/helper"
-    async with connect(url, additional_headers=headers) as socket:
+    async with connect(url, additional_headers=headers, open_timeout=60) as socket:
         await _ask(socket, BODY)
 
 
 async def _frame(http: httpx.AsyncClient, headers: dict[str, str]) -> None:
     """One socket, many traces: a frame's own goes before that of the handshake."""
     url = f"ws://{http.base_url.netloc.decode()}/v1/ws/agent/helper"
-    async with connect(url, additional_headers={"traceparent": f"00-{'12' * 16}-{'34' * 8}-00"}) as socket:
+    async with connect(
+        url, additional_headers={"traceparent": f"00-{'12' * 16}-{'34' * 8}-00"}, open_timeout=60
+    ) as socket:
         await _ask(socket, {**BODY, **headers})
 
 
