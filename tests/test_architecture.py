@@ -457,7 +457,7 @@ BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
     ),
     "tools.kinds.internal": ("importing foreign code raised",),
     "tools.mcp.connection": ("the SDK raised in a background task",),
-    "tools.mcp.service": ("a tool raised",),
+    "tools.mcp.server": ("a tool raised",),
     "tools.process_pool": ("answering a worker raised", "kills and raises", "a call raised"),
     "tools.results": ("a tool raised",),
     "workflow.memory": ("closes and raises",),
