@@ -39,7 +39,7 @@ from astromesh.graph.node_config import Graph, Node, NodeConfig
 from astromesh.graph.node_record import NodeRecorder
 from astromesh.graph.nodes.human import human_handler
 from astromesh.graph.nodes.prompt import PromptNode
-from astromesh.graph.nodes.routing import DONE, AutonomousNode
+from astromesh.graph.nodes.routing import DONE, AutonomousNode, PoolStep
 from astromesh.graph.prebuilt import react
 from astromesh.graph.problems import unknown_roles
 from astromesh.graph.records import LIMIT_STOPS, ExecutionReport, GraphResult, NodeResult
@@ -396,11 +396,12 @@ class Explorer(AutonomousNode):
     not run. If all have run, it ends.
     """
 
-    async def _choose(self, state: GraphState, config: NodeConfig, history: list[str]) -> str:
+    async def _choose(self, state: GraphState, config: NodeConfig, history: list[PoolStep]) -> str:
         choice = await super()._choose(state, config, history)
-        if choice in self.pool or choice == DONE or not history or not _was_unusable(history[-1]):
+        if choice in self.pool or choice == DONE or not history or history[-1].node:
             return choice
-        left = [node for node in self.pool.values() if not _ran(node.name, history)]
+        ran = {step.node for step in history}
+        left = [node for node in self.pool.values() if node.name not in ran]
         about = {node.name: node.description or node.instructions for node in left}
         return best_fit(state.question, about) if about else DONE
 
@@ -421,14 +422,6 @@ def autonomous_graph(pool: Sequence[Mapping[str, Any]], max_steps: int) -> Promp
     except ValueError as error:
         raise InvalidGraph([str(error)]) from error
     return PromptGraph(_AUTONOMOUS, nodes=[explorer])
-
-
-def _was_unusable(line: str) -> bool:
-    return line.endswith("is not one of the nodes.")
-
-
-def _ran(name: str, history: Sequence[str]) -> bool:
-    return any(line.startswith((f"{name}:", f"{name} failed:")) for line in history)
 
 
 # -- pipeline: stages one after another --------------------------------------------------------------------

@@ -10,7 +10,7 @@ import inspect
 import logging
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
-from typing import Any, ClassVar, Unpack
+from typing import Any, ClassVar, NamedTuple, Unpack
 
 from astromesh.graph.base import MODEL_KEYWORDS, BaseNode, NodeKeywords
 from astromesh.graph.model_output import extract_object
@@ -137,6 +137,17 @@ SKIPPABLE_GUARD = (
 )
 
 
+class PoolStep(NamedTuple):
+    """A choice of the model, as it reads of it later.
+
+    Args:
+        node: The node that ran. Empty: the choice was not a node of the pool.
+    """
+
+    node: str
+    text: str
+
+
 class AutonomousNode(BaseNode):
     """Asks the model which node of the pool runs next, runs it, and asks again.
 
@@ -189,7 +200,7 @@ class AutonomousNode(BaseNode):
         return [f"{name}: {SKIPPABLE_GUARD}" for name in guards]
 
     async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
-        history: list[str] = []
+        history: list[PoolStep] = []
         last = NodeResult(self.name)
         for _ in range(self.max_steps):
             choice = await self._choose(state, config, history)
@@ -198,16 +209,16 @@ class AutonomousNode(BaseNode):
             node = self.pool.get(choice)
             if node is None:
                 log.warning("%s: the model chose %.80r, which is not one of the nodes", config.path, choice)
-                history.append(f"{choice!r} is not one of the nodes.")
+                history.append(PoolStep("", f"{choice!r} is not one of the nodes."))
                 continue
             result = await config.run(node, state)
-            history.append(_result_line(result))
+            history.append(PoolStep(choice, _result_line(result)))
             last = result
             if node.is_terminal and not result.error:
                 return self._final_result(result)
         return replace(self._passed_on(last), stop_reason="max_iterations")
 
-    async def _choose(self, state: GraphState, config: NodeConfig, history: list[str]) -> str:
+    async def _choose(self, state: GraphState, config: NodeConfig, history: list[PoolStep]) -> str:
         system = system_prompt.with_system(state.messages, Message("system", self._prompt(history)))
         answer = await config.complete(
             CompletionRequest(system_prompt.complete_conversation(system)), role="router"
@@ -215,9 +226,9 @@ class AutonomousNode(BaseNode):
         found = extract_object(answer.content, "next_node")
         return str(found["next_node"]).strip() if found else answer.content.strip().strip("\"'`.")
 
-    def _prompt(self, history: list[str]) -> str:
+    def _prompt(self, history: list[PoolStep]) -> str:
         nodes = "\n".join(_node_line(node) for node in self.pool.values())
-        steps = "\n".join(f"{number}. {text}" for number, text in enumerate(history, 1))
+        steps = "\n".join(f"{number}. {step.text}" for number, step in enumerate(history, 1))
         return system_prompt.join([
             self.instructions,
             f"Here are available nodes:\n{nodes}\n- {DONE}: the work is complete",

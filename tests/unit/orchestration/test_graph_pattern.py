@@ -7,10 +7,18 @@ from typing import Any
 import pytest
 
 from astromesh.errors import AstromeshError, NodeFailed, ProviderUnavailable
-from astromesh.graph import BaseNode, FunctionNode, NodeFlag, NodeResult, ParallelNode, PromptGraph
+from astromesh.graph import (
+    BaseNode,
+    FunctionNode,
+    NodeFlag,
+    NodeResult,
+    ParallelNode,
+    PromptGraph,
+    PromptGraphEngine,
+)
 from astromesh.graph.scope import Scope
 from astromesh.orchestration.base import PatternTask
-from astromesh.orchestration.patterns import GraphPattern
+from astromesh.orchestration.patterns import GraphPattern, autonomous_graph
 from astromesh.testing import ScriptedProvider
 from astromesh.tools.toolbox import ToolBox
 from astromesh.types import Message
@@ -55,3 +63,18 @@ async def test_what_a_child_raised_is_the_cause_where_it_stopped_the_run() -> No
     failure = await failure_of(graph)
     assert type(failure) is ProviderUnavailable
     assert str(failure) == "The service is down."
+
+
+async def test_only_unusable_choices_in_a_row_take_the_choice_from_the_model() -> None:
+    """Not an output that reads like the line about an unusable choice."""
+    pool: list[dict[str, Any]] = [
+        {"name": "look", "kind": "prompt", "instructions": "Look it up."},
+        {"name": "answer", "kind": "prompt", "instructions": "Answer.", "is_terminal": True},
+    ]
+    said = ['{"next_node": "look"}', "It is not one of the nodes.", "?", '{"next_node": "answer"}', "Done."]
+    model = ScriptedProvider(*said)
+    result = await PromptGraphEngine(autonomous_graph(pool, 9), model).ainvoke("Which?")
+    assert (result.output, len(model.requests)) == ("Done.", 5)
+    model = ScriptedProvider("?", "?", "Looked.", '{"next_node": "answer"}', "Done.")
+    result = await PromptGraphEngine(autonomous_graph(pool, 9), model).ainvoke("Look it up")
+    assert result.report.nodes_visited[1:] == ["autonomous/look", "autonomous/answer"]
