@@ -6,7 +6,7 @@ from base64 import urlsafe_b64decode, urlsafe_b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from hashlib import sha256
-from typing import Annotated, Any, NamedTuple, Protocol, Self, TypeVar
+from typing import Annotated, Any, NamedTuple, Self, TypeVar
 
 from fastapi import Depends, Header, Query, Request
 
@@ -29,14 +29,6 @@ Limit = Annotated[int, Query(ge=1, le=1000)]
 #: of lists that are long only where a program makes them so
 LongLimit = Annotated[int, Query(ge=1, le=10_000)]
 LastEventId = Annotated[int, Header(ge=0, le=MAX_SEQ, description="Resume after this event.")]
-
-
-class _Stored(Protocol):
-    @property
-    def evaluation_id(self) -> str: ...
-
-
-Report = TypeVar("Report", bound=_Stored)
 
 
 class Cursor(NamedTuple):
@@ -136,19 +128,19 @@ def page(
     return cursor.page(found, limit, key)
 
 
-def reports_page(
-    reports: Sequence[Report], limit: int, cursor: Cursor
-) -> tuple[Sequence[Report], str | None]:
-    """Returns the reports of a page, in their order, and `after` of the next page.
+def page_behind(
+    items: Sequence[Item], key: Callable[[Item], str], limit: int, cursor: Cursor
+) -> tuple[Sequence[Item], str | None]:
+    """Returns what `page` does, of reports in another order than that of their keys.
 
     Raises: InvalidCursor: the last report of the page before was deleted.
     """
     if cursor.after:
-        places = [n for n, one in enumerate(reports, 1) if one.evaluation_id == cursor.after]
+        places = [place for place, one in enumerate(items, 1) if key(one) == cursor.after]
         if not places:
             raise InvalidCursor("after: the report was deleted. Begin without `after`.", param="after")
-        reports = reports[places[0] :]
-    return cursor.page(reports, limit, lambda one: one.evaluation_id)
+        items = items[places[0] :]
+    return cursor.page(items, limit, key)
 
 
 def steps_page(steps: Sequence[JsonObject], limit: int, cursor: Cursor) -> JsonObject:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal
 from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter
 
-from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, page, reports_page, scope
+from astromesh.api.dependencies import Limit, LongLimit, PageCursor, audited, page, page_behind, scope
 from astromesh.api.requests import read_body, runtime_of, viewer_of
 from astromesh.api.schemas import Described, problems, request_body
 from astromesh.errors import EvaluationNotFound
@@ -108,7 +108,7 @@ _CASE: TypeAdapter[CaseBody] = TypeAdapter(CaseBody)
 async def evaluations(request: Request, cursor: PageCursor, name: str = "", limit: Limit = 50) -> JsonObject:
     """Lists the stored reports of an agent or workflow, or all, newest first."""
     found = await asyncio.to_thread(stored, runtime_of(request).data_dir, name)
-    listed, more = reports_page(found, limit, cursor)
+    listed, more = page_behind(found, lambda one: one.evaluation_id, limit, cursor)
     return {"evaluations": [_counted(one) for one in listed], "next": more}
 
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Query, Request
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, StringConstraints, model_validator
 
 from astromesh.access.scopes import principal_of
-from astromesh.api.dependencies import Limit, PageCursor, audited, reports_page, scope
+from astromesh.api.dependencies import Limit, PageCursor, audited, page_behind, scope
 from astromesh.api.requests import as_integer, caller_of, runtime_of
 from astromesh.api.schemas import Described
 from astromesh.errors import DocumentNotFound, EvaluationNotFound, InvalidInput
@@ -294,7 +294,7 @@ async def evaluations(pipeline: str, request: Request, cursor: PageCursor, limit
     runtime, tenant = runtime_of(request), caller_of(request).tenant_id
     pipeline_of(runtime.state, pipeline)
     found = await asyncio.to_thread(retrieval_reports, runtime.data_dir, pipeline, tenant)
-    listed, more = reports_page(found, limit, cursor)
+    listed, more = page_behind(found, lambda one: one.evaluation_id, limit, cursor)
     return {"evaluations": [one.head() for one in listed], "next": more}
 
 
