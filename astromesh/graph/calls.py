@@ -203,7 +203,7 @@ async def call_model_silently(
         AllProvidersFailed, ProviderError: The model failed.
     """
     opened: OpenCall | None = None
-    if ledger.limits_calls:
+    if (ledger.caps or ledger.parent is not None) and ledger.limits_calls:
         opened, request = await _open(ledger, model, request)
     else:
         ledger.reserve_model_call()

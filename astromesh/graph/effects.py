@@ -29,7 +29,7 @@ from astromesh.graph.hooks import HookSet, NodeMetrics
 from astromesh.graph.model_output import output_schema
 from astromesh.graph.node_config import NodeConfig
 from astromesh.graph.nodes.guard import as_guards, run_guards
-from astromesh.graph.records import ACTION_KEY, NO_USAGE, OUTPUT_SUFFIX, NodeResult, as_text, canonical_json
+from astromesh.graph.records import NO_USAGE, OUTPUT_SUFFIX, NodeResult, as_text, canonical_json
 from astromesh.graph.runner import Call, Wrapper
 from astromesh.graph.state import (
     AWAITING_HUMAN,
@@ -38,7 +38,7 @@ from astromesh.graph.state import (
     GraphState,
     read_only_view,
 )
-from astromesh.graph.transitions import ROUTE_FIELDS
+from astromesh.graph.transitions import DECIDING_KEYS
 from astromesh.types import CompletionRequest, Message
 
 log = logging.getLogger("astromesh.graph")
@@ -269,7 +269,6 @@ BEFORE: tuple[tuple[NodeFlag, Effect], ...] = (
 
 # -- after -------------------------------------------------------------------------------------------------
 
-_DECIDING_KEYS = frozenset({*ROUTE_FIELDS, ACTION_KEY})
 #: Characters. SUMMARIZE_OUTPUT shortens longer answers (document 002).
 MAX_OUTPUT_CHARACTERS = 1000
 _SUMMARY_PROMPT = (
@@ -289,7 +288,7 @@ def summarize_output(visit: Visit) -> Awaitable[None] | None:
 def _is_too_long(result: NodeResult) -> bool:
     """Whether an output has too long a text. One that decides about the graph is never shortened."""
     output = result.output
-    if output is None or (isinstance(output, Mapping) and not _DECIDING_KEYS.isdisjoint(output)):
+    if output is None or (isinstance(output, Mapping) and not DECIDING_KEYS.isdisjoint(output)):
         return False
     return len(_raw_text(result)) > MAX_OUTPUT_CHARACTERS
 

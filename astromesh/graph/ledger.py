@@ -253,6 +253,9 @@ class RunLedger:
         Raises:
             BudgetExhausted: Tokens, cost or model calls are used up. Nothing is counted.
         """
+        if self.parent is None and not self.caps:
+            self.used["model_calls"] = self.used.get("model_calls", 0) + 1
+            return
         ledger: RunLedger | None = self
         while ledger is not None:
             for key in MODEL_KEYS if ledger.caps else ():

@@ -185,6 +185,7 @@ class Step(RoutedNode):
         needs_no_config: Whether the node reads nothing but the state, so that no config is made for it.
         takes_state_only: Whether `body` is called without a config.
         function: The body, if it is a plain function: a coroutine would double its cost.
+        is_simple: Whether its value is that of an async function of the state, and updates no typed state.
         model, role: From `model_override`.
     """
 
@@ -233,6 +234,7 @@ class Step(RoutedNode):
         self.function: Callable[..., Any] | None = None
         if takes_state and isinstance(node, FunctionNode) and node.timeout is None:
             self.function = node.plain_function
+        self.is_simple = self.takes_state_only and self.function is None and self.updates is None
         self.call: NodeCall = wrapped(
             unit(self.body, self.settle, self.fail, subject_only=self.takes_state_only), wrappers
         )

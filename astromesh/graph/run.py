@@ -77,6 +77,7 @@ from astromesh.graph.state import (
 )
 from astromesh.graph.transitions import (
     BRANCHING,
+    DECIDING_KEYS,
     SCALARS,
     Transition,
     decides_nothing,
@@ -640,15 +641,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
     visit: RecordedVisit | None = None
     name, stuck = plan.entry, ""
     result: NodeResult | None = None
-    while name != END:
-        step = steps.get(name)
-        if step is None:
-            if name in plan.stops:  # of a branch: others come here too
-                state.current_node = name
-                return result, "", "completed"
-            missing = f"There is no node {name!r} in {plan.name!r}."
-            log.error("%s", missing)
-            return result, missing, "unknown_node"
+    while (step := steps.get(name)) is not None:
         path = (prefix + name if prefix else name) if is_graph else prefix
         if limits.used >= limits.most:
             state.stop("max_iterations", f"The run was stopped after {limits.most} node executions.")
@@ -683,7 +676,9 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                 result = await step.call(state, config)
             else:
                 try:
-                    if step.function is not None:
+                    if step.is_simple:
+                        value = await step.body(state)
+                    elif step.function is not None:
                         value = step.function(state)
                         if is_awaitable := type(value) not in _NEVER_AWAITABLE and hasattr(
                             value, "__await__"
@@ -693,7 +688,7 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                         value = await (
                             step.body(state) if step.takes_state_only else step.body(state, config)
                         )
-                    if (schema := step.updates) is not None and value is not None:
+                    if not step.is_simple and (schema := step.updates) is not None and value is not None:
                         if type(value) is dict:
                             schema.update(state, value)
                         else:
@@ -718,8 +713,12 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
                     elif config.usage is NO_USAGE and (kind in _VALUES or not isinstance(value, _SETTLED)):
                         # defaults stand in the class: a third of the constructor's cost
                         result = _new_without_init(NodeResult)
-                        result.node_name, result.output, result.duration_ms = name, value, duration_ms
-                        is_plain = kind in SCALARS or decides_nothing(value, kind)
+                        result.node_name = name
+                        result.output = value
+                        result.duration_ms = duration_ms
+                        is_plain = kind in SCALARS or (
+                            DECIDING_KEYS.isdisjoint(value) if kind is dict else decides_nothing(value, kind)
+                        )
                     else:
                         result = step.settle(value, state, config, duration_ms)
                 if step.after is not None:
@@ -794,6 +793,13 @@ async def traverse(  # noqa: C901, PLR0912, PLR0915
         if state.loop or reason is TOOL_CALLS_PRESENT:
             state.loop = (*state.loop, *result.messages_added) if reason is TOOL_CALLS_PRESENT else ()
     else:
+        if name != END:
+            if name in plan.stops:  # of a branch: others come here too
+                state.current_node = name
+                return result, "", "completed"
+            missing = f"There is no node {name!r} in {plan.name!r}."
+            log.error("%s", missing)
+            return result, missing, "unknown_node"
         if result is not None and (why := result.stop_reason):
             if prefix and why in GRAPH_ONLY_STOPS:  # of a nested graph: the node that runs it may lead on
                 return result, "", why

@@ -213,7 +213,7 @@ _BY_TRANSITION = "transition: "
 _KEYS = (str, int, float, Enum)
 #: Types of outputs that decide only by conditions and transitions.
 SCALARS = frozenset({type(None), str, int, float, bool})
-_DECIDING_KEYS = frozenset({*ROUTE_FIELDS, ACTION_KEY})
+DECIDING_KEYS = frozenset({*ROUTE_FIELDS, ACTION_KEY})
 
 
 class Transition(Struct, frozen=True):
@@ -401,7 +401,7 @@ def takes_up_error(node: RoutedNode, transition: Transition) -> bool:
 def decides_nothing(output: Any, kind: type) -> bool:
     """Whether an output of a type holds no route, no graph action and no sends."""
     if kind is dict:
-        return _DECIDING_KEYS.isdisjoint(output)
+        return DECIDING_KEYS.isdisjoint(output)
     if kind is list:
         return not (output and isinstance(output[0], Send))
     return _has_no_route(kind)
