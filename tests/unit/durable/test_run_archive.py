@@ -13,14 +13,16 @@ from astromesh.durable.base import RunRow
 from astromesh.durable.run_registry import RunArchive
 from astromesh.errors import StoreError, StoreUnavailable
 from astromesh.graph.ledger import RunLedger
+from astromesh.telemetry.events import MODEL_DELTA, EventStream
 from astromesh.telemetry.run_log import RunLog
+from astromesh.testing import RecordingSink
 from astromesh.types import Event
 
 
 class _Store:
     """A store of runs that is away for so many tries."""
 
-    def __init__(self, away: int, error: Exception | None = None) -> None:
+    def __init__(self, away: int = 0, error: Exception | None = None) -> None:
         self.away, self.error = away, error or StoreUnavailable("The database is locked.")
         self.runs: list[str] = []
 
@@ -97,3 +99,18 @@ async def test_many_are_written_in_batches_and_the_oldest_are_given_up_beyond_a_
         await notes.flush()
     assert store.runs == [f"run_{number}" for number in range(300, 10_300)]
     assert [line["count"] for line in lines if line["event"] == "runs_not_noted"] == [300]
+
+
+async def test_the_pieces_of_an_answer_are_packed_when_their_run_is_archived() -> None:
+    streamed, heard = ended(1), RecordingSink()
+    del streamed.events[:]
+    stream = EventStream(streamed.run_id, (heard,), streamed)
+    stream.emit("run.started", agent="helper")
+    for n in range(200):
+        stream.emit(MODEL_DELTA, step=1, role="assistant", content=f"word {n} ")
+    stream.emit("run.completed", response="all")
+    notes = notes_in(_Store())
+    notes.add(streamed)
+    await notes.flush()
+    assert [event.type for event in streamed.events] == ["run.started", "run.completed"]
+    assert [(e.seq, e.data) for e in streamed.after(0)] == [(e.seq, e.data) for e in heard.events]

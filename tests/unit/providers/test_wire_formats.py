@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import tracemalloc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, cast
 
 import orjson
 import pytest
 from pydantic import ValidationError
 
-from astromesh.errors import ProviderRejected, ProviderUnavailable
+from astromesh.errors import NetError, ProviderRejected, ProviderUnavailable
 from astromesh.graph.call_record import completion_of, completion_to_json
 from astromesh.net.provider_errors import from_body
 from astromesh.providers.anthropic import Anthropic, AnthropicOptions
@@ -18,6 +19,7 @@ from astromesh.providers.gemini import Gemini, GeminiOptions
 from astromesh.providers.ollama import Ollama, OllamaOptions
 from astromesh.providers.openai import OpenAI, OpenAIOptions
 from astromesh.providers.options import ModelOptions, capabilities_of, price_of
+from astromesh.providers.service import ServiceProvider
 from astromesh.providers.wire import FragmentCache, close_objects
 from astromesh.types import (
     CompletionRequest,
@@ -484,3 +486,30 @@ def test_an_endpoint_that_is_no_url_is_a_wrong_option(endpoint):
     with pytest.raises(ValidationError, match="must be an http or https URL with a host"):
         ModelOptions(endpoint=endpoint)
     assert ModelOptions(endpoint="http://localhost:11434").endpoint == "http://localhost:11434"
+
+
+class _Waiting:
+    """A service whose calls it holds, and does not answer."""
+
+    def __init__(self) -> None:
+        self.bodies: list[bytes] = []
+
+    async def request(self, *_: object, body: bytes, **_more: object) -> None:
+        self.bodies.append(body)
+        raise NetError("no answer")
+
+
+async def test_a_request_that_waits_takes_no_more_memory_than_its_bytes() -> None:
+    """What orjson returns takes at least 4 KiB, and hundreds of runs wait for their models at once."""
+    http = _Waiting()
+    service = ServiceProvider(openai_wire(), OpenAIOptions(model="m"), "", cast(Any, http))
+    tracemalloc.start()
+    try:
+        for _ in range(50):
+            with pytest.raises(ProviderUnavailable):
+                await service.complete(CompletionRequest((Message("user", "hello"),)))
+        held = [trace.size for trace in tracemalloc.take_snapshot().traces]
+    finally:
+        tracemalloc.stop()
+    assert len(http.bodies) == 50
+    assert sum(3000 < size < 6000 for size in held) < 25
