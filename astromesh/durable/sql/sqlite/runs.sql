@@ -1,5 +1,16 @@
 -- Queries of runs for SQLite alone.
 
+-- fragment: open
+-- The words of the index `runs_open`; its migration says why they are no list.
+durable = 1 AND NOT (status <> 'queued' AND status <> 'running' AND status <> 'waiting')
+
+-- fragment: alone
+-- Runs whose process died twice without a step between are executed one at a time, the oldest first.
+NOT (deaths >= 2 AND EXISTS (
+    SELECT 1 FROM runs o
+    WHERE o.durable = 1 AND NOT (o.status <> 'queued' AND o.status <> 'running' AND o.status <> 'waiting')
+        AND o.status IN ('queued', 'running') AND o.deaths >= 2 AND o.id < runs.id))
+
 -- name: claim
 -- A worker that has a run and claims it again gets it again: the answer was lost.
 UPDATE runs SET status = 'running', worker = ?3, wake_at = 0.0

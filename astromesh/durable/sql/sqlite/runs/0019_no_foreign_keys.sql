@@ -1,2 +1,0 @@
--- The tables of SQLite have no foreign keys.
-SELECT 1;
