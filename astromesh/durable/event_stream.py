@@ -91,7 +91,9 @@ class DurableStream:
         self._log.events.append(event)
         if type in LONG_EVENTS or not seq & 255:
             self._log.measure(event)
-        self._send_now((*self._live_sinks, *self._replay_sinks), event)
+        self._send_now(self._live_sinks, event)
+        if self._replay_sinks:
+            self._send_now(self._replay_sinks, event)
         self._writer.event(event, last=type in _LAST_EVENTS)
 
     def deliver(self, events: Sequence[Event]) -> None:
@@ -99,7 +101,7 @@ class DurableStream:
         if not events:
             return
         self.written = events[-1].seq
-        for event in events:
+        for event in events if self._sinks else ():
             for broken in send_to_sinks(self._sinks, event):
                 self.remove(broken)
 

@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from astromesh.durable.base import NO_CONTENTS, JournalStep
 from astromesh.graph import call_record
 from astromesh.guardrails.base import Place
-from astromesh.telemetry.events import WAITING
+from astromesh.telemetry.events import WAITING, ms_since
 from astromesh.types import CompletionRequest, Event, JsonObject, Message, ToolCall
 
 #: the step kinds that call something
@@ -54,8 +54,8 @@ class StepStart(NamedTuple):
 
     def of(self, step: JournalStep, about: JsonObject) -> JournalStep:
         """Returns a step that has ended, with its time."""
-        ms = round((perf_counter() - self.started) * 1000, 3)
-        return step._replace(started_at=self.started_at, duration_ms=ms, about=about)
+        # half as long as `_replace` takes
+        return JournalStep(*step[:7], self.started_at, ms_since(self.started), about)
 
 
 # -- requests of models --------------------------------------------------------------------------------------

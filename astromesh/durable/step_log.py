@@ -122,6 +122,7 @@ class StepLog:
         self.requests = RequestEncoder()
         #: the rules of the agents of the runs in this record, by the place of the run
         self._redactors: dict[str, Redactor | None] = {}
+        self._has_rules = False
         #: calls that this segment has finished, as they are stored when the run has ended
         self._redacted: list[JournalStep] = []
         #: the nodes of earlier segments: by graph and position, and those that this segment has not reached
@@ -168,6 +169,7 @@ class StepLog:
             place: of the run in this record.
         """
         self._redactors[place] = redact
+        self._has_rules = self._has_rules or redact is not None
 
     # what a replay compares; see `ReplayLog`
 
@@ -298,8 +300,8 @@ class StepLog:
         """Adds a step to the next transaction. One that is done gets its number."""
         if step.state == "done" and not step.ordinal:
             self._last_ordinal += 1
-            step = step._replace(ordinal=self._last_ordinal, started_at=step.started_at or time())
-        if step.state == "done" and has_said(step):
+            step = JournalStep(*step[:6], self._last_ordinal, step.started_at or time(), *step[8:])
+        if self._has_rules and step.state == "done" and has_said(step):
             redact = self._redactors.get(self._place_of(step.path) or "")
             if redact is not None:
                 self._redacted.append(redacted(step, redact))

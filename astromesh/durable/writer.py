@@ -25,7 +25,6 @@ T = TypeVar("T")
 DELAY_SECONDS, RETRY_SECONDS = 0.025, 0.2
 #: seconds for which a commit has shown that the lease is held
 _LEASE_CHECK_SECONDS = 0.5
-_NO_CHANGE = RunChange()
 #: changes nothing, and is rejected if the lease is lost
 _CHECK_LEASE = RunChange(wake_at=0.0)
 
@@ -115,8 +114,10 @@ class SegmentWriter:
 
     def change(self, change: RunChange) -> None:
         """Adds a change of the row. Later values replace earlier ones."""
-        values = {name: value for name, value in change._asdict().items() if value is not None}
-        self._change = (self._change or _NO_CHANGE)._replace(**values)
+        if self._change is not None:
+            values = {name: value for name, value in change._asdict().items() if value is not None}
+            change = self._change._replace(**values)
+        self._change = change
         self._add()
 
     def scrub_soon(self) -> None:
