@@ -38,6 +38,8 @@ _SECRET_HINTS = (
 )  # fmt: skip
 #: without one of these, nothing in a value of a line is a secret by its form
 _SUSPICIOUS = ("=", ":", "sk-", "am_", "bearer")
+#: values that astromesh makes itself
+_OWN_VALUES = frozenset({"timestamp", "link"})
 _HARMLESS_TYPES = frozenset({int, float, bool, type(None)})
 _Line = MutableMapping[str, Any]
 _Processor = Callable[[Any, str, Any], Any]
@@ -131,8 +133,8 @@ def _may_have_secret(event: _Line) -> bool:
     """Whether a value can be a secret by its form. The ids and numbers of most lines cannot."""
     for key, value in event.items():
         if type(value) is str:
-            is_word = value.isalnum() or key == "timestamp"
-            if not is_word and any(map(value.lower().__contains__, _SUSPICIOUS)):
+            is_harmless = value.isalnum() or key in _OWN_VALUES
+            if not is_harmless and any(map(value.lower().__contains__, _SUSPICIOUS)):
                 return True
         elif type(value) not in _HARMLESS_TYPES:
             return True
