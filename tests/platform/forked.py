@@ -61,7 +61,8 @@ class ForkServer:
                 env=plain_environment(home, settings), cwd=ROOT, text=True, bufsize=1,
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log,
             )  # fmt: skip
-        self._answer()
+        # the first start waits: a test that times out meanwhile leaves the process to the next one
+        self._is_ready = False
 
     def spawn(self, command: Command, log: Path) -> ForkedProcess:
         """Starts `astromesh …`, or the program behind a first word `-c`."""
@@ -87,6 +88,9 @@ class ForkServer:
             "argv": list(command.argv), "env": dict(command.env), "cwd": str(command.cwd),
             "stdin": str(stdin), "stdout": str(stdout), "stderr": str(stderr), "exit": str(ended),
         }  # fmt: skip
+        if not self._is_ready:
+            self._answer()
+            self._is_ready = True
         assert self._process.stdin
         print(json.dumps(order), file=self._process.stdin, flush=True)
         return ForkedProcess(int(self._answer()), ended)
@@ -95,6 +99,8 @@ class ForkServer:
         """Servers that still run are their tests' to end."""
         assert self._process.stdin
         assert self._process.stdout
+        if not self._is_ready:
+            self._process.kill()
         self._process.stdin.close()
         self._process.wait(10)
         self._process.stdout.close()

@@ -20,6 +20,7 @@ import redis.asyncio
 
 from tests.platform.astromesh import ROOT, ServerProcess
 from tests.platform.blocking import BlockingDetector
+from tests.platform.forked import ForkServer
 from tests.platform.model import MockModel
 from tests.platform.network import NetworkForbiddenError, is_loopback, may_be_looked_up
 from tests.platform.postgres import PostgresServer
@@ -349,3 +350,11 @@ def run_pytest(folder: Path, test: str, *arguments: str) -> subprocess.Completed
     (folder / "test_it.py").write_text(textwrap.dedent(test))
     command = [*pytest_command(folder), *arguments]
     return subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
+
+
+def test_the_process_that_forks_is_waited_for_at_its_first_start(tmp_path: Path) -> None:
+    """A test that times out meanwhile leaves it to the next: one for each would hold up a busy machine."""
+    silent = tmp_path / "tests" / "platform" / "fork_server.py"
+    silent.parent.mkdir(parents=True)
+    silent.write_text("import sys\nsys.stdin.read()\n")
+    ForkServer(tmp_path, {"PYTHONPATH": str(tmp_path), "PYTHONSAFEPATH": "1"}).close()
