@@ -571,19 +571,21 @@ class AgentRunner:
         *,
         choice: str = "auto",
         caller: CallerContext | None = None,
+        sinks: Iterable[EventSink] = (),
     ) -> RunAnswer:
         """Continues a run that waits for its client, and returns its answer.
 
         Args:
             row, results: As `find_waiting` returns them.
             choice: As in `ClientTools`, for the next model call.
+            sinks: Listeners to the events that follow.
 
         Raises:
             ApprovalRequired: It waits for its client again, or for a person. Else as `start`.
             GuardrailBlocked: An input rule refuses a result. The run still waits.
         """
         row, last = await self.accept_results(agent, row, results, choice=choice, caller=caller)
-        return await self._wait(row, (), last)
+        return await self._wait(row, tuple(sinks), last)
 
     async def accept_results(
         self,

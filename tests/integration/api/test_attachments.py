@@ -274,7 +274,7 @@ async def test_what_cannot_be_read_is_refused_before_the_run(
         "text as a picture": (
             {"data": "SGVsbG8=", "media_type": "image/png"},
             422,
-            "no file of the type image/png",
+            "not a file of the type image/png",
         ),
         "sound as a picture": ({"data": WAV, "media_type": "image/png"}, 422, "accepts no audio"),
         "no text": ({"data": "/w==", "name": "a.bin"}, 422, "not an image, audio, text or a PDF file"),
