@@ -228,7 +228,7 @@ async def test_a_firing_that_cannot_begin_says_why_and_is_tried_again(made, tmp_
     [
         ({"cron": "every day"}, 422, "not valid: cron: it has five fields"),
         ({"timezone": "Mars/Olympus"}, 422, "no time zone"),
-        ({"workflow": "w"}, 422, "either an agent or a workflow"),
+        ({"workflow": "w"}, 422, "set either 'agent' or 'workflow'"),
         ({"query": None}, 422, "an agent takes a query"),
         ({"input": 1}, 422, "no input"),
         ({"jitter": -1}, 422, "jitter"),
