@@ -11,7 +11,7 @@ import json
 import logging
 import re
 import sys
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, MutableMapping
 from contextlib import suppress
 from functools import lru_cache
 from time import gmtime, localtime, monotonic, strftime, time_ns
@@ -157,13 +157,13 @@ def configure_logging(level: str = "info", form: str = "console") -> None:
         form: `console`, `json`, or `pretty` for a person who develops.
     """
     number = logging.getLevelNamesMapping()[level.upper()]
-    processors = (
+    processors: list[Any] = [
         structlog.processors.add_log_level,
         add_timestamp,
         structlog.processors.format_exc_info,
         mask_secret_keys,
         redacting_renderer(_renderer(form)),
-    )
+    ]
     _Lines.own = _Lines(number, processors)
     structlog.configure(
         processors=processors,
@@ -184,7 +184,7 @@ class _Lines:
 
     own: ClassVar[_Lines | None] = None
 
-    def __init__(self, level: int, processors: Sequence[_Processor]) -> None:
+    def __init__(self, level: int, processors: list[_Processor]) -> None:
         self._level, self._processors = level, processors
 
     def write(self, level: int, event: str, values: dict[str, Any]) -> None:
@@ -192,9 +192,10 @@ class _Lines:
             return
         line: Any = {**values, "event": event}
         method = _METHODS[level]
-        for process in self._processors:
-            line = process(None, method, line)
-        _STDERR.msg(line)
+        with suppress(structlog.DropEvent):  # `structlog.testing.capture_logs` changes the processors
+            for process in self._processors:
+                line = process(None, method, line)
+            _STDERR.msg(line)
 
 
 class _LibraryHandler(logging.Handler):
