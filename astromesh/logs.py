@@ -80,7 +80,7 @@ class Logger:
         self._write(logging.ERROR, event, {"exc_info": True, **values})
 
     def _write(self, level: int, event: str, values: dict[str, Any]) -> None:
-        if _Lines.own is not None:
+        if _Lines.own is not None and _Lines.own.is_configured():
             _Lines.own.write(level, event, values)
         elif structlog.is_configured():
             self._structured.log(level, event, **values)
@@ -186,6 +186,10 @@ class _Lines:
 
     def __init__(self, level: int, processors: list[_Processor]) -> None:
         self._level, self._processors = level, processors
+
+    def is_configured(self) -> bool:
+        """Whether structlog still has these processors: the program may have configured it anew."""
+        return structlog.get_config()["processors"] is self._processors
 
     def write(self, level: int, event: str, values: dict[str, Any]) -> None:
         if level < self._level:
