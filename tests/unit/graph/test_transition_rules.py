@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from functools import partial
 from typing import Any
 
@@ -195,9 +196,12 @@ def test_a_condition_that_fails_does_not_hold_and_fails_the_node_once() -> None:
 
 
 def test_a_condition_does_not_hold_back_the_end_of_the_program() -> None:
+    """Whoever starts the tests in the background of a script has them ignore Ctrl-C."""
+
     def ended(result: NodeResult) -> bool:
         raise KeyboardInterrupt
 
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     with pytest.raises(KeyboardInterrupt):
         condition_holds(as_test(ended, "edge"), Transition("b", "edge"), NodeResult(), STATE)
 
