@@ -816,6 +816,9 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
         """Returns the runs that wait for a person, the oldest first."""
 
+    async def withdraw(self, claim: SegmentClaim) -> None:
+        """Deletes a plain run that has not begun, and frees its key. Does nothing if it is not stored."""
+
     async def delete(self, run_id: str) -> None:
         """Deletes a run that has ended with what is nested in it, its steps and events."""
 

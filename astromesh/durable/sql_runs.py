@@ -405,6 +405,13 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
 
         return await self._queries.transact(erase)
 
+    async def withdraw(self, claim: SegmentClaim) -> None:
+        async def withdraw(tx: Transaction) -> None:
+            if await tx.execute("withdraw", *claim):
+                await tx.execute("free_key", claim.run_id)
+
+        await self._queries.transact(withdraw)
+
     async def delete(self, run_id: str) -> None:
         async def delete(tx: Transaction) -> None:
             await tx.execute("free_key", run_id)

@@ -19,7 +19,7 @@ from astromesh.durable.base import ENDED_STATUSES, IdempotencyKey, RunChange, Ru
 from astromesh.durable.run_registry import row_of
 from astromesh.durable.run_worker import RunWorker
 from astromesh.durable.writer import retry_while_unavailable
-from astromesh.errors import AstromeshError, EventsGone, LeaseLost, RunNotFound, stored_details
+from astromesh.errors import AstromeshError, EventsGone, LeaseLost, StoreError, stored_details
 from astromesh.logs import get_logger
 from astromesh.runtime.records import RunAnswer
 from astromesh.runtime.runs import Runs, answer_of
@@ -32,6 +32,8 @@ from astromesh.types import Event, JsonObject
 KEY_SECONDS = 86_400.0
 #: seconds between two polls at the row of another process: the first, the longest
 _FIRST_POLL_SECONDS, _MAX_POLL_SECONDS = 0.02, 0.25
+#: runs that have not begun, and whose rows wait for the store to be deleted
+_MAX_WITHDRAWALS = 1000
 
 Work = Callable[[], Awaitable[RunAnswer]]
 Leave = Callable[[], None]
@@ -49,6 +51,7 @@ class IdempotentRuns:
     def __init__(self, durable: RunWorker, runs: Runs, clock: Clock) -> None:
         self._durable, self._runs, self._clock = durable, runs, clock
         self._local: dict[str, _SharedRun] = {}
+        self._withdrawals: set[asyncio.Task[None]] = set()
 
     async def answer(
         self,
@@ -72,7 +75,7 @@ class IdempotentRuns:
         """
         await self._durable.start()
         row = self._row(run)
-        stored = await self._durable.store.accept(row, key)
+        stored = await self._accept(row, key)
         if stored.run_id == row.run_id:
             self._local[row.run_id] = _SharedRun(
                 asyncio.create_task(self._perform(row, run, work)), abandoned
@@ -82,11 +85,13 @@ class IdempotentRuns:
         try:
             if (call := self._local.get(stored.run_id)) is not None:
                 return await call.result()
-            row = await self._wait_for_end(stored)
+            ended = await self._wait_for_end(stored)
+            if ended is None:  # it was withdrawn, or erased: its key is free
+                return await self.answer(key, run, work, sinks, abandoned=abandoned)
             for sink in sinks:
                 if sink not in followed:
-                    sink.send(last_event(row))
-            return answer_of(row, stored.run_id)
+                    sink.send(last_event(ended))
+            return answer_of(ended, stored.run_id)
         finally:
             for leave in filter(None, followed.values()):
                 leave()
@@ -96,6 +101,25 @@ class IdempotentRuns:
             run.run_id, run.tenant, run.owner, run.agent, run.session_id, run.trace_id, "running",
             self._clock.now(), worker=self._durable.worker, metadata=dict(run.metadata), tags=run.tags,
         )  # fmt: skip
+
+    async def _accept(self, row: RunRow, key: IdempotencyKey) -> RunRow:
+        """Stores the row of a run with its key, or returns the run that has the key already.
+
+        If the caller leaves meanwhile, or the store fails, the run does not begin, and its key is free.
+        """
+        accepting = asyncio.ensure_future(self._durable.store.accept(row, key))
+        try:
+            return await asyncio.shield(accepting)
+        except (asyncio.CancelledError, StoreError):
+            if len(self._withdrawals) < _MAX_WITHDRAWALS:
+                withdrawal = asyncio.create_task(self._withdraw(row, accepting))
+                self._withdrawals.add(withdrawal)
+                withdrawal.add_done_callback(self._withdrawals.discard)
+            raise
+
+    async def _withdraw(self, row: RunRow, accepting: asyncio.Future[RunRow]) -> None:
+        await asyncio.wait([accepting])
+        await retry_while_unavailable(partial(self._durable.store.withdraw, _claim_of(row)))
 
     async def _perform(self, row: RunRow, run: RunLog, work: Work) -> RunAnswer:
         try:
@@ -122,9 +146,9 @@ class IdempotentRuns:
             attempts=ended.attempts,
             finished_at=self._clock.now(),
         )
-        claim = SegmentClaim(row.run_id, row.segment, row.worker)
         try:
-            await retry_while_unavailable(partial(self._durable.store.commit, claim, change=change))
+            commit = partial(self._durable.store.commit, _claim_of(row), change=change)
+            await retry_while_unavailable(commit)
         except LeaseLost:  # other processes thought this one dead; its callers get their answer all the same
             log.warning("named_run_given_up", run_id=row.run_id)
 
@@ -141,15 +165,15 @@ class IdempotentRuns:
                 followed[sink] = await self._runs.follow_here(stored, sink)
         return followed
 
-    async def _wait_for_end(self, row: RunRow) -> RunRow:
-        """Returns the row once the run has ended."""
+    async def _wait_for_end(self, row: RunRow) -> RunRow | None:
+        """Returns the row once the run has ended, or None once there is none."""
         pause, store = _FIRST_POLL_SECONDS, self._durable.store
         while row.status not in ENDED_STATUSES:
             await asyncio.sleep(pause)
             pause = min(2 * pause, _MAX_POLL_SECONDS)
             found = await retry_while_unavailable(partial(store.get, row.run_id))
             if found is None:
-                raise RunNotFound(f"The run {row.run_id!r} was erased.")
+                return None
             row = found
         return row
 
@@ -182,6 +206,10 @@ def _retrieve_error(task: asyncio.Task[RunAnswer]) -> None:
     """Retrieves the error of a run without callers; it is stored in the row."""
     if not task.cancelled():
         task.exception()
+
+
+def _claim_of(row: RunRow) -> SegmentClaim:
+    return SegmentClaim(row.run_id, row.segment, row.worker)
 
 
 def last_event(row: RunRow) -> Event:

@@ -357,6 +357,10 @@ DELETE FROM astromesh.runs WHERE id IN (
         AND NOT EXISTS (SELECT 1 FROM astromesh.idempotency_keys k WHERE k.run_id = r.run_id)
     ORDER BY finished_at DESC LIMIT $2 OFFSET $1) RETURNING 1
 
+-- name: withdraw
+DELETE FROM astromesh.runs
+WHERE run_id = $1 AND segment = $2 AND worker = $3 AND status = 'running' AND durable = FALSE
+
 -- name: delete
 DELETE FROM astromesh.runs WHERE (run_id = $1 OR (parent <> '' AND worker = $1))
     AND status IN ('completed', 'failed', 'cancelled')

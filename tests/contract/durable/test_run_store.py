@@ -277,6 +277,21 @@ async def _died(store, run_id: str, segment: int) -> tuple[tuple[str, int], ...]
     return await store.release_worker(f"w{segment}", died=True)
 
 
+async def test_a_plain_run_that_has_not_begun_is_withdrawn_with_its_key(store):
+    """By the worker that has it, and nothing else is."""
+    plain = run(durable=False, status="running", worker="w")
+    await store.accept(plain, KEY)
+    await store.accept(run("run_2", durable=True))
+    assert await store.claim("run_2", 1, "w") is not None
+    for one in (SegmentClaim("run_1", 1, "other"), SegmentClaim("run_2", 1, "w"), SegmentClaim("no", 1, "w")):
+        await store.withdraw(one)
+    assert (await store.accept(run("run_3"), KEY)).run_id == "run_1"
+    await store.withdraw(SegmentClaim("run_1", 1, "w"))
+    assert await store.get("run_1") is None
+    assert (await store.accept(run("run_3"), KEY)).run_id == "run_3"
+    assert await store.get("run_2") is not None
+
+
 async def test_a_run_whose_process_dies_three_times_in_a_row_fails(store):
     await store.accept(run())
     assert await _died(store, "run_1", 1) == (("run_1", 2),)

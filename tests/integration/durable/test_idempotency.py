@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import sqlite3
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, closing
 from pathlib import Path
 from time import time
 from typing import Any
@@ -210,6 +211,25 @@ async def test_a_caller_that_goes_away_finds_the_answer_later(tmp_path):
         events = [line[7:] for line in (await stream).text.splitlines() if line.startswith("event: ")]
     assert (back.json()["response"], len(provider.requests)) == ("the answer", 1)
     assert (events[0], events[-1]) == ("run.started", "run.completed")
+
+
+async def test_the_key_of_a_caller_that_leaves_before_its_run_begins_is_free(tmp_path):
+    """The store is slow, the client gives up, and sends the request again: it used to wait for ever."""
+    async with server(folder_of(tmp_path), provider := ScriptedProvider("Hi")) as client:
+        runtime = runtime_in(client)
+        await runtime.durable.start()
+        file = next(tmp_path.rglob("astromesh.db"))
+        with closing(sqlite3.connect(file, isolation_level=None)) as other:
+            other.execute("BEGIN IMMEDIATE")
+            gone = asyncio.create_task(client.post(RUN, json=BODY, headers=named()))
+            await asyncio.sleep(0.3)  # the row waits for the lock
+            gone.cancel()
+            await asyncio.wait([gone])
+            other.execute("COMMIT")
+        again = await asyncio.wait_for(client.post(RUN, json=BODY, headers=named()), PATIENCE)
+        listed = (await client.get("/v1/runs")).json()["runs"]
+    assert (again.status_code, again.json()["response"], len(provider.requests)) == (200, "Hi", 1)
+    assert [run["run_id"] for run in listed] == [again.json()["run_id"]]
 
 
 async def test_the_run_of_a_process_that_died_is_free_to_be_sent_again(tmp_path):
