@@ -25,7 +25,7 @@ from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.events import PRIVATE_EVENTS, TERMINAL_EVENTS, EventSink, send_stored
 from astromesh.telemetry.ids import created_at
 from astromesh.telemetry.run_log import RunLog, RunLogs
-from astromesh.types import Event, JsonObject
+from astromesh.types import Event, JsonObject, Usage
 
 #: seconds between two polls for requests, between two for their answers
 POLL_SECONDS, _ANSWER_POLL_SECONDS = 0.25, 0.05
@@ -427,6 +427,7 @@ class _Reader:
         await self._renew(clock)
         accepted_at, _ = await self._store.events_accepted(self._request)
         if clock.now() - accepted_at > _SILENCE_SECONDS:
-            failure = {"code": RunCrashed.code, "detail": "The process of the run has died.", "response": ""}
+            detail, usage = "The process of the run has died.", Usage().to_json()
+            failure = {"code": RunCrashed.code, "detail": detail, "response": "", "usage": usage}
             self._sink.send(Event(self._request.run_id, self._after + 1, clock.now(), "run.failed", failure))
             self._has_ended = True

@@ -715,7 +715,8 @@ class RunWorker:
         failure = {"code": error.code, "detail": str(error)}
         past = await retry_while_unavailable(partial(self.store.events, row.run_id, 0, 1_000_000))
         seq, now = (past[-1].seq if past else 0) + 1, self._host.clock.now()
-        last = Event(row.run_id, seq, now, "run.failed", {**failure, "response": "", "agent": row.agent})
+        data = {**failure, "response": "", "agent": row.agent, "usage": row.usage.to_json()}
+        last = Event(row.run_id, seq, now, "run.failed", data)
         change = RunChange(
             status="failed",
             error={**failure, "more": stored_details(error)},

@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from time import monotonic, time
 from typing import Literal, NamedTuple
 
 from msgspec.structs import replace
@@ -52,8 +53,8 @@ from astromesh.types import CallerContext, Event, JsonObject, Usage
 
 #: seconds between two polls for events of a run that another process works on, and of one that waits
 _POLL_SECONDS, _WAITING_POLL_SECONDS = 0.075, 1.0
-#: and of one whose process tells of its events
-_HEARING_POLL_SECONDS = 2.0
+#: and of one whose process tells of its events; seconds between two looks whether a run was erased
+_HEARING_POLL_SECONDS, _ERASED_POLL_SECONDS = 2.0, 2.0
 
 
 #: events of one read, and of one trace
@@ -448,6 +449,10 @@ def _refuse_waiting_part(found: tuple[RunRecords, RunRow] | None) -> None:
         raise Conflict(f"The run {found[1].run_id!r} waits as a part of the run {above!r}. Cancel that one.")
 
 
+def _was_erased(run_id: str) -> str:
+    return f"The run {run_id!r} was erased."
+
+
 def _no_longer_stored(run_id: str) -> EventsGone:
     return EventsGone(f"The run {run_id!r} is no longer stored.")
 
@@ -539,6 +544,7 @@ class _Follower:
         self._store, self._durable, self._run_id = store, durable, run_id
         self._after, self._sink = after, sink
         self._last = ""
+        self._looks_at = monotonic() + _ERASED_POLL_SECONDS
 
     def start(self) -> Callable[[], None]:
         task = asyncio.create_task(self._follow())
@@ -560,6 +566,18 @@ class _Follower:
             self._after, self._last = page[-1].seq, page[-1].type
         return True
 
+    async def _was_erased(self) -> bool:
+        """Whether the run was erased, so that its last event never comes. The listener is told."""
+        if monotonic() < self._looks_at:
+            return False
+        self._looks_at = monotonic() + _ERASED_POLL_SECONDS
+        if await self._store.get(self._run_id) is not None:
+            return False
+        detail, usage = _was_erased(self._run_id), Usage().to_json()
+        failure = {"code": RunNotFound.code, "detail": detail, "response": "", "usage": usage}
+        self._sink.send(Event(self._run_id, self._after + 1, time(), "run.failed", failure))
+        return True
+
     @property
     def _poll_seconds(self) -> float:
         if self._last == "run.waiting":
@@ -572,11 +590,9 @@ class _Follower:
         try:
             while True:
                 news.clear()
-                try:
-                    if await self.read():
+                with suppress(StoreError):  # it may be there again
+                    if await self.read() or await self._was_erased():
                         return
-                except StoreError:
-                    pass  # it may be there again
                 await _wait_briefly(news, self._poll_seconds)
         finally:
             leave()
@@ -621,7 +637,7 @@ class RunListener:
 def answer_of(row: RunRow | None, run_id: str) -> RunAnswer:
     """Returns the answer of an ended run, or raises its error, as a plain run does."""
     if row is None:
-        raise RunNotFound(f"The run {run_id!r} was erased.")
+        raise RunNotFound(_was_erased(run_id))
     if row.status == "completed" and row.result is not None:
         return RunAnswer(**row.result)
     if row.status == "failed" and row.error is not None:

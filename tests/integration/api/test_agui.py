@@ -362,6 +362,25 @@ async def test_a_run_that_fails_or_is_cancelled_says_so(tmp_path: Path) -> None:
         assert (await going)[-1]["outcome"] == {"type": "cancelled"}
 
 
+async def test_a_run_that_cannot_go_on_after_a_restart_is_an_error_of_the_stream(tmp_path: Path) -> None:
+    """Its agent had a tool that nobody has any more: the stream used to break off without an end."""
+    folder, stuck = write(tmp_path, manifest(tools=[tool()])), asyncio.Event()
+
+    async def hangs(_: CompletionRequest) -> str:
+        stuck.set()
+        await asyncio.Event().wait()
+        return ""
+
+    async with frontend(folder, hangs) as page:
+        going = asyncio.create_task(page.run("r1", "Do it"))
+        await stuck.wait()
+        going.cancel()
+        await page.runtime.close(grace=0.0)
+    async with client_of(runtime_of(write(tmp_path, manifest()), ScriptedProvider())) as http:
+        stream = (await http.post("/v1/agents/helper/agui", json=body_of("r1", []))).text
+    assert '"type":"RUN_ERROR"' in stream.rstrip().split("\n\n")[-1]
+
+
 WRONG: Sequence[tuple[dict[str, Any], str]] = [
     ({}, "threadId"),
     ({"messages": "x"}, "messages"),

@@ -120,3 +120,19 @@ async def test_a_repeated_request_waits_for_a_run_that_goes_on(tmp_path: Path) -
         assert not done
         go_on.set()
         assert (await again).json()["response"] == "done"
+
+
+async def test_a_reader_of_a_run_that_is_erased_is_told_so(tmp_path: Path) -> None:
+    """Its last event never comes: a stream of it, and who waits for its answer, would wait for ever."""
+    write(tmp_path, manifest("asks", tools=[TOOL]))
+    async with client_of(runtime_of(tmp_path, ScriptedProvider(says, repeat=True))) as client:
+        runtime: AgentRuntime = client._transport.app.state.runtime  # type: ignore[attr-defined]
+        [run_id] = await wait_for_people(runtime, 1)
+        path, headers = f"/v1/runs/{run_id}/events", {"last-event-id": "1"}
+        stream = asyncio.create_task(client.get(path, headers=headers))
+        await asyncio.sleep(0.2)  # it has read what there is
+        assert (await client.delete("/v1/principals/anonymous/data")).status_code == 200
+        told = (await asyncio.wait_for(stream, PATIENCE)).text.split("\n\n")[-2]
+        assert (await client.get(path)).status_code == 404
+    assert "event: run.failed" in told
+    assert f"The run '{run_id}' was erased." in told
