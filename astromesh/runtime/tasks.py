@@ -412,7 +412,8 @@ class WorkflowTasks:
         plan = self.loaded.plan_of(replace(origin, snapshot=snapshot.id), snapshot.content)
         if not fits(plan, new_id, [begin, *copied]):
             raise Conflict(f"The steps of {task_id!r} before {at} do not fit the manifests of the fork.")
-        self._worker.start()
+        if self._executes:
+            self._worker.start()
         self._require_room(engine, origin.workflow)
         own = (caller.tenant_id or "default", caller.user_id or "anonymous") == (origin.tenant, origin.owner)
         now = self._clock.now()

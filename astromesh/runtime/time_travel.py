@@ -104,7 +104,7 @@ def forked_row(
         parent="", durable=True, request={**body, "session_id": session_id, "journal": SCHEMA},
         manifest=manifest, caller=caller_to_json(caller), finished_at=0.0, deadline_at=0.0, wake_at=0.0,
         # the first segment of a run reads no record
-        segment=2 if steps else 1, worker="", cancelling=False, result=None, error=None,
+        segment=2 if steps else 1, worker="", cancelling=False, result=None, error=None, deaths=0,
         usage=Usage(), attempts=(), waiting_for=None, ordered=request.session is not None,
         forked_from={**forked_from, "accepted_at": accepted_at, "inherited": inherited},
     )  # fmt: skip

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import importlib
 import json
+import sqlite3
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -476,6 +478,20 @@ async def test_a_fork_behind_a_nested_run_is_compared_and_replayed(tmp_path: Pat
     assert compared["divergence"] is None and all(one["b"] for one in compared["steps"])
     assert replay["divergence"] is None and replay["compared"] > 5
     assert ("me@example.com" in kept) is not bool(rules)
+
+
+async def test_a_fork_has_seen_no_death_of_a_process(tmp_path: Path) -> None:
+    """Else the fork of a run that has crashed three times would fail at its first hand-over."""
+    async with Server(write(tmp_path, manifest()), "one", "two") as server:
+        run_id = (await server.run())["run_id"]
+        with closing(sqlite3.connect(next(tmp_path.rglob("astromesh.db")))) as database, database:
+            database.execute("UPDATE runs SET deaths = 3")
+        wanted = ForkRequest(await server.step(run_id, "model"))
+        fork = await server.runtime.time_travel.fork(
+            run_id, Viewer("default", None), wanted, CallerContext("root", scopes=frozenset({"admin"}))
+        )
+        await server.rests(fork.run_id)
+    assert fork.deaths == 0
 
 
 async def test_who_may_not_see_a_run_or_run_its_agent_cannot_fork_it(tmp_path: Path) -> None:

@@ -97,6 +97,21 @@ async def test_a_process_that_takes_requests_stores_decisions_of_callers_with_a_
     assert used.calls == [{"query": "a"}]
 
 
+async def test_a_process_that_takes_requests_does_not_execute_the_task_that_it_forks(tmp_path: Path) -> None:
+    small(tmp_path, op="double")
+    write(tmp_path, manifest())
+    async with fleet(tmp_path) as (api, _, worker):
+        accepted = await api.post("/v1/workflows/small/runs", json={"input": 21})
+        path = f"/v1/tasks/{accepted.json()['task_id']}"
+        await ended(api, path)
+        fork = (await api.post(f"{path}/fork", json={"at": 2})).json()["task_id"]
+        assert (await ended(api, f"/v1/tasks/{fork}"))["status"] == "success"
+        live = {file.name for file in (worker.data_dir / "tasks" / "workers").iterdir()}
+        runtime: AgentRuntime = api._transport.app.state.runtime  # type: ignore[attr-defined]
+    assert worker.workflows.worker in live
+    assert runtime.workflows.worker not in live
+
+
 async def test_events_of_another_process_arrive_by_notification_and_by_polls_when_the_connection_is_lost(
     tmp_path: Path, postgres_database: str
 ) -> None:
