@@ -225,8 +225,9 @@ class BudgetLimit(NamedTuple):
     caps: BudgetCaps
 
 
-#: seconds after which settled charges are written, and between two deletions of expired accounts
-_SETTLE_SECONDS, _EXPIRY_SECONDS = 0.05, 3600.0
+#: seconds after which settled charges are written, between two attempts, and between two deletions of expired
+#: accounts
+_SETTLE_SECONDS, _AGAIN_SECONDS, _EXPIRY_SECONDS = 0.05, 1.0, 3600.0
 #: seconds for which the account of a session is stored after its last use, and of a day after its end
 _SESSION_SECONDS, _DAY_SECONDS = 30 * 86_400.0, 86_400.0
 #: seconds between two attempts of a durable run while others have reserved the rest, and in the `Retry-After`
@@ -296,6 +297,7 @@ class Budgets:
             return await store.reserve(reservations, settled)
         except BaseException:  # it is unknown whether the store granted it
             self._settled = settled + _release_charges(reservations) + self._settled
+            self._begin_in(_AGAIN_SECONDS)
             raise
 
     def _release(
@@ -323,22 +325,20 @@ class Budgets:
         """Charges what calls have cost, and ends their reservations."""
         self._settled += charges
         self._hold_ids -= {charge.hold for charge in charges}
-        if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(_SETTLE_SECONDS, self._begin)
+        self._begin_in(_SETTLE_SECONDS)
 
     async def flush(self) -> None:
         """Returns when every settled charge is in the store, or the store does not answer."""
         while active := {*self._requests, *([self._writing] if self._writing else ())}:
             await asyncio.wait(active)
-        if self._timer is not None:
-            self._timer.cancel()
-            self._timer = None
+        self._stop_timer()
         await self._write()
 
     async def close(self) -> None:
         """Writes every settled charge, and ends the reservations of this process."""
         await self._renewal.close()
         await self.flush()
+        self._stop_timer()
         if self._store is None:
             return
         try:
@@ -351,6 +351,15 @@ class Budgets:
             if self._store is None:
                 self._store = await self._open()
             return self._store
+
+    def _begin_in(self, seconds: float) -> None:
+        if self._timer is None:
+            self._timer = asyncio.get_running_loop().call_later(seconds, self._begin)
+
+    def _stop_timer(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
 
     def _begin(self) -> None:
         self._timer = None
@@ -367,8 +376,9 @@ class Budgets:
             return
         try:
             await self.reserve(())
-        except AstromeshError as error:  # the next write includes it; until then it counts as reserved
+        except AstromeshError as error:  # it counts as reserved until the reservation expires
             log.warning("budgets_not_settled", count=len(self._settled), error=str(error))
+            self._begin_in(_AGAIN_SECONDS)
 
     async def _renew(self) -> None:
         await (await self._opened()).renew(self._holder, self.clock.now() + LEASE_SECONDS)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -308,6 +310,21 @@ async def test_a_process_that_closes_has_reserved_nothing_any_more(tmp_path):
         )
     async with runtime_of(folder, answering()) as runtime:
         assert await spent(runtime) == BudgetAmounts()
+
+
+async def test_what_a_store_that_was_away_has_not_charged_is_charged_when_it_is_back(tmp_path):
+    """Without another call of this process: others would spend what is spent."""
+    async with runtime_of(folder_of(tmp_path, {"per_session": {"tokens": 100}}), answering()) as runtime:
+        budgets, store = runtime.runner.budgets, await runtime.stores.open_budgets()
+        await budgets.reserve(())
+        with closing(sqlite3.connect(next(tmp_path.rglob("astromesh.db")), isolation_level=None)) as other:
+            other.execute("BEGIN EXCLUSIVE")
+            budgets.settle([BudgetCharge(SESSION, BudgetAmounts(tokens=7))])
+            await budgets.flush()  # in vain: the file is locked
+            other.execute("COMMIT")
+        async with asyncio.timeout(30):
+            while await store.spent(SESSION) != BudgetAmounts(tokens=7):
+                await asyncio.sleep(0.05)
 
 
 async def test_a_sign_of_life_waits_for_no_reservation_that_ends_just_now(tmp_path, postgres_database):
