@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cached_property, partial
+from os import SEEK_END
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -301,10 +302,13 @@ class JsonlLayer:
     def _write(self, items: Sequence[Item]) -> None:
         try:
             self._file.parent.mkdir(parents=True, exist_ok=True)
-            with self._file.open("ab") as file:
-                file.write(
-                    b"".join(orjson.dumps(i.to_json(), option=orjson.OPT_APPEND_NEWLINE) for i in items)
-                )
+            lines = b"".join(orjson.dumps(i.to_json(), option=orjson.OPT_APPEND_NEWLINE) for i in items)
+            with self._file.open("a+b") as file:
+                if file.tell():
+                    file.seek(-1, SEEK_END)
+                    if file.read() != b"\n":  # an unfinished line of a killed process
+                        lines = b"\n" + lines
+                file.write(lines)
         except OSError as error:
             raise self._fault("written", error) from error
 

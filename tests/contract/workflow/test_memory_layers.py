@@ -61,6 +61,16 @@ async def test_stages_that_begin_together_open_a_new_store_together(kind: str, t
         assert [item.value for item in await stores[0].items()] == ["a", "b", "c"]
 
 
+async def test_the_unfinished_line_of_a_killed_process_takes_no_other_item_with_it(tmp_path: Path) -> None:
+    spec = MemorySpec.model_validate_json(b'{"project_store": {"type": "jsonl", "path": "p.jsonl"}}')
+    store, (first, *others) = open_layers(tmp_path, spec)["project"], items("a", "b", "c")
+    await store.append([first])
+    with (tmp_path / "p.jsonl").open("ab") as file:
+        file.write(b'{"id": "i7", "lay')
+    await store.append(others)
+    assert [item.value for item in await store.items()] == ["a", "b", "c"]
+
+
 async def test_a_store_that_is_none_is_a_store_error_with_its_name(tmp_path: Path) -> None:
     spec = MemorySpec.model_validate_json(b'{"project_store": {"type": "sqlite", "path": "p.db"}}')
     (tmp_path / "p.db").write_bytes(b"this is no database" * 100)
