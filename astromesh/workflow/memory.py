@@ -23,9 +23,12 @@ from astromesh.config.workflow import ContextProfile, MemorySpec, SourceSpec, St
 from astromesh.errors import StoreError
 from astromesh.graph.call_record import hash_of
 from astromesh.knowledge.ranking import reciprocal_rank_fusion, terms, words_of
+from astromesh.logs import get_logger
 from astromesh.tokens import estimate
 from astromesh.types import JsonObject
 from astromesh.workflow.base import Entry, Task, private_copy
+
+log = get_logger("astromesh.workflows")
 
 #: of the idempotency keys of stages
 _KEYS = UUID("0c8b9a54-3f0e-4d0f-9a51-6f0a6c1f7b35")
@@ -418,10 +421,16 @@ class RunMemory:
         return assemble_context(profile, list(found.values()), query)
 
     async def commit(self) -> None:
-        """Writes the staged items to the stores, layer by layer, in the order of the stages."""
+        """Writes the staged items to the stores, layer by layer, in the order of the stages.
+
+        The stages have had their effects, and listeners know the result: a store that fails changes neither.
+        """
         staged, self._staged = ({} if self._is_fork else self._staged), {}
         for layer, items in staged.items():
-            await self._stores[layer].append(items)
+            try:
+                await self._stores[layer].append(items)
+            except StoreError as error:
+                log.error("memory_not_written", layer=layer, items=len(items), error=str(error))
 
     async def _snapshot(self, layer: str) -> list[Item]:
         async with self._reading:  # stages that begin together receive the same items

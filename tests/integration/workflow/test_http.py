@@ -132,6 +132,19 @@ async def test_events_are_those_of_the_records_and_go_on_behind_an_id(config: Pa
     assert [e["seq"] for e in trace["trace"]] == list(range(1, len(finished) + 1))
 
 
+async def test_a_task_whose_memory_cannot_be_written_keeps_its_result(config: Path) -> None:
+    """Its listeners have heard of a success; it used to be stored as an internal failure without output."""
+    store = "memory:\n  project_store: {type: sqlite, path: memory/project.db}\n"
+    small(config, extra="task: {memory: {write: [project]}}\n", memory=store)
+    (config / "workflows" / "small" / "memory").write_text("a file where the folder would be")
+    async with client_of(runtime_with(config)) as client:
+        accepted = (await client.post(RUNS, json={"input": 21})).json()
+        task = await until(client, accepted["task_id"], *ENDED)
+        heard = events_of((await client.get(f"/v1/tasks/{accepted['task_id']}/events")).text)[-1]
+    assert (task["status"], task["output"], task["error"]) == ("success", 42, None)
+    assert (heard[1], heard[2]["status"]) == ("task.finished", "success")
+
+
 async def test_a_follower_of_a_task_that_runs_hears_its_end(config: Path, tmp_path: Path) -> None:
     go = tmp_path / "go"
     async with client_of(runtime_with(small(config, op="wait"))) as client:
