@@ -13,7 +13,7 @@ import asyncio
 import re
 import sqlite3
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from hashlib import sha256
@@ -237,6 +237,8 @@ sqlite3.register_adapter(list, lambda values: orjson.dumps(values).decode())
 
 #: rows that one INSERT may write, most first, and its values; SQLite takes 32,766
 _INSERT_ROWS, _INSERT_VALUES = (64, 32, 16, 8, 4, 2), 4096
+#: characters of one INSERT of many rows: SQLite keeps a copy of them until the same statement writes others
+_INSERT_CHARACTERS = 256 * 1024
 _INSERT = re.compile(r"(INSERT .+\sVALUES )(\(.+?\))(\s+ON CONFLICT .+)?", re.DOTALL)
 
 
@@ -264,6 +266,8 @@ class SqliteTransaction:
         for size in _INSERT_ROWS if len(rows) > 1 and _inserts(statement) else ():
             while at + size <= len(rows) and size * len(rows[0]) <= _INSERT_VALUES:
                 values = tuple(chain.from_iterable(rows[at : at + size]))
+                if _characters(values) > _INSERT_CHARACTERS:
+                    break  # fewer rows may be within it
                 self._connection.execute(_insert_of_rows(statement, size), values)
                 at += size
         self._connection.executemany(statement, rows[at:])
@@ -339,6 +343,10 @@ def _insert_of_rows(statement: str, rows: int) -> str:
     head, values, tail = found.groups(default="")
     values = re.sub(r"\?\d+", "?", values)
     return f"{head}{', '.join([values] * rows)}{tail}"
+
+
+def _characters(values: Iterable[object]) -> int:
+    return sum([len(one) for one in values if isinstance(one, str | bytes)])
 
 
 def _fetch_all(

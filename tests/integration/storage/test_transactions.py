@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +12,7 @@ import pytest
 from astromesh.errors import InvalidInput
 from astromesh.storage.postgres import Address, Postgres, PostgresQueries
 from astromesh.storage.queries import Queries, Transaction
-from astromesh.storage.sqlite import Database, SqliteQueries
+from astromesh.storage.sqlite import Database, SqliteQueries, SqliteTransaction
 
 STATEMENTS = {
     "create": "CREATE TABLE words (word TEXT PRIMARY KEY, n INTEGER)",
@@ -96,3 +97,17 @@ async def test_a_transaction_awaits_its_own_statements_alone(tmp_path):
     async with Database(tmp_path / "words.db") as database:
         with pytest.raises(RuntimeError, match="nothing but its own statements"):
             await SqliteQueries(database, STATEMENTS).transact(waits)
+
+
+@pytest.mark.parametrize(("length", "statements"), [(10, 1), (100_000, 32), (2_000_000, 64)])
+async def test_long_texts_are_not_written_by_one_statement(length, statements):
+    """SQLite keeps a copy of what a statement has written: of 64 long answers it had 128 MB."""
+    connection, seen = sqlite3.connect(":memory:", isolation_level=None), []
+    connection.execute("create table words (word text, n integer)")
+    connection.set_trace_callback(lambda statement: seen.append(statement[:6]))
+    writes = SqliteTransaction(connection, {"add": "INSERT INTO words VALUES (?1, ?2)"})
+    await writes.execute_many("add", [("w" * length, n) for n in range(64)])
+    connection.set_trace_callback(None)
+    assert seen.count("INSERT") == statements
+    assert connection.execute("select count(*) from words").fetchone() == (64,)
+    connection.close()
