@@ -338,7 +338,7 @@ def test_another_tenant_is_shown_nothing_and_changes_nothing(store: Store, who: 
             for path in store.paths(route)
             for query in ({}, {"principal": "alice", "session": SESSION, "agent": "helper", "tag": SECRET})
         ]
-        with ThreadPoolExecutor(32) as pool:
+        with ThreadPoolExecutor(128) as pool:
             answers = list(pool.map(partial(store.ask, who), asked))
         for one, answer in zip(asked, answers, strict=True):
             told = f"{one.method} {one.path} {one.query}: {answer.status_code} {answer.text[:500]}"
@@ -354,11 +354,14 @@ def test_another_tenant_is_shown_nothing_and_changes_nothing(store: Store, who: 
 def test_sockets_neither_resume_nor_cancel_a_run_of_another_tenant(store: Store) -> None:
     before, asked = store.snapshot(), ({"type": "resume", "after": 0}, {"type": "cancel"})
     frames = [{**one, "run_id": run_id} for one in asked for run_id in store.ids["run_id"][1:3]]
-    with store.client.websocket_connect("/v1/ws/agent/helper", headers=by("eve")) as socket:
-        for frame in frames:
+
+    def answer_to(frame: Any) -> Any:
+        with store.client.websocket_connect("/v1/ws/agent/helper", headers=by("eve")) as socket:
             socket.send_json(frame)
-        for _ in frames:
-            answer = socket.receive_json()
+            return socket.receive_json()
+
+    with ThreadPoolExecutor(len(frames)) as pool:
+        for answer in pool.map(answer_to, frames):
             assert answer["type"] == "error" and SECRET not in json.dumps(answer)
     assert store.snapshot() == before
 
