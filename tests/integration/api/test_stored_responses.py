@@ -59,13 +59,16 @@ async def test_a_deleted_response_is_gone_and_those_after_it_stay(tmp_path: Path
         first = await client.create(model="helper", input="1")
         second = await client.create(model="helper", input="2", previous_response_id=first.id)
         await client.delete(first.id)
-        for path in ("", "/input_items"):
-            answer = await house.http.get(f"/responses/{first.id}{path}")
-            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "run_not_found")
-        run = first.id.replace("resp_", "run_")
-        assert (await house.http.get(f"/runs/{run}")).status_code == 404
         gone = {"model": "helper", "input": "3", "previous_response_id": first.id}
-        refused = await house.http.post("/responses", json=gone)
+        response, items, run, refused = await asyncio.gather(
+            house.http.get(f"/responses/{first.id}"),
+            house.http.get(f"/responses/{first.id}/input_items"),
+            house.http.get(f"/runs/{first.id.replace('resp_', 'run_')}"),
+            house.http.post("/responses", json=gone),
+        )
+        for answer in (response, items):
+            assert (answer.status_code, answer.json()["error"]["code"]) == (404, "run_not_found")
+        assert run.status_code == 404
         assert refused.json()["error"]["param"] == "previous_response_id"
         await client.create(model="helper", input="3", previous_response_id=second.id)
         assert house.conversation() == [

@@ -64,7 +64,7 @@ async def test_no_more_begin_than_may_where_the_queue_in_memory_is_full(tmp_path
         runtime.durable.max_starting = 2
         runtime.durable._local_queue = LocalQueue(2)
         agent = runtime.agent("plain")
-        rows = [await runtime.runner.accept(agent, RunRequest("go", f"s-{n}")) for n in range(12)]
+        rows = [await runtime.runner.accept(agent, RunRequest("go", f"s-{n}")) for n in range(8)]
         async with asyncio.timeout(PATIENCE):
             for row in rows:
                 while (await runtime.runs.get(row.run_id, ME))["status"] != "completed":
