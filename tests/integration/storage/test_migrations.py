@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import json
+import sqlite3
 from collections.abc import Awaitable, Callable, Mapping
+from contextlib import closing
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -126,7 +129,7 @@ SEAMS = (
         "run_stores",
         "sqlite",
         store_schema(SqlRuns, "sqlite"),
-        dict.fromkeys(range(1, 20), _RUN_SQLITE),
+        dict.fromkeys(range(1, 21), _RUN_SQLITE),
         _stored_query,
     ),
     Seam(
@@ -242,6 +245,32 @@ async def test_idempotency_keys_that_were_stored_as_text_are_hashed(seam, tmp_pa
     assert await store.reserve_key(asked, "run_2") == "run_1"
     await deps.resources.close()
     assert places_of(text, tmp_path, deps.storage_url) == []
+
+
+async def test_steps_events_and_traces_of_earlier_runs_stay_until_their_run_is_deleted(tmp_path, request):
+    """Since version 20 of the runs their tables have a rowid. The trigger that deletes them is made anew."""
+    seam, long = SEAMS[0], json.dumps("w" * 5000)
+    log = f"""
+    INSERT INTO run_traces VALUES ('run_1', '{long}');
+    INSERT INTO run_events VALUES ('run_1', 2, 4.0, 'model.finished', '{{"n": "kept"}}');
+    INSERT INTO run_steps VALUES ('run_1', '', 2, 'model', 'h', 'done', '{long}', 1, 2.0, 3.0, NULL);
+    INSERT INTO run_steps VALUES ('run_1', '', 1, 'node', 'h', 'done', NULL, 0, 1.0, 2.0, 'a');
+    """
+    deps = deps_of(seam, tmp_path, request)
+    await left_by_version(seam._replace(filled={19: f"{seam.filled[19]}{log}"}), 19, deps)
+    store = await Plugins().open(seam.group, seam.backend, {}, deps)
+    assert [(step.n, step.kind) for step in await store.steps("run_1")] == [(1, "node"), (2, "model")]
+    assert [(event.seq, event.data) for event in await store.events("run_1", 0, 10)] == [(2, {"n": "kept"})]
+    await deps.resources.close()
+    with closing(sqlite3.connect(tmp_path / FILE)) as database, database:
+        assert database.execute("SELECT events FROM run_traces").fetchall() == [(long,)]
+        assert database.execute("SELECT output, about FROM run_steps ORDER BY n DESC").fetchone() == (
+            long,
+            None,
+        )
+        database.execute("DELETE FROM runs")
+        for table in ("run_traces", "run_steps", "run_events"):
+            assert database.execute(f"SELECT count(*) FROM {table}").fetchone() == (0,)
 
 
 # -- tables as an earlier astromesh left them ----------------------------------------------------------------
