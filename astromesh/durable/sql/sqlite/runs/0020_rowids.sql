@@ -20,9 +20,9 @@ CREATE TABLE steps_with_rowid (
     request_hash TEXT NOT NULL,
     state TEXT NOT NULL,
     output TEXT,
-    ordinal INTEGER NOT NULL,
-    started_at REAL NOT NULL,
-    duration_ms REAL NOT NULL,
+    ordinal INTEGER NOT NULL DEFAULT 0,
+    started_at REAL NOT NULL DEFAULT 0.0,
+    duration_ms REAL NOT NULL DEFAULT 0.0,
     about TEXT,
     PRIMARY KEY (run_id, path, n)
 );
