@@ -50,7 +50,7 @@ function App() {
     let gone = false;
     const load = PAGES[name];
     if (!load) setPage({ name, View: NoPage });
-    else load().then(({ default: View }) => gone || setPage({ name, View }));
+    else load().then(({ default: View }) => gone || setPage({ name, View }), () => gone || setPage({ name, View: NotLoaded }));
     return () => {
       gone = true;
     };
@@ -92,6 +92,7 @@ function Places({ current }) {
   const live = useResource("/health/live", { live: false });
   const caller = useResource("/v1/caller", { live: false });
   const places = PLACES.filter(([, , , scope]) => !caller.value || permits(caller.value.scopes, scope));
+  useEffect(() => document.querySelector("nav .on")?.scrollIntoView({ block: "nearest", inline: "nearest" }), [current, places.length, waiting]);
   return html`<nav aria-label="Places">
     <a class="brand" href=${link(["home"])}><img src="icon.svg" alt="" width="18" height="18" /> astromesh</a>
     ${places.map(([to, label]) => html`
@@ -145,7 +146,7 @@ function Search() {
   if (/^run_\w+$/.test(wanted)) found.push([`Run ${wanted}`, link(["runs", wanted])]);
   if (/^task_\w+$/.test(wanted)) found.push([`Task ${wanted}`, link(["tasks", wanted])]);
   for (const agent of agents.value?.agents || []) {
-    if (wanted && `${agent.name} ${agent.display_name} ${agent.description}`.toLowerCase().includes(wanted.toLowerCase())) {
+    if (wanted && [agent.name, agent.display_name, agent.description].join(" ").toLowerCase().includes(wanted.toLowerCase())) {
       found.push([`Agent ${agent.name}`, link(["agents", agent.name])]);
     }
   }
@@ -162,6 +163,18 @@ function Search() {
         <li><button type="button" class="quiet" onClick=${() => open(address)}>${plain(label)}</button></li>`)}</ul>
     </form>
   <//>`;
+}
+
+/** In place of a page whose file did not come. A browser keeps what it could not import until the document is loaded anew. */
+function NotLoaded() {
+  const wasGone = useRef(false);
+  wasGone.current ||= !online.value;
+  const isBack = wasGone.current && online.value;
+  useEffect(() => {
+    if (isBack) location.reload();
+  }, [isBack]);
+  return html`<header><h1>Not loaded</h1></header>
+    <div class="empty"><p>The server has not sent this page.</p><button type="button" onClick=${() => location.reload()}>Load it again</button></div>`;
 }
 
 const NoPage = () => html`<header><h1>No such page</h1></header>

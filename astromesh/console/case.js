@@ -14,11 +14,11 @@ export function MakeCase({ id }) {
   return html`
     <button type="button" disabled=${action.busy} onClick=${() => ask(false)}>Make a case</button>
     ${!found && action.problem && html`<span class="bad-text" role="alert">${plain(action.problem.message)}</span>`}
-    ${found && html`<${Dialog} title="A case for a dataset" onClose=${() => setFound(null)}>
+    ${found && html`<${Dialog} title="A case for a dataset" onClose=${() => setFound(null)}><div class="pane">
       <p>${found.written ? "Written to" : "This would be added to"} <b class="mono">evals/${plain(found.dataset)}</b>.
         ${calls && ` Its recording has ${count(calls.length)} ${found.recording.calls ? "model calls" : "stages"}.`} ${plain(found.note)}</p>
       <pre tabindex="0">${plain(found.added)}</pre>
       <${Refusal} problem=${action.problem} />
-      ${!found.written && html`<button type="button" disabled=${action.busy} onClick=${() => ask(true)}>Write it</button>`}
-    <//>`}`;
+      ${!found.written && html`<div><button type="button" disabled=${action.busy} onClick=${() => ask(true)}>Write it</button></div>`}
+    </div><//>`}`;
 }

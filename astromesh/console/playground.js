@@ -7,7 +7,7 @@ import { Markdown } from "./markdown.js";
 import { messagesOf, valueOf } from "./recording.js";
 import { link } from "./router.js";
 import { isEnd } from "./steps.js";
-import { cost, count, duration, Empty, Id, msOf, Pill, plain, Refusal, tokens, useAction } from "./ui.js";
+import { cost, count, duration, Empty, Failure, Id, msOf, Pill, plain, Refusal, tokens, useAction } from "./ui.js";
 
 /** @param {{name: string}} props */
 export function Playground({ name }) {
@@ -42,7 +42,7 @@ export function Playground({ name }) {
       setTries((known) => [{ label, run }, ...known]);
     });
   return html`<div class="pane">
-    <form class="row group" onSubmit=${(/** @type {Event} */ event) => (event.preventDefault(), ask())}>
+    <form class="question" onSubmit=${(/** @type {Event} */ event) => (event.preventDefault(), ask())}>
       <label class="field wide-field"><span>Question</span><input required value=${question} onInput=${(/** @type {any} */ event) => setQuestion(event.target.value)} /></label>
       <button class="primary" disabled=${action.busy || !question.trim()}>Ask</button>
     </form>
@@ -69,5 +69,5 @@ const Try = ({ label, run, first = "" }) => html`<section class="card" aria-labe
   <div class="title"><h2>${plain(label)}</h2><${Pill} state=${run.status} /><span class="grow"></span>
     ${first && html`<a class="link" href=${link(["compare"], { a: first, b: run.run_id })}>Compare</a>`}<${Id} id=${run.run_id} href=${link(["runs", run.run_id])} /></div>
   <div class="pane"><p class="muted num">${duration(msOf(run.finished_at) - msOf(run.created_at))} · ${count(tokens(run.usage))} tokens · ${cost(run.usage?.cost_usd)}</p>
-    ${run.error ? html`<div class="refusal"><b>${plain(run.error.code)}</b> ${plain(run.error.detail)}</div>` : html`<${Markdown} text=${run.result?.response || ""} />`}</div>
+    ${run.error ? html`<${Failure} error=${run.error} />` : html`<${Markdown} text=${run.result?.response || ""} />`}</div>
 </section>`;

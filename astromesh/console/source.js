@@ -2,7 +2,7 @@
 // The YAML of an agent: as the server has loaded it, with its faults at their lines, and the versions that runs had.
 import { html, useState } from "./lib.js";
 import { useResource } from "./poll.js";
-import { Ago, Card, count, Difference, Empty, Pill, plain, Refusal, Table } from "./ui.js";
+import { Ago, Card, count, Difference, Empty, faultText, Pill, plain, Refusal, Table } from "./ui.js";
 
 /** @param {{path: string}} props of the manifest's route */
 export function Source({ path }) {
@@ -13,7 +13,7 @@ export function Source({ path }) {
   if (!found.value) return html`<p class="muted pad">Loading.</p>`;
   return html`<div class="pane">
     ${faults.map((/** @type {any} */ one, /** @type {number} */ at) => html`<div class="note" key=${at}><p><${Pill} state=${one.severity} />
-      <span class="mono">${plain([one.file, one.line, one.column].filter(Boolean).join(":"))}${one.key ? ` · ${plain(one.key)}` : ""}</span></p><p>${plain(one.message)} ${plain(one.hint)}</p></div>`)}
+      <span class="mono">${plain([one.file, one.line, one.column].filter(Boolean).join(":"))}${one.key ? ` · ${plain(one.key)}` : ""}</span></p><p>${faultText(one)}</p></div>`)}
     ${source
       ? html`<${Card} title=${plain(file)} more=${html`<span class="muted">${faults.length ? "" : "no fault · "}as it was loaded</span>`}><${Lines} text=${source} faults=${faults} /><//>`
       : html`<${Empty}>This agent is declared in Python and has no YAML.<//>`}

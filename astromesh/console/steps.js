@@ -3,7 +3,7 @@
 
 /**
  * @typedef {{id: string, kind: "rule" | "memory" | "prompt" | "model" | "tool" | "node" | "agent" | "person", name: string,
- *     state: "running" | "completed" | "failed" | "waiting", ms?: number, detail: any, text?: string, seq: number, last: number}} Step
+ *     state: "running" | "completed" | "failed" | "cancelled" | "waiting", ms?: number, detail: any, text?: string, seq: number, last: number}} Step
  * @typedef {{steps: Step[], byId: Map<string, Step>, answer: string, answerStep: number, end: any, endType: string, waiting: any, last: number}} Story
  */
 
@@ -26,7 +26,7 @@ export function tell(story, events) {
       story.end = event.data;
       story.endType = event.type;
       story.waiting = null;
-      for (const step of story.steps) if (step.state === "running") step.state = event.type === "run.completed" ? "completed" : "failed";
+      for (const step of story.steps) if (step.state === "running") step.state = /** @type {Step["state"]} */ (event.type.slice(4));
     }
   }
   return story;

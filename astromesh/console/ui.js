@@ -13,7 +13,7 @@ const LOOKS = {
   running: "run", queued: "run", answering: "run", in_progress: "run", half_open: "warn",
   waiting: "wait", paused: "wait", unknown: "wait",
   cancelled: "warn", partial: "warn", warning: "warn", refused: "warn", skipped: "warn", not_ready: "warn", expired: "warn", revoked: "warn", degraded: "warn",
-  failed: "bad", failure: "bad", open: "bad", error: "bad", unavailable: "bad", deny: "bad",
+  failed: "bad", failure: "bad", broken: "bad", open: "bad", error: "bad", unavailable: "bad", deny: "bad",
 };
 
 /** A state: a colour, and always its word. @param {{state: string, text?: string}} props */
@@ -164,6 +164,9 @@ export function Difference({ before, after, names }) {
       part.kind === "same" ? part.text : part.kind === kind ? (kind === "added" ? html`<ins>${part.text}</ins>` : html`<del>${part.text}</del>`) : "")}</pre></div>`)}</div>`;
 }
 
+/** What is wrong with the configuration, and what to do. @param {{message: string, hint?: string}} fault */
+export const faultText = ({ message, hint }) => plain(hint ? `${message.replace(/\.$/, "")}. ${hint}` : message);
+
 // -- parts of a page ---------------------------------------------------------------------------------------
 
 /** The head of a page: where you are, its state, and what can be done. @param {{trail?: any[], title: any, children?: any}} props */
@@ -192,6 +195,14 @@ export const Empty = ({ children, command }) => html`
 export const Refusal = ({ problem }) =>
   problem && html`<div class="refusal" role="alert"><b>${problem.code || "no answer"}</b> ${plain(problem.message)}</div>`;
 
+/** Why a run, a Task or a case has failed. @param {{error: any}} props */
+export const Failure = ({ error }) =>
+  error && html`<div class="refusal" role="alert"><b>${plain(error.code)}</b> ${error.stage ? `${plain(error.stage)}: ` : ""}${plain(error.detail || error.message)}</div>`;
+
+/** A question to a person, which stands among the approvals. @param {{of: any}} props */
+export const Waits = ({ of }) => html`<div class="ask waits"><b>Waits for a person:</b> ${plain(of.question || of.name)} ·${" "}
+  <a class="link" href=${link(["approvals"], { run: of.task_id ? `${of.task_id}/${of.id}` : of.run_id })}>Open the question</a></div>`;
+
 /** A table. @param {{head: (string | [string, string])[], rows: any, label: string}} props a pair has the class of its column */
 export const Table = ({ head, rows, label }) => html`
   <div class="scroll" tabindex="0" role="region" aria-label=${label}>
@@ -204,12 +215,12 @@ export const Table = ({ head, rows, label }) => html`
     </table>
   </div>`;
 
-/** Choices of one list. @param {{label: string, value: string, options: (string | [string, string])[], onChange: (value: string) => void}} props */
+/** Choices of one list; a chosen value that it lacks stands in it, too: an address may name anything. @param {{label: string, value: string, options: (string | [string, string])[], onChange: (value: string) => void}} props */
 export const Select = ({ label, value, options, onChange }) => html`
   <label class="field"><span>${label}</span>
     <select value=${value} onChange=${(/** @type {any} */ event) => onChange(event.target.value)}>
-      ${options.map((one) => {
-        const [option, text] = Array.isArray(one) ? one : [one, one];
+      ${[...(options.some((one) => [one].flat()[0] === value) ? [] : [value]), ...options].map((one) => {
+        const [option, text] = Array.isArray(one) ? one : [one, plain(one)];
         return html`<option value=${option} selected=${option === value}>${text}</option>`;
       })}
     </select>
@@ -272,17 +283,14 @@ export function Dialog({ title, onClose, children }) {
 
 /**
  * A long list that draws only the rows in view. All rows have one height.
- * @param {{count: number, height: number, row: (at: number) => any, label: string, chosen?: number, stick?: boolean}} props
- *     stick: stays at the end while rows are added, unless the reader has scrolled up
+ * @param {{count: number, height: number, row: (at: number) => any, label: string, chosen?: number}} props
  */
-export function LongList({ count: size, height, row, label, chosen = -1, stick = false }) {
+export function LongList({ count: size, height, row, label, chosen = -1 }) {
   const element = useRef(/** @type {HTMLElement | null} */ (null));
   const [view, setView] = useState({ top: 0, rows: 60 });
-  const atEnd = useRef(true);
   const look = () => {
     const box = element.current;
     if (!box) return;
-    atEnd.current = box.scrollTop + box.clientHeight > box.scrollHeight - height * 2;
     const next = { top: Math.max(0, Math.floor(box.scrollTop / height) - 10), rows: Math.ceil(box.clientHeight / height) + 20 };
     setView((old) => (old.top === next.top && old.rows === next.rows ? old : next));
   };
@@ -292,10 +300,6 @@ export function LongList({ count: size, height, row, label, chosen = -1, stick =
     if (element.current) observer.observe(element.current);
     return () => observer.disconnect();
   }, []);
-  useLayoutEffect(() => {
-    const box = element.current;
-    if (box && stick && atEnd.current) box.scrollTop = box.scrollHeight;
-  }, [size, stick]);
   useLayoutEffect(() => {
     const box = element.current;
     if (!box || chosen < 0) return;

@@ -101,6 +101,7 @@ def test_an_answer_is_stopped_by_escape_and_its_message_edited(
     page.locator(".diagram .lit", has_text="react").wait_for()  # the graph shows where the run is
     page.keyboard.press("Escape")
     page.get_by_text("Stopped.").wait_for()
+    page.get_by_role("row", name="Model").get_by_text("cancelled").wait_for()
     assert newest(streaming)["status"] == "cancelled"
     page.get_by_role("button", name="Edit").click()
     page.get_by_label("The edited message").fill("Another story.")
@@ -130,6 +131,67 @@ def test_a_question_is_decided_in_place_with_a_note(
     expect(page.locator(".turn.user")).to_have_text("Look it up.")
     assert "Not on Sundays." in mock_llm.requests()[-1]["messages"][-1]["content"]
     assert newest(server)["status"] == "completed"
+
+
+#: how far the end of the conversation is below what is seen
+BELOW = """() => {
+  const box = document.querySelector('.turns');
+  return Math.round(box.scrollHeight - box.clientHeight - box.scrollTop);
+}"""
+
+
+def test_an_answer_is_followed_to_its_end_unless_the_reader_has_scrolled_up(
+    streaming: ServerProcess, console: Callable[..., Console]
+) -> None:
+    page = asked(console(streaming), "slow", "Tell me a story. " * 200)
+    page.set_viewport_size({"width": 1400, "height": 400})
+    page.wait_for_function(f"() => ({BELOW})() === 0")
+    text = page.locator(".turn .markdown").inner_text()
+    expect(page.locator(".turn .markdown")).not_to_have_text(text)
+    assert page.evaluate(BELOW) == 0
+    page.evaluate("() => { document.querySelector('.turns').scrollTop = 0; }")
+    text = page.locator(".turn .markdown").inner_text()
+    expect(page.locator(".turn .markdown")).not_to_have_text(text)
+    assert page.evaluate("() => document.querySelector('.turns').scrollTop") == 0
+
+
+def test_a_stored_conversation_opens_at_its_end_with_the_sources_of_its_answer(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    for _ in range(3):
+        recorded(server, session="long")
+    shown = console(server)
+    page = shown.open("chat?agent=support-agent&session=long")
+    page.get_by_label("Sources").nth(2).wait_for()
+    shown.settle()
+    page.wait_for_function(f"() => ({BELOW})() === 0")
+    expect(page.get_by_label("Sources").last).to_be_in_viewport(ratio=1)
+
+
+def test_an_agent_with_missing_tools_can_be_asked_and_one_with_faults_is_named(
+    server_process: ServerFactory, tmp_path: Path, console: Callable[..., Console]
+) -> None:
+    model = {"primary": {"provider": "embedded"}}
+    gone = {"name": "gone", "type": "mcp", "server": "gone"}
+    folder = write(tmp_path, manifest("first", model=model), manifest("partly", model=model, tools=[gone]))
+    write(folder, manifest("faulty", modell=model))
+    servers = "{gone: {transport: stdio, command: none}}"
+    text = f"apiVersion: astromesh/v1\nkind: MCPConfig\nspec: {{servers: {servers}}}\n"
+    (folder / "mcp.yaml").write_text(text)
+    shown = console(server_process(folder))
+    page = shown.open("chat")
+    agents = page.get_by_label("Agent", exact=True)
+    expect(agents.locator("option")).to_have_text(["first", "partly"])
+    shown.move("chat?agent=faulty")
+    expect(agents).to_have_value("faulty")
+    shown.move("agents")
+    for name, fault in (("partly", "'gone'"), ("faulty", "faulty.agent.yaml:")):
+        row = page.get_by_role("row", name=name)
+        row.get_by_text(fault).wait_for()
+        expect(row.get_by_role("link", name="Chat")).to_have_count(int(name == "partly"))
+    page.get_by_label("contains").fill("undefined")
+    page.get_by_text("No agent matches.").wait_for()
+    shown.faults.clear()  # a browser logs that the faulty one has no graph and no sessions
 
 
 def test_a_reload_in_the_middle_of_an_answer_loses_nothing(

@@ -17,7 +17,9 @@ from playwright.sync_api import expect
 from tests.browser.conftest import QUESTION, Console, ask, ended_task, fork, newest_run, recorded
 from tests.conftest import ServerFactory
 from tests.integration.agents_folder import manifest, write
+from tests.integration.workflow.folders import small
 from tests.platform.astromesh import PROGRAM, ServerProcess
+from tests.platform.model import MockModel
 
 PLACES = (
     "home",
@@ -171,6 +173,83 @@ def test_a_case_of_a_run_is_shown_and_written_when_the_reader_says_so(
     assert "How are you?" in (tmp_path / "config" / "evals" / "helper.yaml").read_text()
 
 
+def test_a_failed_run_and_task_say_why_on_every_tab(
+    server_process: ServerFactory, mock_llm: MockModel, tmp_path: Path, console: Callable[..., Console]
+) -> None:
+    primary = {"provider": "openai", "endpoint": mock_llm.url, "api_key": "sk-test"}
+    model = {"primary": {**primary, "model": "mock+status=400"}}
+    config = write(tmp_path / "config", manifest("helper", model=model, recording=True))
+    server = server_process(small(config, op="fail"))
+    shown, run = console(server), recorded(server, "helper")
+    page = shown.open(f"runs/{run}")
+    for tab in ("Steps", "Answer", "Graph", "Events"):
+        shown.move(f"runs/{run}?tab={tab}")
+        expect(page.locator("main").get_by_text("asked to fail").first).to_be_visible()
+    expect(page.get_by_text("Stopped by")).to_have_count(0)
+    shown.move(f"tasks/{ended_task(server, 'small', 1)}")
+    page.locator("main .refusal", has_text="as told").wait_for()
+
+
+def test_a_task_that_waits_leads_to_its_question(
+    server_process: ServerFactory, tmp_path: Path, console: Callable[..., Console]
+) -> None:
+    config = small(tmp_path / "config")
+    path = config / "workflows" / "small" / "workflow.yaml"
+    path.write_text(path.read_text().replace("op: 'ops:double'", "human: {instructions: Is it right?}"))
+    server = server_process(config)
+    url = f"{server.url}/v1/workflows/small/runs"
+    tasks = [httpx.post(url, json={"input": n}, timeout=30).json()["task_id"] for n in range(9)]
+    shown = console(server)
+    page = shown.open(f"tasks/{tasks[-1]}")
+    page.get_by_role("row", name="waiting x").wait_for()
+    page.locator(".ask", has_text="Is it right?").get_by_role("link", name="Open the question").click()
+    question = page.locator(f"[id^=ask-{tasks[-1]}]")
+    expect(question).to_be_in_viewport()
+    question.get_by_role("button", name="Approve").click()
+    expect(page.locator(".ask")).to_have_count(8)
+
+
+@pytest.mark.parametrize("place", ["runs/run_1", "tasks/task_1"])
+def test_an_id_that_names_nothing_shows_the_refusal_alone(
+    server: ServerProcess, console: Callable[..., Console], place: str
+) -> None:
+    shown = console(server)
+    page = shown.open(place)
+    page.get_by_role("alert").get_by_text("not_found").wait_for()
+    shown.settle()
+    expect(page.locator("main .pill")).to_have_count(0)
+    expect(page.locator("main .empty")).to_have_count(0)
+
+
+def test_a_page_that_is_opened_while_the_server_is_gone_appears_when_it_is_back(
+    server_process: ServerFactory, tmp_path: Path, console: Callable[..., Console]
+) -> None:
+    server = server_process(write(tmp_path, manifest("helper", model={"primary": {"provider": "embedded"}})))
+    shown = console(server)
+    page = shown.open("home")
+    shown.settle()
+    server.kill()
+    page.get_by_text("The server does not answer.").first.wait_for()
+    page.get_by_role("navigation").get_by_role("link", name="Agents").click()
+    page.get_by_role("button", name="Load it again").wait_for()
+    server.start()
+    page.get_by_role("link", name="helper").wait_for()
+    shown.faults.clear()  # a browser logs each request that a dead server has not answered
+
+
+def test_a_narrow_window_shows_the_place_and_can_forget_the_key(
+    server: ServerProcess, console: Callable[..., Console]
+) -> None:
+    shown = console(server, width=390)
+    page = shown.open("home")
+    page.evaluate("() => sessionStorage.setItem('astromesh-key', 'sk-1')")
+    page = shown.open("system")
+    expect(page.get_by_role("navigation").get_by_role("link", name="System")).to_be_in_viewport(ratio=1)
+    forget = page.get_by_role("button", name="Forget the key")
+    forget.scroll_into_view_if_needed()
+    expect(forget).to_be_in_viewport(ratio=1)
+
+
 def test_new_runs_wait_behind_a_button(server: ServerProcess, console: Callable[..., Console]) -> None:
     shown = console(server)
     shown.page.clock.install()
@@ -319,9 +398,12 @@ def test_the_documents_of_a_pipeline_are_listed_by_whose_they_are(
 ) -> None:
     documents = [{"id": "mine", "text": "A text.", "title": "My title"}]
     httpx.post(f"{server.url}/v1/rag/product-knowledge/documents", json={"documents": documents}, timeout=30)
-    page = console(server).open("knowledge?pipeline=product-knowledge")
+    page = console(server).open("knowledge?pipeline=product-knowledge&query=password")  # asks the question
+    page.get_by_role("link", name="account-and-password.md").first.click()
+    page.locator("mark", has_text="password").wait_for()
+    page.go_back()
     page.get_by_role("cell", name="My title").wait_for()
-    page.get_by_role("link", name="mine").click()
+    page.get_by_role("region", name="Documents").get_by_role("link", name="mine").click()
     page.locator(".passage", has_text="A text.").wait_for()
     page.get_by_label("Documents of").select_option("sources")
     page.get_by_role("cell", name=".md").first.wait_for()
@@ -339,7 +421,7 @@ def test_faults_of_the_configuration_are_listed_with_their_places(
     page = shown.open("system?tab=Configuration")
     page.get_by_role("link", name="agents/broken.agent.yaml:4:8").click()
     page.locator(".bad-line", has_text="modell").wait_for()
-    page.get_by_text("spec.modell").first.wait_for()
+    page.get_by_text("unknown key `modell`. Did you mean `model`?").wait_for()
     assert shown.violations() == []
     page.set_viewport_size({"width": 390, "height": 800})
     assert shown.wider_than(390) == []

@@ -25,7 +25,7 @@ export default function Agent({ path: [, name] }) {
   return html`
     <${Head} trail=${[["Agents", link(["agents"])]]} title=${plain(name)}>
       ${agent && html`<${Pill} state=${agent.status} />`}<span class="grow"></span>
-      <a class="button" href=${link(["chat"], { agent: name })}>Chat</a>
+      ${agent && agent.status !== "unavailable" && html`<a class="button" href=${link(["chat"], { agent: name })}>Chat</a>`}
       <a class="button" href=${link(["runs"], { agent: name })}>Runs</a>
       <${CopyRequest} method="POST" path=${`${path}/run`} body=${{ query: "How do I get started?", session_id: "demo" }} /><//>
     <${Refusal} problem=${found.problem} />

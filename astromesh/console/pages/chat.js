@@ -1,13 +1,13 @@
 // @ts-check
 // Chat: a conversation with an agent. Each message is a durable run, so a reload in the middle loses nothing.
 import { follow, get, post } from "../api.js";
-import { html, useEffect, useRef, useState } from "../lib.js";
+import { html, useEffect, useLayoutEffect, useRef, useState } from "../lib.js";
 import { useKeys } from "../keys.js";
 import { Markdown } from "../markdown.js";
 import { refresh, useResource } from "../poll.js";
 import { go, link, place } from "../router.js";
 import { emptyStory, isEnd, tell } from "../steps.js";
-import { Ago, brief, Citations, cost, duration, Empty, Head, Pill, plain, Refusal, tokens, useAction } from "../ui.js";
+import { Ago, brief, Citations, CopyRequest, cost, duration, Empty, Failure, Head, Pill, plain, Refusal, tokens, useAction } from "../ui.js";
 import { Decision } from "./approvals.js";
 import { Graph } from "./run.js";
 
@@ -18,7 +18,7 @@ const SOURCED = 20;
 export default function Chat() {
   const { agent: chosen = "", session = "" } = place.value.query;
   const agents = useResource("/v1/agents", { live: false });
-  const ready = (agents.value?.agents || []).filter((/** @type {any} */ one) => one.status === "ready");
+  const ready = (agents.value?.agents || []).filter((/** @type {any} */ one) => one.status !== "unavailable");
   const agent = chosen || ready[0]?.name || "";
   if (agents.problem) return html`<${Head} title="Chat" /><${Refusal} problem=${agents.problem} />`;
   if (!agents.value) return html`<p class="muted pad">Loading.</p>`;
@@ -40,7 +40,7 @@ function Talk({ agents, agent, session }) {
   const [wanted, setWanted] = useState("");
   const action = useAction();
   const talk = useTalk(run);
-  const bottom = useRef(/** @type {HTMLElement | null} */ (null));
+  const end = useEnd();
   const asked = useRef("");
   /** The files of the newest message. */
   const sent = useRef(/** @type {Attached[]} */ ([]));
@@ -84,12 +84,12 @@ function Talk({ agents, agent, session }) {
       });
     }
   }, [talk.story.endType]);
-  useEffect(() => bottom.current?.scrollIntoView({ block: "end" }), [turns.length, run, talk.story.last]);
 
   const send = (/** @type {string} */ query, /** @type {Attached[]} */ attachments) =>
     action.run(async () => {
       asked.current = query;
       sent.current = attachments;
+      end.seek();
       sessionStorage.setItem(`astromesh-question-${agent}/${ownSession}`, query);
       const accepted = await post(`${at}/runs`, { query, session_id: ownSession, ...(attachments.length && { attachments }) }, crypto.randomUUID?.());
       setBefore(turns.length);
@@ -112,15 +112,18 @@ function Talk({ agents, agent, session }) {
   useKeys([["Escape", "Stop the answer", () => isGoingOn && stop()]]);
   const state = isGoingOn ? (talk.story.waiting ? "waiting" : "answering") : talk.story.endType === "run.failed" ? "failed" : "";
   const usage = talk.story.end?.metadata?.usage || talk.story.end?.usage;
+  const names = agents.map((one) => one.name);
+  if (!names.includes(agent)) names.unshift(agent); // an address may name any
   const listed = (sessions.value?.sessions || []).filter((/** @type {any} */ one) => one.session_id.includes(wanted));
   return html`
     <${Head} title=${html`<select class="title-select" aria-label="Agent" onChange=${(/** @type {any} */ event) => go(link(["chat"], { agent: event.target.value }))}>
-        ${agents.map((one) => html`<option value=${one.name} selected=${one.name === agent}>${one.name}</option>`)}</select>`}>
+        ${names.map((one) => html`<option value=${one} selected=${one === agent}>${plain(one)}</option>`)}</select>`}>
       ${state && html`<${Pill} state=${state} />`}<span class="grow"></span>
       ${usage && html`<span class="muted num">${tokens(usage)} tokens · ${cost(usage.cost_usd)}</span>`}
       ${isGoingOn && html`<button type="button" onClick=${stop}>Stop <kbd>Esc</kbd></button>`}
       ${run && html`<a class="button" href=${link(["runs", run])}>Open the run</a>`}
       <a class="button" href=${link(["chat"], { agent })}>New session</a>
+      <${CopyRequest} method="POST" path=${`${at}/runs`} body=${{ query: question || "How do I get started?", session_id: ownSession }} />
     <//>
     <div class="chat">
       <aside aria-label="Sessions">
@@ -132,7 +135,7 @@ function Talk({ agents, agent, session }) {
         ${sessions.value && !listed.length && html`<p class="muted">No session ${wanted ? "matches" : "yet"}.</p>`}
       </aside>
       <div class="talk">
-        <div class="turns" role="log" aria-label="Conversation">
+        <div class="turns" role="log" aria-label="Conversation" ref=${end.box} onScroll=${end.look}><div>
           ${!turns.length && !run && html`<${Empty}>Ask ${plain(agent)} something. ${plain(agents.find((one) => one.name === agent)?.description || "")}<//>`}
           ${turns.slice(0, before).map((turn, at) => turn.role === "user"
             ? html`<${Question} key=${turn.seq} text=${turn.content} run=${runOf(turn, runs)} busy=${isGoingOn || action.busy} branch=${branch} />`
@@ -140,8 +143,7 @@ function Talk({ agents, agent, session }) {
           ${run && html`
             ${question && html`<${Question} text=${question} files=${sent.current} run=${run} busy=${isGoingOn || action.busy} branch=${branch} />`}
             <${Answering} agent=${agent} run=${run} talk=${talk} />`}
-          <div ref=${bottom}></div>
-        </div>
+        </div></div>
         <${Refusal} problem=${action.problem || talk.problem} />
         <${Composer} agent=${agent} busy=${isGoingOn || action.busy} onSend=${send} retry=${question && !isGoingOn ? () => send(question, sent.current) : null} last=${question} />
       </div>
@@ -150,10 +152,32 @@ function Talk({ agents, agent, session }) {
         <h2>Steps</h2>
         ${talk.story.steps.length
           ? html`<table><tbody>${talk.story.steps.filter((step) => step.kind !== "node").map((step) => html`
-              <tr key=${step.id}><td>${plain(step.name)}</td><td class="r num">${step.state === "running" ? "…" : step.state === "failed" ? html`<span class="bad-text">failed</span>` : duration(step.ms)}</td></tr>`)}</tbody></table>`
+              <tr key=${step.id}><td>${plain(step.name)}</td><td class="r num">${step.state === "running" ? "…" : step.state === "failed" ? html`<span class="bad-text">failed</span>` : step.state === "cancelled" ? "cancelled" : duration(step.ms)}</td></tr>`)}</tbody></table>`
           : html`<p class="muted">The steps of an answer stand here while it is made.</p>`}
       </aside>
     </div>`;
+}
+
+/** Keeps the end of a box in view whatever grows in it, unless the reader has scrolled up. */
+function useEnd() {
+  const box = useRef(/** @type {HTMLElement | null} */ (null));
+  const isAtEnd = useRef(true);
+  const top = useRef(0);
+  const seek = () => {
+    isAtEnd.current = true;
+    if (box.current) box.current.scrollTop = box.current.scrollHeight;
+  };
+  const look = (/** @type {any} */ { currentTarget: { scrollTop, clientHeight, scrollHeight } }) => {
+    if (scrollTop < top.current) isAtEnd.current = false; // what has grown since is not the reader's doing
+    if (scrollTop + clientHeight > scrollHeight - 24) isAtEnd.current = true;
+    top.current = scrollTop;
+  };
+  useLayoutEffect(() => {
+    const observer = new ResizeObserver(() => isAtEnd.current && seek());
+    for (const one of [box.current, box.current?.firstElementChild]) if (one) observer.observe(one);
+    return () => observer.disconnect();
+  }, []);
+  return { box, look, seek };
 }
 
 /** @param {string} run */
@@ -235,7 +259,7 @@ function Answering({ agent, run, talk }) {
       ${text && html`<${Markdown} text=${text} />`}
       <${Citations} of=${story.end?.citations} />
       ${!story.endType && !story.waiting && html`<span class="cursor" aria-label="answering"></span>`}
-      ${failed && html`<div class="refusal" role="alert"><b>${plain(failed.code)}</b> ${plain(failed.detail)}</div>`}
+      <${Failure} error=${failed} />
       ${story.endType === "run.cancelled" && html`<p class="muted">Stopped.</p>`}
     </div>
     ${story.waiting && html`<${Decision} approval=${{ run_id: run, ...story.waiting }} />`}`;

@@ -1,12 +1,12 @@
 // @ts-check
 // One report: its cases, what is better and worse than in another report, and the chosen case.
 import { keyOf } from "../evaluation.js";
-import { html, useState } from "../lib.js";
+import { html, useEffect, useState } from "../lib.js";
 import { useKeys } from "../keys.js";
 import { Markdown } from "../markdown.js";
 import { useResource } from "../poll.js";
 import { link, place, refine } from "../router.js";
-import { Ago, brief, cost, CopyRequest, count, duration, Empty, Fact, Head, Id, Json, LongList, Pill, plain, Refusal, Select } from "../ui.js";
+import { Ago, brief, cost, CopyRequest, count, duration, Empty, Fact, Failure, Head, Id, Json, LongList, Pill, plain, Refusal, Select } from "../ui.js";
 
 const ROW = 28;
 
@@ -19,6 +19,7 @@ export default function Report({ path: [, id] }) {
   const others = useResource(report ? `/v1/evaluations?limit=200&name=${encodeURIComponent(report.name)}` : "", { live: false });
   const cases = (report?.cases || []).filter((/** @type {any} */ one) => only !== "failed" || !one.passed);
   const [chosen, choose] = useState(-1);
+  useEffect(() => choose(-1), [wanted]); // a link to a case goes before what has been walked to
   const at = chosen >= 0 ? Math.min(chosen, cases.length - 1) : Math.max(0, cases.findIndex((/** @type {any} */ one) => keyOf(one) === wanted));
   useKeys([
     ["j", "Next case", () => choose(Math.min(at + 1, cases.length - 1))],
@@ -72,7 +73,7 @@ function CaseDetail({ one }) {
     <div class="title-row"><h2 class="mono">${plain(keyOf(one))}</h2><${Pill} state=${one.status} /><span class="grow"></span><span class="muted num">${duration(one.duration_ms)} · ${cost(one.cost_usd)}</span></div>
     <p class="muted">${one.recorded ? "From its recording." : "Live."}${one.model ? ` Model ${plain(one.model)}.` : ""}${one.run_id ? html` <${Id} id=${one.run_id} />` : ""}${one.task_id ? html` <${Id} id=${one.task_id} />` : ""}</p>
     ${one.divergence && html`<div class="refusal">${plain(one.divergence.message)}</div>`}
-    ${one.error && html`<div class="refusal"><b>${plain(one.error.code)}</b> ${plain(one.error.message)}</div>`}
+    <${Failure} error=${one.error} />
     ${one.assertions.map((/** @type {any} */ check, /** @type {number} */ n) => html`<div class="msg" key=${n}>
       <div class="who title-row"><${Pill} state=${check.passed ? "ok" : "failed"} text=${check.passed ? "passed" : "failed"} /><b class="mono">${plain(check.type)}</b></div>
       ${(check.message || check.verdict) && html`<div class="what">${check.message && html`<p>${plain(check.message)}</p>`}${check.verdict && html`<p class="muted">${plain(check.verdict.model)}: ${plain(check.verdict.reason)}</p>`}</div>`}</div>`)}

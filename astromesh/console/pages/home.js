@@ -25,7 +25,7 @@ export default function Home() {
     <${Refusal} problem=${statistics.problem} />
     <div class="grid">
       <div class="card stat num"><small>Runs, last hour</small><b>${count(total?.runs)}</b><small>${count(today?.runs)} today</small></div>
-      <div class="card stat num"><small>Failed, last hour</small><b>${total ? `${total.runs ? ((100 * total.failed) / total.runs).toFixed(1) : "0"} %` : "–"}</b><small>${count(total?.failed)} runs</small></div>
+      <div class="card stat num"><small>Failed, last hour</small><b>${total ? `${total.runs ? ((100 * total.failed) / total.runs).toFixed(1) : "0"} %` : "–"}</b><small>${count(total?.failed)} ${total?.failed === 1 ? "run" : "runs"}</small></div>
       <div class="card stat num"><small>p50 / p95, last hour</small><b>${duration(total?.p50_ms)} / ${duration(total?.p95_ms)}</b><small>from acceptance to answer</small></div>
       <div class="card stat num"><small>Cost today</small><b>${cost(today?.cost_usd)}</b><small>${count(today?.tokens)} tokens</small></div>
       <${Card} title="Runs and errors per minute" class="wide">
@@ -52,11 +52,11 @@ export default function Home() {
         <${Refusal} problem=${providers.problem} />
         ${providers.value && !providers.value.providers.length ? html`<p class="muted pad">No agent has a model.</p>` : html`<${Table} label="Models" head=${["Model", "Circuit", ["Latency", "r"], ["Failures", "r"]]} rows=${(providers.value?.providers || []).map((/** @type {any} */ one) => html`
           <tr key=${one.name}><td>${plain(one.provider)} / ${plain(one.model)}</td><td><${Pill} state=${one.circuit} text=${one.retry_in_seconds ? `${one.circuit} ${Math.ceil(one.retry_in_seconds)} s` : one.circuit} /></td>
-            <td class="r num">${duration(one.latency_ms)}</td><td class="r num">${one.calls ? `${((100 * one.failures) / one.calls).toFixed(1)} %` : "–"}</td></tr>`)} />`}<//>
+            <td class="r num">${duration(one.calls ? one.latency_ms : null)}</td><td class="r num">${one.calls ? `${((100 * one.failures) / one.calls).toFixed(1)} %` : "–"}</td></tr>`)} />`}<//>
       <${Card} title="Configuration" class="wide">
         ${faulty.length
           ? html`<${Table} label="Agents with faults" head=${["Agent", "State", "Fault"]} rows=${faulty.map((/** @type {any} */ one) => html`
-              <tr key=${one.name}><td><a class="link" href=${link(["agents", one.name])}>${plain(one.name)}</a></td><td><${Pill} state=${one.status} /></td><td class="wrap">${brief(one.error || one.detail || (one.errors || [])[0] || "", 200)}</td></tr>`)} />`
+              <tr key=${one.name}><td><a class="link" href=${link(["agents", one.name])}>${plain(one.name)}</a></td><td><${Pill} state=${one.status} /></td><td class="wrap">${brief((one.errors || one.missing || [])[0], 200)}</td></tr>`)} />`
           : agents.value && !agents.value.agents.length
           ? html`<${Empty} command="astromesh new PROJECT">No agent is configured. A project with a first agent is made so:<//>`
           : html`<p class="muted pad">${agents.value ? `All ${agents.value.agents.length} agents are ready.` : "Loading."}</p>`}<//>

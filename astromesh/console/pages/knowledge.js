@@ -25,13 +25,17 @@ export default function Knowledge() {
   const [found, setFound] = useState(/** @type {any} */ (null));
   const action = useAction();
   const path = `/v1/rag/${encodeURIComponent(pipeline)}/query`;
+  const search = () => action.run(async () => setFound(await post(path, { query, top_k: 10 })));
   const ask = (/** @type {Event} */ event) => {
     event.preventDefault();
     refine({ query, pipeline });
-    action.run(async () => setFound(await post(path, { query, top_k: 10 })));
+    search();
   };
-  useEffect(() => setFound(null), [pipeline]);
-  const passages = found?.passages || found?.results || found?.chunks || [];
+  useEffect(() => {
+    setFound(null);
+    if (pipeline && place.value.query.query) search(); // an address finds what it found before
+  }, [pipeline]);
+  const passages = found?.passages || [];
   return html`
     <${Head} title="Knowledge"><span class="grow"></span>${pipeline && html`<${CopyRequest} method="POST" path=${path} body=${{ query: query || "reset password", top_k: 10 }} />`}<//>
     ${checks && !names.length
@@ -44,8 +48,8 @@ export default function Knowledge() {
     <${Refusal} problem=${action.problem} />
     <div class="pane narrow">
       ${passages.map((/** @type {any} */ one, /** @type {number} */ at) => html`
-        <${Card} key=${at} title=${`${at + 1}. ${plain(one.source || one.document || one.metadata?.source || "passage")}`} more=${html`<span class="muted num">score ${Number(one.score ?? 0).toFixed(3)}</span>`}>
-          <div class="pad"><p class="passage">${plain(one.text ?? one.content ?? "")}</p><details><summary class="muted">All that is known of it</summary><${Json} value=${one} /></details></div><//>`)}
+        <${Card} key=${at} title=${html`${at + 1}. <a class="link" href=${link(["knowledge"], { pipeline, document: one.document, start: one.start, end: one.end })}>${plain(one.document)}</a>`} more=${html`<span class="muted num">score ${Number(one.score ?? 0).toFixed(3)}</span>`}>
+          <div class="pad"><p class="passage">${plain(one.text)}</p><details><summary class="muted">All that is known of it</summary><${Json} value=${one} /></details></div><//>`)}
       ${found && !passages.length && html`<${Empty}>No passage fits this question.<//>`}
       ${pipeline && place.value.query.document && html`<${Document} key=${place.value.query.document} pipeline=${pipeline} />`}
       ${pipeline && html`<${Evaluations} key=${`evaluations of ${pipeline}`} pipeline=${pipeline} />`}

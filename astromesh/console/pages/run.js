@@ -11,7 +11,7 @@ import { rowsOfSteps, textOf } from "../recording.js";
 import { chosenTab, link, place, refine } from "../router.js";
 import { RecordedStep, useReplay } from "../step.js";
 import { emptyStory, isEnd, tell } from "../steps.js";
-import { Ago, Citations, Confirm, CopyRequest, cost, count, Difference, duration, Empty, Fact, Head, Id, Json, LongList, msOf, Pill, plain, Refusal, Tabs, tokens, useAction } from "../ui.js";
+import { Ago, Citations, Confirm, CopyRequest, cost, count, Difference, duration, Empty, Fact, Failure, Head, Id, Json, LongList, msOf, Pill, plain, Refusal, Tabs, tokens, useAction, Waits } from "../ui.js";
 
 const TABS = ["Steps", "Answer", "Graph", "Events"];
 const ROW = 28;
@@ -53,11 +53,11 @@ export default function Run({ path: [, id] }) {
     ["e", "Raw events", () => refine({ tab: tab === "Events" ? "Steps" : "Events" })],
   ]);
   const action = useAction();
-  const status = story.endType ? story.endType.slice(4) : story.waiting ? "waiting" : run?.status || "unknown";
+  const status = story.endType ? story.endType.slice(4) : story.waiting ? "waiting" : run?.status;
   const result = story.end || run?.result;
   return html`
     <${Head} trail=${[["Runs", link(["runs"])]]} title=${html`<${Id} id=${id} />`}>
-      <${Pill} state=${status} /><span class="grow"></span>
+      ${status && html`<${Pill} state=${status} />`}<span class="grow"></span>
       ${isGoingOn && html`<${Confirm} label="Cancel the run" question="Cancel it and its nested runs?" disabled=${action.busy}
         onYes=${() => action.run(async () => (await post(`${path}/cancel`), refresh(path, "/v1/runs")))} />`}
       ${run && !isGoingOn && html`<${Feedback} path=${path} />
@@ -80,8 +80,9 @@ export default function Run({ path: [, id] }) {
       ${run.tags?.length > 0 && html`<${Fact} name="Tags">${run.tags.map((/** @type {string} */ tag) => html`<a class="link" href=${link(["runs"], { tag })}>${plain(tag)}</a> `)}<//>`}
       ${run.forked_from && html`<${Fact} name=${`Fork at step ${run.forked_from.step}${run.forked_from.edit ? `, ${run.forked_from.edit} edited` : ""}`}>
         <${Id} id=${run.forked_from.run_id} href=${link(["runs", run.forked_from.run_id], { step: run.forked_from.step })} /><//>`}
-      ${result?.metadata?.stop_reason && html`<${Fact} name="Stopped by">${plain(result.metadata.stop_reason)}<//>`}
+      ${(result?.metadata?.stop_reason || "completed") !== "completed" && html`<${Fact} name="Stopped by">${plain(result.metadata.stop_reason)}<//>`}
     </div>`}
+    <${Failure} error=${run?.error || (story.endType === "run.failed" ? story.end : null)} />
     <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })}>
       <span class="muted">${isLoading ? "Loading." : `${rows.length} steps · ${events.length} events`}</span>
     <//>
@@ -197,7 +198,7 @@ export function Steps({ rows, at, choose, waiting, children }) {
   const step = rows[at];
   return html`<div class="split">
     <section class="fall" aria-label="Steps">
-      ${waiting && html`<div class="ask"><b>Waits for a person:</b> ${plain(waiting.name)} · <a class="link" href=${link(["approvals"])}>Open the approvals</a></div>`}
+      ${waiting && html`<${Waits} of=${waiting} />`}
       <div class="head"><span>Step</span><span>Time</span><span class="r">Took</span></div>
       <${LongList} label="Steps of the run" count=${rows.length} height=${ROW} chosen=${at} row=${(/** @type {number} */ n) => html`
         <button type="button" key=${n} class=${`step ${n === at ? "on" : ""}`} aria-current=${n === at ? "step" : undefined} onClick=${() => choose(n)}>
@@ -247,10 +248,8 @@ function Detail({ step }) {
 
 /** @param {{story: any, run: any}} props */
 function Answer({ story, run }) {
-  const failed = run?.error || (story.endType === "run.failed" ? story.end : null);
   const text = story.end?.response ?? run?.result?.response ?? story.answer;
-  return html`${failed && html`<div class="refusal"><b>${plain(failed.code)}</b> ${plain(failed.detail)}</div>`}
-    ${text ? html`<${Markdown} text=${text} />` : html`<p class="muted">No text yet.</p>`}
+  return html`${text ? html`<${Markdown} text=${text} />` : html`<p class="muted">No text${run?.finished_at ? "" : " yet"}.</p>`}
     <${Citations} of=${run?.result?.citations || story.end?.citations} />`;
 }
 

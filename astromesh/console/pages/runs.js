@@ -22,7 +22,6 @@ export default function Runs() {
   const shown = useHeld(found.value?.runs, path);
   useKeys([["n", "Show new runs", shown.release]]);
   const names = (agents.value?.agents || []).map((/** @type {any} */ one) => one.name);
-  if (agent && !names.includes(agent)) names.unshift(agent);
   return html`
     <${Head} title="Runs"><span class="grow"></span><${CopyRequest} path=${path} /><//>
     <div class="filters">

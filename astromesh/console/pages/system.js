@@ -4,7 +4,7 @@ import { ApiKeys } from "../credentials.js";
 import { html } from "../lib.js";
 import { useResource } from "../poll.js";
 import { chosenTab, link, refine } from "../router.js";
-import { Ago, brief, CopyRequest, cost, count, duration, Empty, Head, Pill, plain, Refusal, Table, Tabs } from "../ui.js";
+import { Ago, brief, Card, CopyRequest, cost, count, duration, Empty, faultText, Head, Pill, plain, Refusal, Table, Tabs } from "../ui.js";
 
 /** Each tab, and the request that fills it. @type {Record<string, {path: string, live: boolean, View: (props: {value: any}) => any}>} */
 const TABS = {
@@ -39,23 +39,23 @@ function Models({ value: { providers } }) {
   if (!providers.length) return html`<${Empty} command=${"spec:\n  model:\n    primary: {provider: embedded}"}>No agent has a model. With this in its YAML it has one that needs no key.<//>`;
   return html`<${Table} label="Models" head=${["Model", "Circuit", "Failures in a row", ["Latency", "r"], ["Calls", "r"], ["Failures", "r"], "Last error"]} rows=${providers.map((/** @type {any} */ one) => html`
     <tr key=${one.name}><td>${plain(one.name)} <span class="muted">${plain(one.provider)} / ${plain(one.model)}</span></td><td><${Pill} state=${one.circuit} text=${one.retry_in_seconds ? `${one.circuit}, next probe in ${Math.ceil(one.retry_in_seconds)} s` : one.circuit} /></td>
-      <td class="num">${one.failures_in_a_row}</td><td class="r num">${duration(one.latency_ms)}</td><td class="r num">${count(one.calls)}</td><td class="r num">${count(one.failures)}</td><td class="text">${brief(one.last_error, 120)}</td></tr>`)} />`;
+      <td class="num">${one.failures_in_a_row}</td><td class="r num">${duration(one.calls ? one.latency_ms : null)}</td><td class="r num">${count(one.calls)}</td><td class="r num">${count(one.failures)}</td><td class="text">${brief(one.last_error, 120)}</td></tr>`)} />`;
 }
 
 /** @param {{value: any}} props */
 function Queues({ value: { queues, tasks, workers } }) {
-  return html`${queues.length
-    ? html`<${Table} label="Queues" head=${["Agent", ["Queued", "r"], ["Oldest", "r"], ["Later", "r"], ["Running", "r"], ["Waiting", "r"]]} rows=${queues.map((/** @type {any} */ one) => html`
+  return html`<div class="pane">${queues.length
+    ? html`<${Card} title="Durable runs"><${Table} label="Queues" head=${["Agent", ["Queued", "r"], ["Oldest", "r"], ["Later", "r"], ["Running", "r"], ["Waiting", "r"]]} rows=${queues.map((/** @type {any} */ one) => html`
         <tr key=${one.agent}><td><a class="link" href=${link(["agents", one.agent])}>${plain(one.agent)}</a></td>
           <td class="r num">${runsOf(one, "queued")}</td><td class="r">${one.oldest_at && html`<${Ago} at=${one.oldest_at} />`}</td><td class="r num">${count(one.later)}</td>
-          <td class="r num">${runsOf(one, "running")}</td><td class="r num">${runsOf(one, "waiting")}</td></tr>`)} />`
+          <td class="r num">${runsOf(one, "running")}</td><td class="r num">${runsOf(one, "waiting")}</td></tr>`)} /><//>`
     : html`<${Empty} command=${'curl -sS -X POST $URL/v1/agents/AGENT/runs -H "content-type: application/json" -d \'{"query": "…", "session_id": "…"}\''}>No durable run is queued, running or waiting. One is accepted so:<//>`}
-    ${tasks.length > 0 && html`<${Table} label="Tasks" head=${["Workflow", ["Queued", "r"], ["Oldest", "r"], ["Running", "r"], ["Waiting", "r"]]} rows=${tasks.map((/** @type {any} */ one) => html`
+    ${tasks.length > 0 && html`<${Card} title="Tasks"><${Table} label="Tasks" head=${["Workflow", ["Queued", "r"], ["Oldest", "r"], ["Running", "r"], ["Waiting", "r"]]} rows=${tasks.map((/** @type {any} */ one) => html`
       <tr key=${one.workflow}><td><a class="link" href=${link(["workflows"], { workflow: one.workflow })}>${plain(one.workflow)}</a></td>
         <td class="r num">${count(one.queued)}</td><td class="r">${one.oldest_at && html`<${Ago} at=${one.oldest_at} />`}</td>
-        <td class="r num">${count(one.running)}</td><td class="r num">${count(one.waiting)}</td></tr>`)} />`}
-    ${workers.length > 0 && html`<${Table} label="Workers" head=${["Worker", ["Executes", "r"], ["Last heartbeat", "r"]]} rows=${workers.map((/** @type {any} */ one) => html`
-      <tr key=${one.worker}><td class="mono">${plain(one.worker)}</td><td class="r num">${count(one.running)} runs</td><td class="r"><${Ago} at=${one.seen_at} /></td></tr>`)} />`}`;
+        <td class="r num">${count(one.running)}</td><td class="r num">${count(one.waiting)}</td></tr>`)} /><//>`}
+    ${workers.length > 0 && html`<${Card} title="Workers"><${Table} label="Workers" head=${["Worker", ["Executes", "r"], ["Last heartbeat", "r"]]} rows=${workers.map((/** @type {any} */ one) => html`
+      <tr key=${one.worker}><td class="mono">${plain(one.worker)}</td><td class="r num">${count(one.running)} ${one.running === 1 ? "run" : "runs"}</td><td class="r"><${Ago} at=${one.seen_at} /></td></tr>`)} /><//>`}</div>`;
 }
 
 /** The number of runs of a status, which leads to them. @param {any} queue @param {string} status */
@@ -111,7 +111,7 @@ function Configuration({ value: { faults } }) {
     ${workflows.value && (faults.length + ofWorkflows.length
       ? html`<${Table} label="Faults of the configuration" head=${["Place", "Severity", "Key", "Fault"]} rows=${[
           ...faults.map((/** @type {any} */ one, /** @type {number} */ at) => html`
-            <tr key=${at}><td class="mono">${placeOf(one)}</td><td><${Pill} state=${one.severity} /></td><td class="mono">${plain(one.key)}</td><td class="wrap">${plain(one.message)} ${plain(one.hint)}</td></tr>`),
+            <tr key=${at}><td class="mono">${placeOf(one)}</td><td><${Pill} state=${one.severity} /></td><td class="mono">${plain(one.key)}</td><td class="wrap">${faultText(one)}</td></tr>`),
           ...ofWorkflows.map((/** @type {any} */ { name, severity, text }, /** @type {number} */ at) => html`
             <tr key=${`w${at}`}><td><span class="muted">workflow</span> <a class="link" href=${link(["workflows"], { workflow: name })}>${plain(name)}</a></td><td><${Pill} state=${severity} /></td><td></td><td class="wrap mono">${plain(text)}</td></tr>`),
         ]} />`

@@ -9,7 +9,7 @@ import { refresh, useResource } from "../poll.js";
 import { rowsOfSteps } from "../recording.js";
 import { chosenTab, link, place, refine } from "../router.js";
 import { RecordedStep } from "../step.js";
-import { Ago, Confirm, CopyRequest, duration, Empty, Fact, Head, Id, Json, Pill, plain, Refusal, Table, Tabs, useAction } from "../ui.js";
+import { Ago, Confirm, CopyRequest, duration, Empty, Fact, Failure, Head, Id, Json, Pill, plain, Refusal, Table, Tabs, useAction, Waits } from "../ui.js";
 import { Steps, StepTitle } from "./run.js";
 
 const TABS = ["Stages", "Steps", "Task", "History", "Artifacts"];
@@ -30,6 +30,9 @@ export default function Task({ path: [, id] }) {
     refresh(path, "/v1/tasks");
   });
   const task = found.value;
+  /** The state of a stage that has not ended stands in the Task: it may wait or be paused. @param {any} one */
+  const stateOf = (one) =>
+    (one.status === "running" && task?.stages?.find((/** @type {any} */ now) => now.stage === one.stage && now.task === one.task.slice(id.length))?.state) || one.status;
   const isGoingOn = task && ["queued", "running", "waiting", "paused"].includes(task.status);
   return html`
     <${Head} trail=${[["Workflows", link(["workflows"])]]} title=${html`<${Id} id=${id} />`}>
@@ -43,12 +46,14 @@ export default function Task({ path: [, id] }) {
       <${CopyRequest} path=${path} /><//>
     <${Refusal} problem=${found.problem || action.problem} />
     ${task && html`<div class="facts">
-      <${Fact} name="Workflow">${plain(task.workflow)}<//><${Fact} name="Accepted"><${Ago} at=${task.created_at} /><//>
+      <${Fact} name="Workflow"><a class="link" href=${link(["workflows"], { workflow: task.workflow })}>${plain(task.workflow)}</a><//><${Fact} name="Accepted"><${Ago} at=${task.created_at} /><//>
       ${task.state && html`<${Fact} name="State">${plain(task.state)}<//>`}
       ${task.forked_from && html`<${Fact} name=${`Fork at step ${task.forked_from.step}${task.forked_from.edit ? `, ${task.forked_from.edit} edited` : ""}`}>
         <${Id} id=${task.forked_from.task_id} href=${link(["tasks", task.forked_from.task_id], { tab: "Steps", step: task.forked_from.step })} /><//>`}
       ${task.path && html`<${Fact} name="Path">${plain(Array.isArray(task.path) ? task.path.join(" → ") : task.path)}<//>`}
     </div>`}
+    <${Failure} error=${task?.error} />
+    ${(task?.waiting_for || []).map((/** @type {any} */ one) => html`<${Waits} key=${one.id} of=${one} />`)}
     <${Tabs} tabs=${TABS} chosen=${tab} onChoose=${(/** @type {string} */ to) => refine({ tab: to })} />
     ${replayed && html`<div class="pane"><h2>Replay</h2><${Json} value=${replayed} /></div>`}
     ${tab === "Stages" && html`<${Workflow} path=${path} stages=${stages} current=${task?.stages || []} />`}
@@ -56,10 +61,10 @@ export default function Task({ path: [, id] }) {
       ? html`<${Table} label="Stages" head=${["State", "Stage", ["Took", "r"], "Error", ["Action", "r"]]} rows=${byTask(stages).map(([of, own]) => html`
           ${of !== id && html`<tr key=${of} class="of"><th scope="rowgroup" colspan="5">Clone or subtask ${plain(of.slice(id.length))}</th></tr>`}
           ${own.map((one) => html`
-            <tr key=${`${one.task}/${one.stage}/${one.seq}`}><td><${Pill} state=${one.status} /></td><td>${plain(one.stage)}</td>
+            <tr key=${`${one.task}/${one.stage}/${one.seq}`}><td><${Pill} state=${stateOf(one)} /></td><td>${plain(one.stage)}</td>
               <td class="r num">${duration(one.ms)}</td><td class="text">${plain(typeof one.error === "string" ? one.error : one.error ? JSON.stringify(one.error) : "")}</td>
               <td class="r">${task && !isGoingOn && html`<button type="button" disabled=${action.busy} aria-label=${`Replay the stage ${plain(one.stage)}`} onClick=${() => act("replay", { stage: one.stage, task: one.task.slice(id.length) })}>Replay</button>`}</td></tr>`)}`)} />`
-      : html`<${Empty}>No stage has begun, or the events are gone.<//>`)}
+      : task && html`<${Empty}>No stage has begun, or the events are gone.<//>`)}
     ${task && tab === "Steps" && html`<${Recorded} id=${id} task=${task} canFork=${!isGoingOn} />`}
     ${task && tab === "Task" && html`<div class="pane"><${Json} value=${task} /></div>`}
     <${Refusal} problem=${trace.problem || artifacts.problem} />

@@ -17,7 +17,7 @@ export default function Workflows() {
     <div class="grid">
       ${(found.value?.workflows || []).map((/** @type {any} */ one) => html`
         <${Card} key=${one.name} title=${plain(one.name)} more=${html`<${Pill} state=${one.status} />`} class="wide">
-          <div class="pad"><p>${plain(one.description || "")}</p><p class="muted">${count(one.nodes)} nodes · starts at ${plain(one.default_start || (one.starts || []).join(", "))}</p>
+          <div class="pad"><p>${plain(one.description || "")}</p>${one.status !== "broken" && html`<p class="muted">${count(one.nodes)} nodes · starts at ${plain(one.default_start || (one.starts || []).join(", "))}</p>`}
           ${[...(one.errors || []), ...(one.warnings || [])].slice(0, 3).map((/** @type {any} */ text) => html`<p class="warn-text">${brief(typeof text === "string" ? text : JSON.stringify(text), 260)}</p>`)}
           <${CopyRequest} method="POST" path=${`/v1/workflows/${one.name}/runs`} body=${{ input: {} }} /></div><//>`)}
     </div>
