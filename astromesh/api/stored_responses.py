@@ -106,13 +106,13 @@ class StoredResponse(NamedTuple):
                 f"The response {str(self.id)!r} has not ended. Continue it when it has.",
                 param="previous_response_id",
             )
-        request = self._request()
+        request, form = self._request(), self.form
         messages = [*request.history, request.query, *request.continuation]
         results = results_of(self.id.run_id, self.steps)
-        for event in self._events_to_the_end():
+        for event in self._events_to_the_end(form):
             if event.type == "run.completed":
                 messages.append(Message("assistant", event.data["response"]))
-            calls = self.form.calls(event)
+            calls = form.calls(event)
             for call in calls:
                 add_call(messages, ToolCall(*call))
             if event.seq <= self.id.after:
@@ -138,9 +138,9 @@ class StoredResponse(NamedTuple):
                 if form.ends(event):
                     return
 
-    def _events_to_the_end(self) -> Iterator[Event]:
+    def _events_to_the_end(self, form: ResponseForm) -> Iterator[Event]:
         yield from (event for event in self.events if event.seq <= self.id.after)
-        yield from self._own_events(self.form)
+        yield from self._own_events(form)
 
     def _start(self) -> tuple[Mapping[str, Any], float]:
         """Returns what the run had used when the response began, and when that was."""
