@@ -89,7 +89,7 @@ def shown(value: Any) -> str:
 
 # -- replaying -----------------------------------------------------------------------------------------------
 
-#: seconds that a stage waits for those that were recorded before it
+#: seconds without any active stage after which those that wait for their turn go on
 _STALL_TIMEOUT = 30.0
 
 
@@ -123,22 +123,19 @@ class Replay:
         self.timing_dependent = False
         self._done: set[tuple[str, str]] = set()
         self._next = 0
-        self._changed = asyncio.Condition()
+        #: stages that wait for their turn, and those that have begun and not ended
+        self._turns: dict[tuple[str, str], asyncio.Future[None]] = {}
+        self._active: set[tuple[str, str]] = set()
         self.divergence: JsonObject | None = None
 
     async def begin(self, calls: StageCalls) -> JsonObject | None:
         """Waits for the stage's turn. Returns its output if a person has edited it."""
         key = (calls.task, calls.stage)
-        async with self._changed:
-            if key not in self._stages and not self.timing_dependent:
-                self._diverged(*key, "path", "the stage did not run in the recorded run")
-                self._changed.notify_all()
-            try:
-                async with asyncio.timeout(_STALL_TIMEOUT):
-                    await self._changed.wait_for(lambda: self._may_begin(key))
-            except TimeoutError:
-                self._diverged(*key, "order", "the recorded order cannot be reproduced")
-                self._changed.notify_all()
+        if key not in self._stages and not self.timing_dependent:
+            self._diverged(*key, "path", "the stage did not run in the recorded run")
+        if not self._may_begin(key):
+            await self._wait_for_turn(key)
+        self._begin_stage(key)
         known = self._stages.get(key, {})
         calls.edits = known.get("edits", ())
         if "started_at" in known:
@@ -147,10 +144,36 @@ class Replay:
             raise StageFault(known["code"], "The stage did not begin in the recorded run.")
         return {"output": known["output"]} if known.get("edited") else None
 
+    async def _wait_for_turn(self, key: tuple[str, str]) -> None:
+        turn = self._turns[key] = asyncio.get_running_loop().create_future()
+        try:
+            while not turn.done():
+                before = self._next
+                await asyncio.wait([turn], timeout=_STALL_TIMEOUT)
+                if not (turn.done() or self._active or self._next > before):
+                    self._diverged(*key, "order", "the recorded order cannot be reproduced")
+        finally:
+            del self._turns[key]
+
+    def _begin_stage(self, key: tuple[str, str]) -> None:
+        self._active.add(key)
+        if (task := asyncio.current_task()) is not None:  # it may be cancelled
+            task.add_done_callback(lambda _: self._active.discard(key))
+
+    def _tell_turns(self) -> None:
+        """Lets the stage begin whose turn it is; all of them once the runs have diverged."""
+        due = self._turns.get(self._due) if self._due is not None else None
+        for turn in (due,) if self.divergence is None else tuple(self._turns.values()):
+            if turn is not None and not turn.done():
+                turn.set_result(None)
+
+    @property
+    def _due(self) -> tuple[str, str] | None:
+        return self._order[self._next] if self._next < len(self._order) else None
+
     def _may_begin(self, key: tuple[str, str]) -> bool:
         """Whether it is the stage's turn. Once the runs have diverged, every stage may begin."""
-        due = self._order[self._next] if self._next < len(self._order) else None
-        return self.divergence is not None or due == key
+        return self.divergence is not None or self._due == key
 
     async def answer(
         self, calls: StageCalls, call: JsonObject, work: Callable[[], Awaitable[Any]], *, once: bool = False
@@ -191,14 +214,14 @@ class Replay:
         for record in records:
             if record["type"] == "stage":
                 self._compare(comparable_fields(record["entry"]), record["entry"]["output"])
-        async with self._changed:
-            while self._next < len(self._order) and self._order[self._next] in self._done:
-                self._next += 1
-            self._changed.notify_all()
+        while self._next < len(self._order) and self._order[self._next] in self._done:
+            self._next += 1
+        self._tell_turns()
 
     def _compare(self, now: JsonObject, output: Any) -> None:
         key = (now["task"], now["stage"])
         self._done.add(key)
+        self._active.discard(key)
         known = self._stages.get(key)
         if known is None:
             return
@@ -230,6 +253,7 @@ class Replay:
     ) -> StageFault:
         found: JsonObject = {"task": task, "stage": stage, "what": what, "message": f"{stage}: {message}."}
         self.divergence = self.divergence or found | (difference._asdict() if difference else {})
+        self._tell_turns()
         return StageFault("replay_divergence", found["message"])
 
 
