@@ -235,21 +235,30 @@ _MESSAGES = {
 #: by a part of the pattern that a text does not match
 _PATTERN_MESSAGES = {
     "\\x00-\\x1f": "it must not contain control characters, such as line ends or tabs",
+    "\\x00": "it must not contain U+0000",
     "\\S": "it must not be blank",
 }
+
+#: what pydantic adds to the place of an error in a union, e.g. `list[constrained-str]`
+_UNION_BRANCH = re.compile(r"str|int|float|bool|constrained-str|[a-z-]+\[.*\]")
 
 
 def validation_detail(errors: Any) -> str:
     """Returns one sentence from pydantic's errors: which field, what is wrong."""
     faults = []
     for error in errors:
-        where = ".".join(str(p) for p in error["loc"] if p != "body")
+        if error["type"] == "json_invalid":
+            return f"{NOT_JSON}: {error['ctx']['error']} at character {error['loc'][-1]}."
+        names = [str(part) for part in error["loc"] if not _UNION_BRANCH.fullmatch(str(part))]
+        where = ".".join(name for name in names if name != "body" or len(names) == 1)
         message = _message_of(error)
         faults.append(f"{where}: {message}" if where else message)
     return "The request is not valid: " + "; ".join(faults[:10]) + "."
 
 
 def _message_of(error: Any) -> str:
+    if error["loc"] == ("body",) and isinstance(error.get("input"), bytes):  # FastAPI has not parsed it
+        return "it is read as JSON only with the header `content-type: application/json`"
     if error["type"] == "value_error":
         return str(error["msg"]).removeprefix("Value error, ")
     if error["type"] != "string_pattern_mismatch":

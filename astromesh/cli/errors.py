@@ -76,8 +76,17 @@ def _data_folder_error(error: AstromeshError) -> AstromeshError:
     )
     if not folder or not is_store_error:
         return error
-    fault = write_problem(Path(folder))
-    return ConfigError(f"The data folder {folder} {fault}.") if fault else error
+    try:
+        require_data_folder(Path(folder))
+    except ConfigError as unusable:
+        return unusable
+    return error
+
+
+def require_data_folder(folder: Path) -> None:
+    """Creates the data folder if it is missing. Raises: ConfigError: nothing can be stored in it."""
+    if fault := write_problem(folder):
+        raise ConfigError(f"The data folder {folder} {fault}. Make it writable, or name another with --data.")
 
 
 @contextmanager
@@ -120,9 +129,15 @@ def replace_closed_streams(words: Sequence[str]) -> None:
 
 
 def report_os_error(error: OSError) -> int:
-    """Reports an output that cannot be written or a deleted working folder; returns the exit code, else 0."""
+    """Reports an error of the files or streams of a user, and returns the exit code; 0 for other errors.
+
+    It is a deleted working folder, a file that the user may not open, or an output that cannot be written.
+    """
     if isinstance(error, FileNotFoundError) and error.filename is None and _working_folder_is_gone():
         print("error: The working folder no longer exists. Change to one that does.", file=sys.stderr)
+        return USAGE_ERROR
+    if isinstance(error, PermissionError) and error.filename is not None:
+        print(f"error: Cannot open {error.filename}: {error.strerror}.", file=sys.stderr)
         return USAGE_ERROR
     if error.errno not in _OUTPUT_ERRNOS or error.filename is not None:  # a filename: not a standard stream
         return 0

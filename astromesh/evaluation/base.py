@@ -203,7 +203,9 @@ class Evaluation(Struct, frozen=True, kw_only=True):
         """
         try:
             return cls.from_json(orjson.loads(file.read_bytes()))
-        except (OSError, orjson.JSONDecodeError, ValidationError) as error:
+        except OSError as error:
+            raise InvalidInput(f"Cannot read the report {file}: {error.strerror}.") from error
+        except (orjson.JSONDecodeError, ValidationError) as error:
             raise InvalidInput(f"{file} is not the report of an evaluation: {error}.") from error
 
 

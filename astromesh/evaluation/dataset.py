@@ -192,13 +192,16 @@ def select(cases: Sequence[Case], tag: str = "", case: str = "") -> list[Case]:
     Raises:
         InvalidInput: there is none.
     """
-    found = [one for one in cases if (not tag or tag in one.tags) and case in ("", one.spec.id)]
+    tagged = [one for one in cases if not tag or tag in one.tags]
+    if not tagged:
+        known = dict.fromkeys(name for one in cases for name in one.tags)
+        raise InvalidInput(_unknown(f"case with the tag {tag!r}", known, tag))
+    found = [one for one in tagged if case in ("", one.spec.id)]
     if not found:
-        filters = " ".join(
-            filter(None, (f"with the tag {tag!r}" if tag else "", f"{case!r}" if case else ""))
+        within = f" with the tag {tag!r}" if tag else ""
+        raise InvalidInput(
+            _unknown(f"case {case!r}{within}", dict.fromkeys(one.spec.id for one in tagged), case)
         )
-        known = (*dict.fromkeys(one.spec.id for one in cases),)
-        raise InvalidInput(_unknown(f"case {filters}".strip(), known, case))
     return found
 
 

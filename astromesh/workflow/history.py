@@ -235,8 +235,13 @@ class Recording:
             raise InvalidInput(f"{file} is not a recording: {error!r}.") from error
 
     def write(self, file: Path) -> None:
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(orjson.dumps(self.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE))
+        """Writes a file. Raises: InvalidInput: it cannot be written."""
+        content = orjson.dumps(self.to_json(), option=orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE)
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
+        except OSError as error:
+            raise InvalidInput(f"Cannot write {file}: {error.strerror}.") from error
 
 
 def _shared_memory_items(contexts: Iterable[JsonObject | None]) -> tuple[JsonObject, ...]:

@@ -16,6 +16,7 @@ from astromesh import __version__
 from tests.acceptance.terminal import Terminal, astromesh, environment
 from tests.platform.astromesh import PROGRAM, ROOT
 from tests.platform.model import MockModel
+from tests.platform.processes import free_port
 
 QUESTION = "How do I give the agent new knowledge?"
 AGENT = """apiVersion: astromesh/v1
@@ -350,6 +351,26 @@ def test_tools_call_answers_as_the_model_would_read_it(project: Path) -> None:
     assert (plain.returncode, plain.stdout.strip()) == (0, told["content"])
 
 
+def test_a_worker_without_its_database_ends_at_sigterm(tmp_path: Path) -> None:
+    config = tmp_path / "config"
+    config.mkdir()
+    (config / "runtime.yaml").write_text(
+        "apiVersion: astromesh/v1\nkind: RuntimeConfig\n"
+        f"spec: {{storage: {{url: 'postgresql://127.0.0.1:{free_port()}/none'}}}}\n"
+    )
+    worker = subprocess.Popen(
+        [PROGRAM, "worker"], cwd=tmp_path, env=environment(tmp_path), stderr=subprocess.PIPE, text=True
+    )
+    try:
+        assert worker.stderr is not None
+        assert any("run_store_away" in line for line in worker.stderr)
+        worker.send_signal(signal.SIGTERM)
+        assert worker.wait(30) == 0
+    finally:
+        worker.kill()
+        worker.communicate()
+
+
 def test_tools_call_says_what_is_wrong_with_the_call(project: Path) -> None:
     wrong = astromesh(project, "tools", "call", "days_between", '{"start": 1}')
     assert (wrong.returncode, wrong.stdout) == (2, "")
@@ -357,6 +378,8 @@ def test_tools_call_says_what_is_wrong_with_the_call(project: Path) -> None:
     unknown = astromesh(project, "tools", "call", "days_betwen")
     assert unknown.returncode == 2
     assert "Did you mean `days_between`?" in unknown.stderr
+    nobody = astromesh(project, "tools", "call", "days_between", "--agent", "clerc")
+    assert (nobody.returncode, "Did you mean `clerk`?" in nobody.stderr) == (2, True)
 
 
 def test_the_version_is_told(tmp_path: Path) -> None:

@@ -46,6 +46,10 @@ _HELD = "The event loop was held for "
             2,
             "error: The data folder /proc/nope cannot be created",
         ),
+        ("serve --port 0 --data /proc/nope", 2, "error: The data folder /proc/nope cannot be created"),
+        ("serve --port 0 --workers 2 --data in", 2, "error: The data folder in cannot be written"),
+        ("worker --data /proc/nope", 2, "error: The data folder /proc/nope cannot be created"),
+        ("keys create me --data /proc/nope", 2, "error: The data folder /proc/nope cannot be created"),
     ],
 )
 def test_what_is_no_fault_of_ours_is_one_sentence(tmp_path: Path, words: str, code: int, says: str) -> None:

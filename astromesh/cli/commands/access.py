@@ -21,6 +21,7 @@ import typer
 from astromesh.access.audit import AuditEntry, AuditFilter, AuditLog
 from astromesh.access.keys import ApiKey, ApiKeyRequest, ApiKeyStore, key_json
 from astromesh.access.scopes import limit_to_agents
+from astromesh.cli.errors import require_data_folder
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json
 from astromesh.cli.terminal import note, print_json, print_table
 from astromesh.errors import InvalidInput
@@ -134,6 +135,7 @@ def _row(key: ApiKey) -> tuple[str, ...]:
 
 @asynccontextmanager
 async def _store(data: Path) -> AsyncIterator[ApiKeyStore]:
+    require_data_folder(data)
     async with Database(data / FILE) as database:
         yield await ApiKeyStore.open(database, SystemClock())
 

@@ -185,7 +185,7 @@ def list_tools(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER, json: J
 def call(
     tool: Annotated[str, typer.Argument(metavar="NAME", help="The name that 'tools list' shows.")],
     arguments: Annotated[
-        str, typer.Argument(metavar="[JSON]", help="The arguments, an object; '-' reads it from stdin.")
+        str, typer.Argument(metavar="JSON", help="The arguments, an object; '-' reads it from stdin.")
     ] = "{}",
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
@@ -234,5 +234,5 @@ async def _tools(folders: tuple[Path, Path]) -> list[JsonObject]:
 
 async def _call(folders: tuple[Path, Path], tool: str, arguments: str, agent: str) -> ToolResult:
     async with AgentRuntime(folders[0], data_dir=folders[1]) as runtime:
-        owner = runtime.agent(agent) if agent else runtime.directory.with_tool(tool)
+        owner = find_agent(runtime, agent) if agent else runtime.directory.with_tool(tool)
         return await call_tool(owner, tool, arguments, runtime.clock)

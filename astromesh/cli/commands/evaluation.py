@@ -291,8 +291,8 @@ def _progress(total: int | None) -> Iterator[OnResult]:
 
 
 def _print(evaluation: Evaluation, compared: list[Comparison], output: Output) -> None:
-    _write(output.junit, lambda: junit_of(evaluation))
-    _write(output.file, lambda: report_bytes(evaluation))
+    write_file(output.junit, lambda: junit_of(evaluation))
+    write_file(output.file, lambda: report_bytes(evaluation))
     if output.as_json:
         data = evaluation.to_json()
         if compared:
@@ -335,7 +335,8 @@ def _print_comparison(one: Comparison) -> None:
             print(f"  {label}: {', '.join(cases)}")
 
 
-def _write(file: Path | None, content: Callable[[], bytes]) -> None:
+def write_file(file: Path | None, content: Callable[[], bytes]) -> None:
+    """Writes a file that an option names, if any. Raises: ConfigError: it cannot be written."""
     if file is None:
         return
     try:

@@ -121,7 +121,7 @@ def new(
 
 
 def init(
-    folder: Annotated[Path, typer.Argument(metavar="[DIR]", help="The folder of the project.")] = Path(),
+    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder of the project.")] = Path(),
     name: ProjectName = "",
     template: TemplateName = "agent",
     json: Json = False,
@@ -232,7 +232,7 @@ KINDS = (*schemas.SCHEMA_FILES, *(f"{_WORKFLOW}{Path(name).stem}" for name in WO
 
 
 def schema(
-    kind: Annotated[str, typer.Argument(metavar="[KIND]", help="E.g. Agent; absent: list all kinds.")] = "",
+    kind: Annotated[str, typer.Argument(metavar="KIND", help="E.g. Agent; absent: list all kinds.")] = "",
     write: Annotated[
         Path | None, typer.Option(metavar="DIR", help="Write all schemas to this folder.")
     ] = None,

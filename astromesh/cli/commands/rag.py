@@ -62,7 +62,7 @@ def ingest(
     pipeline: Pipeline,
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="[PATH]", help="A file or folder; default: the pipeline's sources."),
+        typer.Argument(metavar="PATH", help="A file or folder; default: the pipeline's sources."),
     ] = None,
     tenant: Tenant = DEFAULT_TENANT,
     config: Config = CONFIG_FOLDER,
@@ -154,7 +154,7 @@ def _nothing_added(tenant: str) -> str:
 @app.command()
 def delete(
     pipeline: Pipeline,
-    ids: Annotated[list[str], typer.Argument(metavar="ID...", help="Ids of documents; see `list`.")],
+    ids: Annotated[list[str], typer.Argument(metavar="ID", help="Ids of documents; see `list`.")],
     tenant: Tenant = DEFAULT_TENANT,
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,

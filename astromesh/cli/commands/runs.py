@@ -23,7 +23,7 @@ from astromesh.cli.commands.access import record_shell_act, shell_user
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.terminal import note, plain, print_json, print_table
 from astromesh.durable.approvals import decide, decisions_of
-from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStore
+from astromesh.durable.base import ENDED_STATUSES, RunQuery, RunRow, RunStatus, RunStore
 from astromesh.durable.remote_runs import cancel_remotely
 from astromesh.durable.run_registry import run_json
 from astromesh.errors import AstromeshError, InvalidInput, NetError, RunNotFound, UpstreamError
@@ -87,8 +87,9 @@ def list_runs(
         str, typer.Option("--session", "-s", metavar="ID", help="Only runs of this session.")
     ] = "",
     status: Annotated[
-        str, typer.Option(metavar="STATUS", help="queued, running, waiting, completed, …")
-    ] = "",
+        RunStatus | None,
+        typer.Option(metavar="STATUS", help="queued, running, waiting, completed, failed or cancelled."),
+    ] = None,
     limit: Annotated[
         int, typer.Option(min=1, max=1000, metavar="N", help="At most this many, the newest.")
     ] = 50,
@@ -99,7 +100,7 @@ def list_runs(
 ) -> None:
     """List runs, newest first."""
     place = Place(folders_of(config, data), url, key, tenant)
-    query = RunQuery(tenant, None, agent, session, status, limit)
+    query = RunQuery(tenant, None, agent, session, status or "", limit)
     found = asyncio.run(_with_runs(place, lambda runs: runs.list(query)))
     if json:
         print_json(found)
@@ -366,4 +367,7 @@ class _ServerRuns:
 
 def _failure(body: JsonObject) -> AstromeshError:
     error = RunNotFound if body.get("code") == "run_not_found" else _ServerError
-    return error(str(body.get("detail", body)))
+    hint = (
+        " Give it to the command by --key or ASTROMESH_API_KEY." if body.get("code") == "unauthorized" else ""
+    )
+    return error(f"{body.get('detail', body)}{hint}")

@@ -31,6 +31,7 @@ from astromesh.api.auth import is_loopback
 from astromesh.api.middleware.limits import MAX_STARTS, ConcurrencyLimits
 from astromesh.cli import startup
 from astromesh.cli.commands.validate import checked
+from astromesh.cli.errors import require_data_folder
 from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, DevEnvFile, EnvFile, folders_of
 from astromesh.cli.shutdown import drain_before_shutdown
@@ -42,7 +43,6 @@ from astromesh.errors import ConfigError, InvalidInput
 from astromesh.logs import PRETTY, configure_logging, get_logger
 from astromesh.runtime.config_loader import workflow_names
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.storage.private_files import write_problem
 from astromesh.telemetry.clock import seconds_to_tick
 from astromesh.telemetry.metrics import WorkerMetrics
 
@@ -121,7 +121,7 @@ class Settings(NamedTuple):
 Agents = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="[MODULE:AGENT]…", help="Agents made in Python, served beside those of the configuration."
+        metavar="MODULE:AGENT", help="Agents made in Python, served beside those of the configuration."
     ),
 ]
 Host = Annotated[str, typer.Option(metavar="HOST", help="Address to listen on; default: runtime.yaml's.")]
@@ -197,7 +197,7 @@ def start(folders: tuple[Path, Path], settings: Settings) -> None:
     """Serves until a signal ends it.
 
     Raises:
-        ConfigError: there is nothing to serve, or the port cannot be used.
+        ConfigError: there is nothing to serve, or the data folder or the port cannot be used.
         InvalidConfiguration: nothing can run with the faults of the configuration.
     """
     if not settings.agents and not folders[0].exists():
@@ -212,6 +212,7 @@ def start(folders: tuple[Path, Path], settings: Settings) -> None:
     configuration = checked(runtime_of(folders).load_configuration(), strict=settings.strict)
     spec = configuration.runtime.spec
     configure_logging(spec.telemetry.log_level, settings.log_format or spec.telemetry.log_format)
+    require_data_folder(folders[1])
     listener = listen(
         settings.host or spec.api.host,
         spec.api.port if settings.port is None else settings.port,
@@ -486,8 +487,6 @@ def announce(
         return
     everywhere = "and every other address of this machine; " if is_any_address(listener) else ""
     print(f"astromesh listens on {url}  ({everywhere}Ctrl-C stops it)")
-    if fault := write_problem(folders[1]):
-        note(f"The data folder {folders[1]} {fault}. 'astromesh doctor' says more.", "yellow")
     agents, command = sorted(agents, key=lambda name: name != FIRST_AGENT), command_line()
     workflows = () if agents or configuration.broken else workflow_names(folders[0])
     if agents and keyed:

@@ -95,7 +95,7 @@ class Findings(NamedTuple):
 def validate(
     path: Annotated[
         Path | None,
-        typer.Argument(metavar="[PATH]", help="A folder, a file, or a workflow's name; default: --config."),
+        typer.Argument(metavar="PATH", help="A folder, a file, or a workflow's name; default: --config."),
     ] = None,
     config: Config = CONFIG_FOLDER,
     json: Json = False,

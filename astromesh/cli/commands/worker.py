@@ -19,6 +19,7 @@ import typer
 import uvloop
 
 from astromesh.cli.commands.validate import load_valid
+from astromesh.cli.errors import require_data_folder
 from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, Json, folders_of
 from astromesh.cli.shutdown import drained_on_request, exit_within, processes_of
@@ -41,6 +42,7 @@ def worker(config: Config = CONFIG_FOLDER, data: Data = DATA_FOLDER) -> None:
     configuration = load_valid(folders[0], strict=False)
     spec = configuration.runtime.spec
     configure_logging(spec.telemetry.log_level, spec.telemetry.log_format)
+    require_data_folder(folders[1])
     uvloop.run(_run_worker(folders, configuration), loop_factory=EventLoop)
 
 
@@ -50,13 +52,19 @@ async def _run_worker(folders: tuple[Path, Path], configuration: Configuration) 
         asyncio.get_running_loop().add_signal_handler(number, ended.set)
     await runtime.bootstrap(configuration)
     try:
-        await retry_while_unavailable(runtime.durable.start)
+        starting = asyncio.ensure_future(retry_while_unavailable(runtime.durable.start))
+        ending = asyncio.ensure_future(ended.wait())
+        await asyncio.wait((starting, ending), return_when=asyncio.FIRST_COMPLETED)
+        if not starting.done():  # the store is unavailable
+            starting.cancel()
+            return
+        await starting
         if runtime.has_workflows:
             runtime.workflows.resume_left()
         runtime.schedules.start()
         note(f"astromesh executes durable runs as {runtime.durable.worker}  (Ctrl-C stops it)")
         with drained_on_request(runtime):
-            await ended.wait()
+            await ending
         await runtime.drain(GRACE)
     finally:
         await runtime.close(GRACE)

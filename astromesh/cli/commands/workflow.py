@@ -106,7 +106,7 @@ def graph(name: Name, config: Config = CONFIG_FOLDER, json: Json = False) -> Non
 def run(
     name: Name,
     input: Annotated[
-        str, typer.Argument(metavar="[INPUT]", help="JSON or text; '@FILE' reads a file, '-' stdin.")
+        str, typer.Argument(metavar="INPUT", help="JSON or text; '@FILE' reads a file, '-' stdin.")
     ] = "null",
     config: Config = CONFIG_FOLDER,
     data: Data = DATA_FOLDER,
@@ -203,10 +203,8 @@ def record(
 
     result, recording = in_runtime(folders_of(config, data), name, work, as_json=json)
     recording.write(out)
-    if golden is not None:
-        golden.parent.mkdir(parents=True, exist_ok=True)
-        option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
-        golden.write_bytes(orjson.dumps(golden_record(outcome_of(result)), option=option))
+    option = orjson.OPT_INDENT_2 | orjson.OPT_APPEND_NEWLINE
+    evaluation.write_file(golden, lambda: orjson.dumps(golden_record(outcome_of(result)), option=option))
     if json:
         print_json({"status": result.status, "stages": len(recording.stages), "file": str(out)})
     else:
@@ -332,6 +330,8 @@ def inspect_task(
     folders = folders_of(config, data)
     if what.startswith("task_"):
         inspect(folders, name, what, stage, path)
+    elif stage or path:
+        raise InvalidInput(f"--stage and --path need the id of a stored Task, not {what!r}.")
     else:
         step_through(folders, name, what, start, before or [])
 

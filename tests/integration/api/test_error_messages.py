@@ -5,15 +5,16 @@ from __future__ import annotations
 
 import socket
 import sys
+from errno import EACCES, ENOENT
 from pathlib import Path
 
 import pytest
 
 from astromesh.cli.commands.agents import checked_query, find_agent
 from astromesh.cli.commands.serve import announce, command_line
+from astromesh.cli.errors import report_os_error
 from astromesh.config.folder import Configuration
 from astromesh.errors import AgentNotFoundError, InvalidInput
-from astromesh.storage.private_files import write_problem
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
@@ -41,6 +42,41 @@ async def test_a_body_that_is_refused_says_why_in_words(tmp_path: Path, body: by
     assert refused.status_code == 422
     assert detail in refused.json()["detail"]
     assert not provider.requests
+
+
+@pytest.mark.parametrize(
+    ("kind", "body", "detail"),
+    [
+        ("application/json", b'{"decision": ', "The body is not JSON: Expecting value at character 13."),
+        ("application/json", b"", "The request is not valid: body: it is required."),
+        ("application/json", b"[]", "The request is not valid: body: it must be a JSON object."),
+        (
+            "application/x-www-form-urlencoded",
+            b'{"decision": "approve"}',
+            "The request is not valid: body: it is read as JSON only with the header `content-type: application/json`.",
+        ),
+    ],
+)
+async def test_a_body_of_another_route_is_refused_in_words_too(
+    tmp_path: Path, kind: str, body: bytes, detail: str
+) -> None:
+    async with client_of(runtime_of(write(tmp_path, manifest()), ScriptedProvider())) as client:
+        refused = await client.post("/v1/runs/run_1/resume", content=body, headers={"content-type": kind})
+    assert (refused.status_code, refused.json()["detail"]) == (422, detail)
+
+
+async def test_a_value_of_several_types_is_named_by_its_key_alone(tmp_path: Path) -> None:
+    async with client_of(runtime_of(write(tmp_path, manifest()), ScriptedProvider())) as client:
+        refused = await client.post(
+            "/v1/chat/completions", json={"model": "helper", "messages": [], "stop": 5}
+        )
+    assert "stop: Input should be a valid string; stop: Input should be a valid list; " in refused.text
+
+
+async def test_a_nul_in_a_query_is_refused_without_a_pattern(tmp_path: Path) -> None:
+    async with client_of(runtime_of(write(tmp_path, manifest()), ScriptedProvider())) as client:
+        refused = await client.get("/v1/runs", params={"agent": "a\0b"})
+    assert refused.json()["detail"] == "The request is not valid: query.agent: it must not contain U+0000."
 
 
 async def test_a_session_by_header_is_utf_8_as_in_a_body(tmp_path: Path) -> None:
@@ -97,19 +133,25 @@ def test_the_lines_to_paste_call_the_command_as_it_was_called(
 def test_a_server_of_every_address_says_so_and_proposes_the_agent_of_the_readme(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """And that nothing can be written into its data folder."""
-    (tmp_path / "file").touch()
     with socket.socket() as listener:
         listener.bind(("0.0.0.0", 0))
-        places = (tmp_path, tmp_path / "file" / "data")
-        announce(listener, places, Configuration(tmp_path), ["account-agent", "support-agent"])
+        announce(
+            listener,
+            (tmp_path, tmp_path / "data"),
+            Configuration(tmp_path),
+            ["account-agent", "support-agent"],
+        )
         port = listener.getsockname()[1]
     said = capsys.readouterr()
     assert f"listens on http://127.0.0.1:{port}  (and every other address of this machine;" in said.out
     assert "chat support-agent" in said.out
     assert "/v1/agents/support-agent/run" in said.out
-    assert "cannot be created" in said.err
-    assert write_problem(tmp_path / "fresh") == ""
+
+
+def test_a_file_that_a_command_may_not_open_is_named_and_no_bug(capsys: pytest.CaptureFixture[str]) -> None:
+    assert report_os_error(PermissionError(EACCES, "Permission denied", "locked/config")) == 2
+    assert capsys.readouterr().err == "error: Cannot open locked/config: Permission denied.\n"
+    assert report_os_error(FileNotFoundError(ENOENT, "No such file or directory", "of/ours")) == 0
 
 
 @pytest.mark.parametrize(

@@ -114,7 +114,7 @@ def test_a_judge_has_the_endpoint_and_the_key_of_its_provider(
         ("helpers", {}, "Did you mean `helper`"),
         ("helper", {"dataset": "none"}, "There is no dataset 'none'"),
         ("helper", {"model": ["gpt-4o"]}, "Write 'openai:gpt-4o'"),
-        ("helper", {"compare": "none.json"}, "is not the report"),
+        ("helper", {"compare": "none.json"}, "Cannot read the report"),
     ],
 )
 def test_a_wrong_call_ends_with_2(

@@ -276,3 +276,11 @@ def test_record_writes_what_replay_plays(
     assert capsys.readouterr().out == "the same: s → x → e\n"
     assert json.loads((tmp_path / "golden.json").read_text())["output"] == 42
     assert (ROOT / "config" / "workflows" / NAME / "evals").is_dir()
+    for out, golden in ((file / "x", None), (file, file / "x")):
+        with pytest.raises(AstromeshError, match=r"^Cannot write .*x: "):
+            command.record("small", "21", out, *places, golden=golden)
+
+
+def test_a_stage_runs_again_of_a_stored_task_alone(config: Path, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match="need the id of a stored Task, not '21'"):
+        command.inspect_task("small", "21", small(config), tmp_path / "data", stage="x")

@@ -69,5 +69,5 @@ def test_no_dataset_and_no_case_are_errors_that_say_what_there_is(tmp_path: Path
         agent_cases(config, "shop", "shops")
     with pytest.raises(InvalidInput, match="no case 'on'"):
         select(agent_cases(config, "shop"), case="on")
-    with pytest.raises(InvalidInput, match="no case with the tag 'ci'"):
+    with pytest.raises(InvalidInput, match=r"no case with the tag 'ci'\. Known: none"):
         select(agent_cases(config, "shop"), tag="ci")

@@ -50,7 +50,7 @@ def test_a_report_is_stored_for_its_user_alone_and_read_again(tmp_path: Path) ->
     assert find(tmp_path, "../evaluations/eval_1") is None
     with pytest.raises(InvalidInput, match="no earlier evaluation of 'tea'"):
         baseline(tmp_path, "last", "tea")
-    with pytest.raises(InvalidInput, match="is not the report"):
+    with pytest.raises(InvalidInput, match="Cannot read the report"):
         baseline(tmp_path, "none.json", "shop")
 
 
