@@ -1,6 +1,6 @@
 // @ts-check
 // The playground of an agent: one question, and what another system message or model makes of it. Each try is a fork of the
-// first run at its prompt, so nothing of the agent is changed and no session is written.
+// first run at its prompt, so nothing of the agent is changed, and only the first question writes a session.
 import { follow, get, post } from "./api.js";
 import { html, useEffect, useRef, useState } from "./lib.js";
 import { Markdown } from "./markdown.js";

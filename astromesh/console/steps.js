@@ -114,12 +114,14 @@ const TELL = {
     finish(story, `t${data.id}`, seq, { state: data.ok ? "completed" : "failed", ms: data.duration_ms }, data),
   "run.waiting": (story, data, seq) => {
     story.waiting = data.approval;
+    const called = story.byId.get(`t${/\/tool:([^/]+)\/[^/]*$/.exec(data.approval?.path || "")?.[1]}`);
+    if (called) called.state = "waiting"; // the call is made after the approval
     begin(story, `w${seq}`, "person", `Waits for a person · ${data.approval?.name || ""}`, seq, data).state = "waiting";
   },
   "run.resumed": (story, data, seq) => {
     story.waiting = null;
     for (const step of story.steps) {
-      if (step.state === "waiting") Object.assign(step, { state: "completed", last: seq, detail: { ...step.detail, ...data } });
+      if (step.state === "waiting") Object.assign(step, { state: step.kind === "tool" ? "running" : "completed", last: seq, detail: { ...step.detail, ...data } });
     }
   },
 };

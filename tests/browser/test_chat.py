@@ -123,6 +123,7 @@ def test_a_question_is_decided_in_place_with_a_note(
     page.get_by_label("Message to careful").fill("Look it up.")
     page.keyboard.press("Enter")
     question = page.get_by_role("region", name="Question of careful")
+    expect(page.locator(".call", has_text="now")).not_to_contain_text("running")
     question.get_by_label("Note").fill("Not on Sundays.")
     question.get_by_role("button", name="Deny").click()
     page.locator(".turn .markdown", has_text="I did not look it up.").wait_for()

@@ -62,6 +62,24 @@ SCROLL = """async () => {
   return empty;
 }"""
 
+
+def test_a_very_long_session_id_fits_a_narrow_page(
+    server_process: ServerFactory, mock_llm: MockModel, tmp_path: Path, console: Callable[..., Console]
+) -> None:
+    server, session = server_process(write(tmp_path, agent(mock_llm))), "W" * 200
+    run = told(server, mock_llm, "Hello", session)
+    mock_llm.script({"tool_calls": [{"name": "ask", "arguments": {"query": "x"}}]})
+    httpx.post(f"{server.url}/v1/agents/helper/runs", json={"query": "x", "session_id": session}, timeout=30)
+    shown = console(server, width=390)
+    page = shown.open("home")
+    for place in (f"sessions/helper/{session}", "sessions?agent=helper", f"runs/{run}", "approvals"):
+        shown.move(place)
+        page.locator("main", has_text=session[:9]).wait_for()
+        assert shown.wider_than(390) == [], place
+    page.get_by_role("link", name=session[:9]).click()
+    page.wait_for_url("**/sessions/helper/W*")
+
+
 SCRIPT = "window.ran = 1"
 HOSTILE = (
     f"<script>{SCRIPT}</script>",

@@ -4,7 +4,7 @@ import { post } from "../api.js";
 import { html, useEffect, useState } from "../lib.js";
 import { refresh, useResource } from "../poll.js";
 import { link, place } from "../router.js";
-import { Ago, CopyRequest, Empty, Head, Id, Json, plain, Refusal, useAction } from "../ui.js";
+import { Ago, brief, CopyRequest, Empty, Head, Id, Json, plain, Refusal, useAction } from "../ui.js";
 
 const PATH = "/v1/approvals?limit=1000";
 /** @type {Record<string, string>} */
@@ -106,7 +106,7 @@ export function Decision({ approval, marked, onMark }) {
       <b>${plain(approval.name)}</b><span>${ASKS[approval.kind] || plain(approval.kind)}</span><span class="grow"></span>
       ${approval.expires_at && html`<span class="muted">expires <${Ago} at=${approval.expires_at} /></span>`}
     </div>
-    <p class="muted">Asked by ${plain(approval.asking_agent || approval.agent || `${approval.workflow}, stage ${approval.stage}`)}${approval.session_id ? html` in session <span class="mono">${plain(approval.session_id)}</span>` : ""}${approval.asked_at ? html`, <${Ago} at=${approval.asked_at} />` : ""} · <${Id} id=${approval.task_id || approval.run_id} href=${approval.task_id ? link(["tasks", approval.task_id]) : link(["runs", approval.run_id])} /></p>
+    <p class="muted">Asked by ${plain(approval.asking_agent || approval.agent || `${approval.workflow}, stage ${approval.stage}`)}${approval.session_id ? html` in session <a class="link mono" href=${link(["sessions", approval.agent, approval.session_id])}>${brief(approval.session_id, 60)}</a>` : ""}${approval.asked_at ? html`, <${Ago} at=${approval.asked_at} />` : ""} · <${Id} id=${approval.task_id || approval.run_id} href=${approval.task_id ? link(["tasks", approval.task_id]) : link(["runs", approval.run_id])} /></p>
     ${approval.question && html`<p>${plain(approval.question)}</p>`}
     ${edited === null
       ? html`<${Json} value=${approval.arguments ?? {}} />`

@@ -3,7 +3,7 @@
 import { html, useState } from "../lib.js";
 import { useResource } from "../poll.js";
 import { link, place, refine } from "../router.js";
-import { Ago, CopyRequest, count, Empty, Head, plain, Refusal, Select, Table } from "../ui.js";
+import { Ago, brief, CopyRequest, count, Empty, Head, plain, Refusal, Select, Table } from "../ui.js";
 
 export default function Sessions() {
   const agents = useResource("/v1/agents", { live: false });
@@ -24,7 +24,7 @@ export default function Sessions() {
     <${Refusal} problem=${found.problem} />
     ${found.value && (sessions.length
       ? html`<${Table} label="Sessions" head=${["Session", ["Turns", "r"], ["Begun", "r"], ["Last turn", "r"], ["Action", "r"]]} rows=${sessions.map((/** @type {any} */ one) => html`
-          <tr key=${one.session_id}><td class="mono"><a class="link" href=${link(["sessions", agent, one.session_id])}>${plain(one.session_id)}</a></td><td class="r num">${count(one.turns)}</td>
+          <tr key=${one.session_id}><td class="mono"><a class="link" href=${link(["sessions", agent, one.session_id])} title=${plain(one.session_id)}>${brief(one.session_id, 60)}</a></td><td class="r num">${count(one.turns)}</td>
             <td class="r"><${Ago} at=${one.created_at} /></td><td class="r"><${Ago} at=${one.updated_at} /></td><td class="r"><a class="button" href=${link(["chat"], { agent, session: one.session_id })}>Chat</a></td></tr>`)} />
           ${found.value.next && html`<p class="pad"><a class="button" href=${link(["sessions"], { agent, after: found.value.next })}>More</a></p>`}`
       : html`<${Empty}>${plain(agent)} has stored no session${wanted ? " of this name" : ""}. Agents with <code>memory.conversational</code> store them.<//>`)}`;
