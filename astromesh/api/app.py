@@ -34,7 +34,6 @@ from astromesh.logs import get_logger
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.inbox import open_inbox_worker
 from astromesh.runtime.monitoring import add_gauges
-from astromesh.telemetry.clock import sleep_to_tick
 from astromesh.telemetry.metrics import MetricReading, WorkerMetrics
 from astromesh.telemetry.watchdog import Watchdog
 
@@ -47,17 +46,15 @@ _EVENTS_DROPPED = MetricReading(
     lambda: {(): EventBuffer.dropped_by_all},
     is_counter=True,
 )
-#: seconds without a run after which a server loads FastAPI, and how often it waits for such a pause
-_IDLE_SECONDS, _MAX_IDLE_CHECKS = 1.0, 60
 #: what pages of other origins may read besides what browsers always show
 EXPOSED_HEADERS = ("retry-after", "x-ratelimit-limit", "x-ratelimit-remaining", "x-ratelimit-reset")
 _STOPPED = "The server stopped before it finished this request. Send the request again."
 
 
 class LazyFastAPI:
-    """The FastAPI application with every route, loaded in a pause after the first run.
+    """The FastAPI application with every route, loaded with the first request that needs one.
 
-    Loading it takes a third of a server's start, and no run needs it. A request that needs it waits for it.
+    Loading it takes a third of a second and 20 MiB. Runs and health checks need none.
     """
 
     def __init__(self, state: State) -> None:
@@ -84,7 +81,10 @@ class LazyFastAPI:
     def _load(self) -> ASGIApp:
         from astromesh.api.fastapi_app import create_fastapi_app
 
-        return create_fastapi_app(self._state)
+        app = create_fastapi_app(self._state)
+        if gc.get_freeze_count():  # a serving process keeps it: no collection looks at it again
+            gc.freeze()
+        return app
 
 
 class Server:
@@ -191,11 +191,7 @@ def create_app(  # noqa: PLR0913 (what a server is made of)
             state.auth = auth or await auth_from_config(runtime)
             state.inbox_worker = await open_inbox_worker(runtime)
             runtime.resume_pending(shared=tallies is not None or not takes_requests)
-            loading = asyncio.create_task(_load_when_idle(rest, runtime))
-            try:
-                yield
-            finally:
-                loading.cancel()
+            yield
         finally:
             if (connections := getattr(state, "connections", None)) is not None:  # FastAPI is loaded
                 await connections.close_all()
@@ -217,25 +213,3 @@ def create_app(  # noqa: PLR0913 (what a server is made of)
             expose_headers=EXPOSED_HEADERS,
         )
     return Server(state, rest, RequestLimits(middleware, limits, state.fair_start), lifespan, watchdog)
-
-
-async def _load_when_idle(rest: LazyFastAPI, runtime: AgentRuntime) -> None:
-    """Loads the routes in the first pause between runs: it takes half a second of a processor.
-
-    They have 20 MiB, which a server without runs has no use for until a request needs them.
-    """
-    active = runtime.runner.active
-    while not active.started:  # runs count themselves, and tell nobody
-        await sleep_to_tick(_IDLE_SECONDS)
-    seen = active.started
-    for _ in range(_MAX_IDLE_CHECKS):
-        await asyncio.sleep(_IDLE_SECONDS)
-        before, seen = seen, active.started
-        if seen == before and not active.count:
-            break
-    try:
-        await rest.load()
-    except Exception:
-        log.exception("routes_not_loaded")
-    if gc.get_freeze_count():  # a serving process keeps what is loaded now: no collection looks at it again
-        gc.freeze()

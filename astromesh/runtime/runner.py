@@ -96,19 +96,17 @@ class ActiveRuns:
 
     Attributes:
         count: The active runs of this process.
-        started: The runs that have started since the start of the process.
         draining: Whether new runs are refused.
     """
 
     def __init__(self) -> None:
-        self.count = self.started = 0
+        self.count = 0
         self.draining = False
         self._idle = asyncio.Event()
         self._idle.set()
 
     def __enter__(self) -> None:
         self.count += 1
-        self.started += 1
         self._idle.clear()
 
     def __exit__(self, *_: object) -> None:

@@ -82,25 +82,16 @@ async def test_routes_that_could_not_be_loaded_are_loaded_for_the_next_who_asks(
     assert (rest.is_loaded, rest.loads) == (True, 2)
 
 
-async def test_a_server_at_rest_loads_them_and_one_that_works_does_not(tmp_path: Path) -> None:
-    """No run has to share its processor with that."""
-    go_on = asyncio.Event()
-
-    async def slow(request: Any) -> str:
-        await go_on.wait()
-        return "fine"
-
-    runtime = runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider(slow))
-    app = create_app(runtime)
+async def test_neither_runs_nor_health_checks_load_them(tmp_path: Path) -> None:
+    """A server that is asked for nothing else spares their memory."""
+    app = create_app(runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider("fine")))
     async with app.router.lifespan_context(app), client(app) as http:
-        run = asyncio.create_task(http.post("/v1/agents/helper/run", json=RUN))
-        await asyncio.sleep(1.2)  # a moment, and a little more
+        assert (await http.post("/v1/agents/helper/run", json=RUN)).json()["response"] == "fine"
+        for path in ("/health/live", "/health/ready"):
+            assert (await http.get(path)).status_code == 200
         assert not app.rest.is_loaded
-        go_on.set()
-        assert (await run).json()["response"] == "fine"
-        async with asyncio.timeout(60):
-            while not app.rest.is_loaded:
-                await asyncio.sleep(0.01)
+        assert (await http.get("/v1/agents")).status_code == 200
+        assert app.rest.is_loaded
 
 
 class _Broken(Auth):
