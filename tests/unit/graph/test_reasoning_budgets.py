@@ -161,6 +161,7 @@ def test_settings_are_the_same_after_a_trip_through_their_json() -> None:
     assert ReasoningSettings.of(settings) is settings
     assert ReasoningSettings.of(settings.to_json()) == settings
     assert ReasoningSettings.of(None) == ReasoningSettings()
+    assert ReasoningSettings(allowed_tools=("a", "b")).to_json()["allowed_tools"] == ["a", "b"]
 
 
 @pytest.mark.parametrize(

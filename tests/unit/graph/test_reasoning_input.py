@@ -145,6 +145,7 @@ async def test_07_a_request_only_narrows_the_configured_strategies() -> None:
         ({"tool_policy": {"on_disallowed": "shrug"}}, "on_disallowed"),
         ({"on_strategy_unavailable": "ok"}, "on_strategy_unavailable"),
         ({"treshold": 0.5}, "treshold: "),
+        ({"a": 1, "b": 1}, "a: Extra inputs are not permitted; b: Extra"),
     ],
 )
 def test_wrong_settings_are_refused_when_the_graph_is_made(settings_: Any, fault: str) -> None:

@@ -60,7 +60,7 @@ async def test_the_result_of_a_python_tool_has_the_schema_of_the_file(schema: Js
 
 async def test_a_tool_of_the_runtime_is_opened_with_the_options_that_the_file_sets() -> None:
     lookup = RecordingTool("lookup", "found")
-    lookup.spec = ToolSpec("lookup", "Looks up.", NUMBER, "read")
+    lookup.spec = ToolSpec("lookup", "Looks up.", NUMBER, "write")
     plugin = plugin_of(lookup)
     tools = await opened(
         {"id": "mine", "type": "lookup", "options": {"depth": 3}},
@@ -71,7 +71,7 @@ async def test_a_tool_of_the_runtime_is_opened_with_the_options_that_the_file_se
     options = [one.model_dump() for one in plugin.opened]
     assert options == [{"depth": 3}, {"root": "data", "allow_network": False}, {"allow_shell": True}]
     assert [tool.spec for tool in tools.values()] == [
-        ToolSpec("mine", "Looks up.", NUMBER, "read"),
+        ToolSpec("mine", "Looks up.", NUMBER, "write"),
         ToolSpec("other", "other", NUMBER, "external"),
         ToolSpec("third", "Mine.", NUMBER, "external"),
     ]
