@@ -201,8 +201,12 @@ async def _add(rows: Sequence[tuple[Any, ...]], connection: Connection) -> None:
 
 
 async def _create_space(name: str, size: int, connection: Connection) -> Space:
-    """Creates a space and its index; other processes wait for the locked row until both are there."""
-    space = Space(await connection.fetchval(SQL["make_space"], name), size)
+    """Creates a space and its index; another process that creates it waits until both are there.
+
+    A space that exists is not locked: who adds passages waits for its row, and its index waits for them.
+    """
+    await connection.execute(SQL["make_space"], name)
+    space = Space(await connection.fetchval(SQL["space"], name), size)
     if index_type(size):
         await connection.execute(space.sql("index"))
     return space

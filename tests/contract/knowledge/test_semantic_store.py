@@ -13,6 +13,7 @@ from astromesh.knowledge.base import SemanticStore
 from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.plugins import Deps, Plugins
 from astromesh.storage.migrations import EXPIRY_PERIOD
+from astromesh.storage.postgres import Address, Connection, Postgres
 from astromesh.testing import ManualClock
 from astromesh.types import SessionKey
 from tests.platform.stores import deps_of
@@ -338,3 +339,59 @@ async def test_facts_do_not_count_among_the_passages(backend, deps):
         await store.add(*ANN, told(f"passage {number}"))
     assert len(await store.facts("acme", "ann")) == 1
     assert len(await found(store, "passage", top_k=9)) == 2
+
+
+async def test_a_new_space_waits_for_passages_that_are_being_added(
+    postgres_database: str, clock: ManualClock, tmp_path: Path
+) -> None:
+    """Else the first passages and the first facts of an agent block each other, and one of them is lost."""
+    deps = Deps(clock=clock, data_dir=tmp_path, storage_url=postgres_database, embedder=HashingEmbedder())
+    made, is_added, begins, commits = (asyncio.Event() for _ in range(4))
+    row = """
+    INSERT INTO astromesh.passages
+        (tenant, agent, owner, session_id, hash, content, metadata, created_at, expires_at, space)
+    VALUES ('acme', 'support', 'bob', 's', $1, 'a', '{}', 1, 0, $2)
+    """
+
+    async def make_space(connection: Connection) -> int:
+        created: int = await connection.fetchval(
+            "INSERT INTO astromesh.spaces (name) VALUES ($1) RETURNING id", name
+        )
+        made.set()
+        await commits.wait()
+        return created
+
+    async def add(connection: Connection) -> None:
+        await connection.execute(row, b"1", None)
+        begins.set()
+        await is_added.wait()
+        await connection.execute(row, b"2", space)
+
+    async def until_one_waits() -> None:
+        waiting = "SELECT 1 FROM pg_locks WHERE NOT granted"
+        while not await database.read(waiting):
+            await asyncio.sleep(0.01)
+
+    store = await opened("pgvector", deps)
+    await store.add(*ANN, told("The first one."))
+    async with Postgres(Address.parse(postgres_database)) as database:
+        await database.write("DELETE FROM astromesh.passages")
+        name = (await database.write("DELETE FROM astromesh.spaces RETURNING name"))[0][0]
+        other = Deps(
+            clock=clock, data_dir=tmp_path, storage_url=postgres_database, embedder=HashingEmbedder()
+        )
+        adding_store = await opened("pgvector", other)
+        making = asyncio.create_task(database.transact(make_space))
+        await made.wait()
+        adding = asyncio.create_task(adding_store.add(*ANN, told("The second one.")))
+        beside = asyncio.create_task(database.transact(add))
+        await begins.wait()
+        await until_one_waits()  # for the row of the space
+        commits.set()
+        space = await making
+        await until_one_waits()  # for the passage that is being added
+        is_added.set()
+        await asyncio.gather(adding, beside)
+        assert len(await database.read("SELECT 1 FROM astromesh.passages")) == 3
+    await other.resources.close()
+    await deps.resources.close()

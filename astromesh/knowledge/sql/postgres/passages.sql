@@ -5,7 +5,7 @@
 SELECT id FROM astromesh.spaces WHERE name = $1
 
 -- name: make_space
-INSERT INTO astromesh.spaces (name) VALUES ($1) ON CONFLICT (name) DO UPDATE SET name = excluded.name RETURNING id
+INSERT INTO astromesh.spaces (name) VALUES ($1) ON CONFLICT (name) DO NOTHING
 
 -- name: index
 CREATE INDEX IF NOT EXISTS passages_near_{space} ON astromesh.passages
