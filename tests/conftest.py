@@ -125,7 +125,10 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
         signal.signal(signal.SIGINT, on_interrupt)
         for name in os.environ.keys() - environment.keys() - {"PYTEST_CURRENT_TEST"}:
             del os.environ[name]
-    if tried := NETWORK.take():
+    tried = NETWORK.take()
+    if item.get_closest_marker("looks_up_hosts"):
+        tried = [one for one in tried if not one.startswith("look up")]
+    if tried:
         pytest.fail(f"tests stay on this machine, but this one tried to {', '.join(tried)}", pytrace=False)
 
 

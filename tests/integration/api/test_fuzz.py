@@ -74,6 +74,7 @@ def with_names(names: Mapping[str, str]) -> str:
     return "\n".join(lines)
 
 
+@pytest.mark.looks_up_hosts  # of URLs in the requests; nobody is asked for them
 @pytest.mark.timeout(180 + 60 * EXAMPLES)
 async def test_schemathesis_finds_no_failure(tmp_path: Path) -> None:
     memory = {"conversational": {"backend": "sqlite"}}
