@@ -37,6 +37,14 @@ def test_what_nobody_capped_is_counted_and_never_used_up() -> None:
     assert ledger.exhausted() == ""
 
 
+@pytest.mark.parametrize("caps", [{}, {"model_calls": 2.0}])
+def test_model_calls_are_counted_with_and_without_a_cap(caps: dict[str, float]) -> None:
+    ledger = RunLedger(caps)
+    for count in (1, 2):
+        ledger.reserve_model_call()
+        assert ledger.used == {"model_calls": count}
+
+
 def test_the_callers_caps_are_copied() -> None:
     """Who changes the caps that a ledger was made of changes no run."""
     caps = {"tokens": 10.0}
