@@ -407,13 +407,14 @@ def _assigned(node: ast.stmt) -> tuple[str, ...]:
 #: module -> the reason of each place that catches every exception. Only foreign code, a rollback that raises
 #: again, and the boundary of something that must not end with its part are reasons.
 BROAD_EXCEPTS: Mapping[str, tuple[str, ...]] = {
-    "api.app": ("a route raised", "the routes could not be loaded"),
+    "api.app": ("a route raised",),
     "api.ws": ("a frame or a run raised", "an event could not be encoded"),
     "cli.commands.workflow": ("a project's own command raised",),
     "cli.main": ("a command raised",),
     "core.templates": ("a template could not be compiled", "a template raised"),
     "durable.budgets": ("restores charges and raises",),
     "durable.inbox_worker": ("a background answer raised",),
+    "durable.leases": ("a job that must go on raised",),
     "durable.queue": ("returns a slot and raises",),
     "errors": ("a foreign `__str__` raised",),
     "evaluation.evaluate": ("an assertion raised",),

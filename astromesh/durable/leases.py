@@ -66,6 +66,8 @@ async def cancel_and_wait(task: asyncio.Task[Any] | None) -> None:
 class PeriodicJob:
     """Calls `work` at intervals in a task of its own. An error is reported, and the next call follows.
 
+    `failed` reports errors of stores and files. The log has any other one, as `job_crashed`.
+
     Args:
         seconds: between two calls; `work` may change it.
         failed: receives the error of a store or a file.
@@ -144,6 +146,8 @@ class PeriodicJob:
             await self._work()
         except (AstromeshError, OSError) as error:
             self._failed(error)
+        except Exception:  # a row that cannot be read, or a bug: leases lapse where a job ends
+            log.exception("job_crashed", job=getattr(self._work, "__qualname__", repr(self._work)))
 
 
 class RetentionPolicy(NamedTuple):

@@ -7,6 +7,7 @@ from collections.abc import Collection
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from astromesh.durable.leases import REQUEST_SECONDS, SWEEP_SECONDS, PeriodicJob, Worker, WorkerHeartbeat
 from astromesh.errors import StoreUnavailable
@@ -47,6 +48,25 @@ async def test_a_job_goes_on_after_an_error() -> None:
     await ticks.tick(2)
     await job.close()
     assert (len(calls), [str(error) for error in errors], set(ticks.asked)) == (3, ["away"], {3.0})
+
+
+async def test_a_job_goes_on_after_what_nobody_expected() -> None:
+    """Else a row that cannot be read would end the renewal of all leases."""
+    ticks, calls, errors = Ticks(), list[int](), list[Exception]()
+
+    async def work() -> None:
+        calls.append(1)
+        raise ValueError("a row that nobody can read")
+
+    job = PeriodicJob(work, 3.0, errors.append, sleep=ticks.sleep, at_once=True)
+    with capture_logs() as lines:
+        job.start()
+        await asyncio.sleep(0)
+        await ticks.tick(2)
+        await job.close()
+    assert (len(calls), errors) == (3, [])
+    assert [line["event"] for line in lines] == ["job_crashed"] * 3
+    assert lines[0]["job"].endswith(".work")
 
 
 async def test_a_job_ends_when_it_is_not_needed_and_starts_again() -> None:
