@@ -129,7 +129,6 @@ async def show_runs(used: Server, unused: Server, subject: Subject, seconds: int
     times: dict[Server, list[float]] = {unused: [], used: []}
     for server in times:
         await run_ms(server, subject, 1)
-    await asyncio.sleep(2 * SETTLE_SECONDS)  # in the pause after its first run, a server loads its routes
     for _ in range(rounds):
         for server, own in times.items():
             own.append(await run_ms(server, subject, seconds))

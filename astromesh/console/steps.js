@@ -26,7 +26,7 @@ export function tell(story, events) {
       story.end = event.data;
       story.endType = event.type;
       story.waiting = null;
-      for (const step of story.steps) if (step.state === "running") step.state = /** @type {Step["state"]} */ (event.type.slice(4));
+      for (const step of story.steps) if (step.state === "running" || step.state === "waiting") step.state = /** @type {Step["state"]} */ (event.type.slice(4));
     }
   }
   return story;

@@ -116,9 +116,8 @@ def test_a_question_is_decided_in_place_with_a_note(
     function = "tests.integration.sample_tools:lookup"
     tool = {"name": "now", "type": "internal", "function": function, "approval": "required"}
     server = server_process(write(tmp_path, manifest("careful", model={"primary": primary}, tools=[tool])))
-    mock_llm.script(
-        {"tool_calls": [{"name": "now", "arguments": {"query": "x"}}]}, {"text": "I did not look it up."}
-    )
+    call = {"tool_calls": [{"name": "now", "arguments": {"query": "x"}}]}
+    mock_llm.script(call, {"text": "I did not look it up."}, call)
     page = console(server).open("chat?agent=careful")
     page.get_by_label("Message to careful").fill("Look it up.")
     page.keyboard.press("Enter")
@@ -132,6 +131,11 @@ def test_a_question_is_decided_in_place_with_a_note(
     expect(page.locator(".turn.user")).to_have_text("Look it up.")
     assert "Not on Sundays." in mock_llm.requests()[-1]["messages"][-1]["content"]
     assert newest(server)["status"] == "completed"
+    page.get_by_label("Message to careful").fill("Once more.")
+    page.keyboard.press("Enter")
+    question.wait_for()
+    page.keyboard.press("Escape")
+    expect(page.get_by_role("row", name="now cancelled")).to_have_count(2)  # neither the tool nor the person
 
 
 #: how far the end of the conversation is below what is seen
