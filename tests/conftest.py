@@ -112,10 +112,13 @@ def pytest_unconfigure() -> None:
 def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
     """Fail a test that tried to leave this machine, even where the code under test swallowed the error.
 
-    What it has configured of logging and of Ctrl-C, and has set in the environment, is undone: commands of
-    the CLI set the two folders for what they start.
+    What it has configured of logging, of Ctrl-C and of garbage collection, and has set in the environment, is
+    undone: commands of the CLI set the two folders for what they start, and a server freezes what exists, so
+    that `gc.get_objects()` of a later test would not show it.
     """
     NETWORK.take()
+    gc.unfreeze()
+    threshold = gc.get_threshold()
     on_interrupt = signal.getsignal(signal.SIGINT) or signal.default_int_handler
     environment = dict(os.environ)
     try:
@@ -123,6 +126,8 @@ def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
             yield
     finally:
         signal.signal(signal.SIGINT, on_interrupt)
+        gc.unfreeze()
+        gc.set_threshold(*threshold)
         for name in os.environ.keys() - environment.keys() - {"PYTEST_CURRENT_TEST"}:
             del os.environ[name]
     tried = NETWORK.take()
