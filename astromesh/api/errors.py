@@ -250,7 +250,9 @@ def validation_detail(errors: Any) -> str:
         if error["type"] == "json_invalid":
             return f"{NOT_JSON}: {error['ctx']['error']} at character {error['loc'][-1]}."
         names = [str(part) for part in error["loc"] if not _UNION_BRANCH.fullmatch(str(part))]
-        where = ".".join(name for name in names if name != "body" or len(names) == 1)
+        if error["type"] == "value_error" or len(names) > 1:  # our own messages name the place in the body
+            names = [name for name in names if name != "body"]
+        where = ".".join(names)
         message = _message_of(error)
         faults.append(f"{where}: {message}" if where else message)
     return "The request is not valid: " + "; ".join(faults[:10]) + "."
