@@ -240,7 +240,7 @@ class _FolderLoader:
             folder=self._folder,
             agents={file.name: file.manifest for file in agents if not file.faults},
             broken=_faults_by_name(agents),
-            faults=tuple(found for file in single for found in file.sorted_faults()),
+            faults=(*self._unreadable_folders(), *(one for file in single for one in file.sorted_faults())),
             unusable={str(f.path): f.sorted_faults() for f in (*pipelines, *graphs) if f.faults},
             cycles=tuple(_call_cycles(agents, edges, defaults.pattern)),
             warnings=(*self._unread_files(), *(found for file in every for found in file.warnings)),
@@ -254,7 +254,7 @@ class _FolderLoader:
 
     def _single(self, name: str) -> ConfigFile:
         path, kind = self._folder / name, SINGLE_FILES[name]
-        if self._python.only or not path.exists():
+        if self._python.only or not os.path.lexists(path):
             return ConfigFile.absent(kind, path)
         return ConfigFile.read(kind, path, self._context.env)
 
@@ -271,6 +271,16 @@ class _FolderLoader:
             files += [ConfigFile(kind, path, root) for path, root in made.values()]
         _reject_duplicate_names(files, what)
         return files
+
+    def _unreadable_folders(self) -> Iterator[InvalidManifest]:
+        """Yields a fault for each folder that cannot be listed: a glob finds nothing there."""
+        for name in () if self._python.only else FILE_FOLDERS:
+            folder = self._folder / name
+            try:
+                list(folder.iterdir())
+            except OSError as error:
+                if os.path.lexists(folder):
+                    yield manifest_fault(folder, f"cannot be read: {error.strerror}", Place())
 
     def _unread_files(self) -> Iterator[Any]:
         """Yields a warning for each YAML file that is not read."""

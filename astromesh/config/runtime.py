@@ -131,6 +131,8 @@ def store_url(url: Secret) -> Secret:
         return url
     if not parts.path.strip("/"):
         raise ValueError("names no database; write postgresql://USER@HOST/DATABASE")
+    if "@" in parts.path:  # a rest of the password, which messages about the database would repeat
+        raise ValueError("must have one @ before the host; in a password write / @ as %2F %40")
     query = dict(parse_qsl(parts.query))
     for key, least in (("pool_size", 1), ("statement_cache", 0)):
         if key in query and not (query[key].isdecimal() and int(query[key]) >= least):

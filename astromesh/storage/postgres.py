@@ -14,6 +14,7 @@ import secrets
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from ssl import SSLCertVerificationError
 from types import TracebackType
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlencode, urlsplit
@@ -74,6 +75,8 @@ def translate_postgres_error(error: BaseException, name: str) -> AstromeshError:
         return StoreError(f"The database {name} does not accept a value of this type.")
     if isinstance(error, asyncpg.PostgresError):
         return _error_of_state(error, error.sqlstate or "", name)
+    if isinstance(error, SSLCertVerificationError) or "rejected SSL upgrade" in str(error):
+        return StoreUnavailable(f"The database {name} offers no TLS as sslmode in its URL requires: {error}.")
     return StoreUnavailable(f"The database {name} cannot be reached; try again.")
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -232,6 +233,23 @@ def test_faults_of_every_sort_are_told_at_once_in_order(good: Path) -> None:
         assert any(message in line for line in lines), (message, lines)
     numbers = [int(line.split(":")[1]) for line in lines]
     assert numbers == sorted(numbers)
+
+
+def test_what_is_there_and_cannot_be_read_is_a_fault_and_not_an_absence(good: Path) -> None:
+    """A link of a mount to nowhere, and a folder that cannot be listed."""
+    (good / "runtime.yaml").unlink(missing_ok=True)
+    (good / "runtime.yaml").symlink_to("..data/runtime.yaml")
+    shutil.rmtree(good / "agents")
+    (good / "agents").write_text("")
+    shutil.rmtree(good / "graphs")
+    (good / "graphs").symlink_to("..data/graphs")
+    (good / "channels.yaml").unlink()
+    told = [str(fault).replace(f"{good}/", "") for fault in loaded(good).faults]
+    assert told == [
+        "agents: cannot be read: Not a directory",
+        "graphs: cannot be read: No such file or directory",
+        "runtime.yaml: cannot be read: No such file or directory",
+    ]
 
 
 # -- one harms no other --------------------------------------------------------------------------------------

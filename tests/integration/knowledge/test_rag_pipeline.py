@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -18,6 +20,7 @@ from astromesh.config.rag import RAGManifest, RAGSpec
 from astromesh.errors import InvalidInput, StoreUnavailable
 from astromesh.knowledge.base import Chunk, Document, IngestReport, Passage, Piece, StoredDocument
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker, parent_passages
+from astromesh.knowledge.loaders import Folder
 from astromesh.knowledge.pipeline import RAGPipeline
 from astromesh.knowledge.sqlite import SqliteChunkStores
 from astromesh.plugins import Deps, Plugins, Resources
@@ -285,6 +288,26 @@ async def test_a_file_that_can_no_longer_be_read_is_no_longer_found(tmp_path):
         (folder / "a.md").write_bytes(b"\0\0")
         assert await pipe.refresh() == IngestReport(removed=1)
         assert await pipe.query("alpha") == ()
+
+
+@contextmanager
+def without_privileges() -> Iterator[None]:
+    """Lets this thread read files as a user without rights: setfsuid(2)."""
+    set_user = ctypes.CDLL(None).setfsuid
+    before = set_user(65534)
+    yield
+    set_user(before)
+
+
+def test_a_folder_that_may_not_be_read_is_named():
+    with TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "a.md").write_text("# A")
+        folder.chmod(0)
+        with without_privileges(), capture_logs() as logs:
+            assert Folder(folder).scan() == {}
+        folder.chmod(0o700)
+    assert [(entry["file"], "Permission denied" in entry["why"]) for entry in logs] == [(name, True)]
 
 
 async def test_a_folder_that_is_missing_may_come_later(tmp_path):

@@ -206,6 +206,14 @@ async def test_a_wrong_password_is_the_operators_to_change(
     await deps.resources.close()
 
 
+async def test_a_server_without_tls_is_named_where_the_url_requires_it(postgres_database, tmp_path):
+    deps = Deps(data_dir=tmp_path, storage_url=f"{postgres_database}?sslmode=require")
+    store = await Plugins().open("conversation_stores", "postgres", {}, deps)
+    with pytest.raises(StoreUnavailable, match="offers no TLS as sslmode in its URL requires"):
+        await store.ping()
+    await deps.resources.close()
+
+
 async def test_a_user_who_may_not_make_the_extension_is_told_what_to_do(
     postgres_server, postgres_database, tmp_path
 ):

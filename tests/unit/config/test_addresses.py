@@ -39,6 +39,7 @@ NOT_STORES = (
     ("hush-hush", "must be a URL sqlite:///PATH or postgresql://"),
     ("postgresql://u:hush-hush@h:99999999/x", "must have a port of at most 65535"),
     ("postgresql://u:hush-hush/x@h:5432/x", "in a password write / ? # as %2F %3F %23"),
+    ("postgresql://u:p@hush/hush@h:5432/x", "in a password write / @ as %2F %40"),
     ("postgresql://u:hush-hush@h", "names no database"),
     ("postgresql://u:hush-hush@[h/x", "must be a URL sqlite:///PATH or postgresql://"),
     ("postgresql://u:hush-hush@h/x?pool_size=0", "must have a whole number of at least 1 as pool_size"),
