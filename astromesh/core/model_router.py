@@ -37,7 +37,7 @@ from astromesh.core.routing import (
 )
 from astromesh.errors import (
     AllProvidersFailed,
-    BudgetExhausted,
+    AstromeshError,
     ProviderError,
     ProviderPaused,
     ProviderRateLimited,
@@ -269,13 +269,14 @@ class RoutedCall:
 
         Raises:
             BudgetExhausted: what is left does not fit another try.
+            StoreUnavailable: the accounts cannot be read or written.
         """
         usage, self.uncharged = self.uncharged, None
         if usage is None or self._renew is None:
             return
         try:
             self.request = await self._renew(self.request, usage)
-        except (BudgetExhausted, asyncio.CancelledError) as error:
+        except (AstromeshError, asyncio.CancelledError) as error:
             self.abandon()
             raise self.with_costs(error) from None
         self._started = perf_counter()

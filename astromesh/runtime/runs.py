@@ -7,6 +7,7 @@ from base64 import b64encode
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
+from math import ceil
 from time import monotonic, time
 from typing import Literal, NamedTuple
 
@@ -433,10 +434,11 @@ class Runs:
     async def trace(self, trace_id: str, viewer: Viewer) -> JsonObject | None:
         """Returns `{"trace_id", "spans"}` of what this viewer may see, or None."""
         await self.archive.flush()
+        store = await self._durable.open_if_used()
         local = self.logs.of_trace(trace_id, *viewer)
         local_ids = {log.run_id for log in local}
         spans = [span for log in local for span in build_spans(log)]
-        for row, events in await self._durable.store.trace(trace_id) if self._durable.is_open else ():
+        for row, events in await store.trace(trace_id) if store is not None else ():
             if row.run_id not in local_ids and _is_visible(row, viewer):
                 stored = events or await self._durable.store.events(row.run_id, 0, _MAX_EVENTS)
                 spans += build_spans(_StoredTrace(row, stored))
@@ -718,4 +720,4 @@ def _sums(samples: Sequence[RunSample]) -> JsonObject:
 
 def _percentile(ordered: Sequence[float], share: float) -> float | None:
     """Returns the nearest-rank percentile of ordered values; None without values."""
-    return round(ordered[min(len(ordered) - 1, int(share * len(ordered)))], 3) if ordered else None
+    return round(ordered[ceil(share * len(ordered)) - 1], 3) if ordered else None

@@ -42,7 +42,7 @@ from astromesh.runtime.request_checks import priority_of, screen
 from astromesh.runtime.run import Handler, Run
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
-from astromesh.telemetry.events import EventSink
+from astromesh.telemetry.metrics import Metrics
 from astromesh.tools.process_pool import ISOLATED
 from astromesh.types import CallerContext, Event, JsonObject
 
@@ -62,7 +62,7 @@ class SegmentHost(Protocol):
     clock: Clock
 
     @property
-    def metrics(self) -> EventSink: ...
+    def metrics(self) -> Metrics: ...
 
     def resumed_run(self, agent: Agent, request: RunRequest, caller: CallerContext, row: RunRow) -> Run: ...
 
@@ -131,6 +131,7 @@ class Segment:
             await self._end(answer, None)
         finally:
             self.waiting.close()
+            self._host.metrics.leave(self.row.run_id)
 
     def stop(self) -> None:
         """Starts to cancel the run."""

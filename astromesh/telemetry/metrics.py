@@ -177,7 +177,6 @@ class Metrics:
         self._handlers: dict[str, Callable[[Event], None]] = {
             **dict.fromkeys(("run.started", "run.resumed"), self._run_started),
             **dict.fromkeys(TERMINAL_EVENTS, self._run_ended),
-            "run.waiting": self._run_waiting,
             **dict.fromkeys(("model.finished", "model.failed"), self._model_ended),
             "tool.finished": self._tool_finished,
             "guardrail.action": self._guardrail_acted,
@@ -228,6 +227,13 @@ class Metrics:
             everybody.add(other)
         return readings, everybody
 
+    def leave(self, run_id: str) -> None:
+        """Removes a run that waits, or that another process has, with the runs nested in it."""
+        self._running.pop(run_id, None)
+        self._orchestrating.pop(run_id, None)
+        for nested in [one for one, parent in self._running.items() if parent == run_id]:
+            self.leave(nested)
+
     # -- events --------------------------------------------------------------------------------------------
 
     def _run_started(self, event: Event) -> None:
@@ -247,16 +253,6 @@ class Metrics:
         usage = report["usage"]
         self._agent_tokens[agent,] += usage["input_tokens"] + usage["output_tokens"]
         self._agent_cost[agent,] += usage["cost_usd"]
-
-    def _run_waiting(self, event: Event) -> None:
-        self._forget_run(event.run_id)
-
-    def _forget_run(self, run_id: str) -> None:
-        """Removes a waiting run and the runs nested in it."""
-        self._running.pop(run_id, None)
-        self._orchestrating.pop(run_id, None)
-        for nested in [one for one, parent in self._running.items() if parent == run_id]:
-            self._forget_run(nested)
 
     def _model_ended(self, event: Event) -> None:
         """Counts a call and its usage; the usage of failed attempts counts for their models."""

@@ -117,6 +117,33 @@ async def test_a_run_goes_on_in_another_process_behind_its_last_finished_step(tm
     assert names.count("tool.started") == names.count("tool.finished") == names.count("model.started") == 2
 
 
+async def test_a_run_that_another_worker_has_taken_is_not_in_progress_here_any_more(tmp_path):
+    folder = write(tmp_path, manifest())
+    stuck, gate = asyncio.Event(), asyncio.Event()
+
+    async def hangs(_: CompletionRequest) -> str:
+        stuck.set()
+        await gate.wait()
+        return "too late"
+
+    def in_progress() -> float:
+        readings, _ = one.metrics.read()
+        return next(found[()] for reading, found in readings if reading.name == "runs_in_progress")
+
+    async with working(folder, ScriptedProvider(hangs), lookup()) as one:
+        row = await accepted(one)
+        await asyncio.wait_for(stuck.wait(), PATIENCE)
+        assert in_progress() == 1
+        store = one.durable.store
+        await store.overdue(-1.0)
+        assert await store.claim(row.run_id, 2, "another worker") is not None
+        gate.set()
+        async with asyncio.timeout(PATIENCE):
+            while one.runner.active.count:
+                await asyncio.sleep(0.01)
+        assert in_progress() == 0
+
+
 @pytest.mark.parametrize("finished", range(6))
 async def test_concurrent_branches_keep_their_own_results(tmp_path, finished):  # noqa: C901
     """R17: two branches of three steps, the same tool and ids, cut anywhere and taken up in another order."""

@@ -51,6 +51,18 @@ async def ended(client: httpx.AsyncClient, path: str) -> dict[str, Any]:
     return state
 
 
+async def test_a_process_that_only_takes_requests_finds_the_traces_of_earlier_ones(tmp_path: Path) -> None:
+    write(tmp_path, manifest())
+    async with client_of(runtime_of(tmp_path, ScriptedProvider("Hi"))) as client:
+        body = {"query": "Hello", "session_id": "s"}
+        done = (await client.post("/v1/agents/helper/run", json=body)).json()
+    api = runtime_of(tmp_path, ScriptedProvider())
+    api.durable.executes = False
+    async with client_of(api) as client:
+        trace = await client.get(f"/v1/traces/{done['metadata']['trace_id']}")
+    assert trace.status_code == 200
+
+
 @pytest.mark.parametrize("backend", ["sqlite", "postgres"])
 async def test_one_process_takes_requests_and_another_works(
     tmp_path: Path, request: pytest.FixtureRequest, backend: str

@@ -22,6 +22,7 @@ from astromesh.errors import (
     ProviderTimeout,
     ProviderUnauthorized,
     ProviderUnavailable,
+    StoreUnavailable,
 )
 from astromesh.graph.scope import Scope
 from astromesh.providers.base import Capabilities
@@ -251,6 +252,26 @@ async def test_a_429_holds_the_provider_at_least_as_long_as_it_asked():
     assert (await routed.route(ASK)).content == "spare"
     clock.advance(4.2)
     assert (await routed.route(ASK)).content == "Hi"
+
+
+async def test_a_probe_whose_cost_cannot_be_reserved_does_not_stay_out_for_ever():
+    """The first model fails and costs something; then the store of budgets is away."""
+    clock, paid = ManualClock(), ProviderRejected("no")
+    attach_usage(paid, Usage(10, 1))
+    healing = model(down(), down(), down(), "Back", name="b/m")
+    routed = router(model(paid), healing, clock=clock, retries=RetryRules(0))
+
+    async def renew(request: CompletionRequest, usage: Usage) -> CompletionRequest:
+        raise StoreUnavailable("The database is away.")
+
+    for _ in range(3):
+        with pytest.raises(AllProvidersFailed):
+            await routed.route(ASK)
+    clock.advance(60)
+    with pytest.raises(StoreUnavailable) as raised:
+        await routed.route(ASK, renew=renew)
+    assert attached_usage(raised.value) == Usage(10, 1)
+    assert (await routed.route(ASK)).content == "Back"
 
 
 async def test_a_pause_ends_without_a_probe_and_with_the_count_from_before():

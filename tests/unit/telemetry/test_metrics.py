@@ -138,7 +138,7 @@ def test_a_run_that_waited_and_goes_on_is_in_progress_once() -> None:
     send(here, "run.started")
     here.send(Event("run_2", 1, 0.0, "run.started", {"parent": "run_1.call_1"}))
     assert lines(here)["astromesh_runs_in_progress"] == 2
-    send(here, "run.waiting", approval={})
+    here.leave("run_1")
     assert lines(here)["astromesh_runs_in_progress"] == 0
     for metrics in (here, elsewhere):
         send(metrics, "run.resumed", segment=2)
