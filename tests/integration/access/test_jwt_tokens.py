@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -9,12 +10,21 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import jwt
 import pytest
 import yaml
 from aiohttp import web
+from cryptography.hazmat.primitives.asymmetric import rsa
 from structlog.testing import capture_logs
 
-from astromesh.access.jwt import MAX_KEYS_AGE_SECONDS, MIN_KEYS_AGE_SECONDS, JwtOptions, JwtVerifier, KeySet
+from astromesh.access.jwt import (
+    MAX_KEYS_AGE_SECONDS,
+    MAX_KEYS_BYTES,
+    MIN_KEYS_AGE_SECONDS,
+    JwtOptions,
+    JwtVerifier,
+    KeySet,
+)
 from astromesh.access.keys import ApiKeyRequest, ApiKeyStore
 from astromesh.config.folder import load
 from astromesh.errors import Overloaded, Unauthorized
@@ -109,10 +119,35 @@ async def test_a_new_key_is_found_and_an_old_one_is_no_longer_accepted() -> None
 async def test_unknown_keys_do_not_make_us_ask_all_the_time() -> None:
     clock = ManualClock()
     async with issuer(jwk(RSA_KEY, "r")) as far, verifier(far, clock) as v:
-        for number in range(50):
-            with pytest.raises(Unauthorized):
-                await v.caller(signed(claims(clock.now()), OTHER_RSA_KEY, "RS256", kid=f"x{number}"))
-    assert far.asked == 1
+        for asked in (1, 2):
+            for number in range(20):
+                with pytest.raises(Unauthorized):
+                    await v.caller(signed(claims(clock.now()), OTHER_RSA_KEY, "RS256", kid=f"x{number}"))
+            assert far.asked == asked
+            clock.advance(MIN_KEYS_AGE_SECONDS)
+
+
+async def test_a_token_that_names_no_key_is_checked_with_the_only_one_of_its_algorithm() -> None:
+    clock = ManualClock()
+    async with issuer(jwk(RSA_KEY, "r"), jwk(EC_KEY, "e")) as far, verifier(far, clock) as v:
+        token = signed(claims(clock.now() + 3600, iat=None), RSA_KEY, "RS256")
+        assert (await v.caller(token)).user_id == "alice"
+        far.keys.append(jwk(OTHER_RSA_KEY, "o"))
+        clock.advance(MAX_KEYS_AGE_SECONDS)
+        with pytest.raises(Unauthorized, match="does not list the key"):
+            await v.caller(token)
+
+
+async def test_a_key_that_is_too_short_or_private_is_left_out() -> None:
+    clock = ManualClock()
+    short = rsa.generate_private_key(65537, 1024)
+    published = {**json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(OTHER_RSA_KEY)), "kid": "p"}
+    keys = (jwk(short, "s"), published, jwk(RSA_KEY, "r"))
+    async with issuer(*keys) as far, verifier(far, clock) as v:
+        for name in ("s", "p"):
+            with pytest.raises(Unauthorized, match="does not list the key"):
+                await v.caller(signed(claims(clock.now()), RSA_KEY, "RS256", kid=name))
+        assert (await v.caller(signed(claims(clock.now()), RSA_KEY, "RS256", kid="r"))).user_id == "alice"
 
 
 async def test_an_issuer_that_fails_keeps_the_keys_it_had_and_one_that_never_answered_is_503() -> None:
@@ -154,12 +189,20 @@ async def test_keys_for_encryption_and_for_other_algorithms_sign_nothing() -> No
                 await v.caller(signed(claims(clock.now()), RSA_KEY, "RS256", kid="r"))
 
 
+async def test_keys_that_are_too_many_bytes_are_not_read() -> None:
+    clock = ManualClock()
+    async with issuer() as far, verifier(far, clock) as v:
+        far.body = {"keys": [jwk(RSA_KEY, "r")], "more": "x" * MAX_KEYS_BYTES}
+        with pytest.raises(Overloaded, match="cannot be fetched"):
+            await v.caller(signed(claims(clock.now()), RSA_KEY, "RS256", kid="r"))
+
+
 # -- the server ----------------------------------------------------------------------------------------------
 
 
-def configured(folder: Path, mode: str, **jwt: str) -> Path:
+def configured(folder: Path, mode: str, **options: str) -> Path:
     write(folder, manifest("helper"))
-    spec = {"auth": {"mode": mode, "jwt": jwt}}
+    spec = {"auth": {"mode": mode, "jwt": options}}
     whole = {"apiVersion": "astromesh/v1", "kind": "RuntimeConfig", "spec": spec}
     (folder / "runtime.yaml").write_text(yaml.safe_dump(whole))
     return folder
@@ -179,6 +222,16 @@ async def server(
 
 def bearer(token: str) -> dict[str, str]:
     return {"authorization": f"Bearer {token}"}
+
+
+async def test_a_server_checks_tokens_with_the_keys_of_its_jwks_url(tmp_path: Path) -> None:
+    clock = ManualClock()
+    async with issuer(jwk(RSA_KEY, "r")) as far:
+        configured(tmp_path, "jwt", issuer=ISSUER, audience=AUDIENCE, jwks_url=far.url)
+        async with client_of(runtime_of(tmp_path, ScriptedProvider(), clock=clock)) as client:
+            for key, status in ((RSA_KEY, 200), (OTHER_RSA_KEY, 401)):
+                token = signed(claims(clock.now()), key, "RS256", kid="r")
+                assert (await client.get("/v1/agents", headers=bearer(token))).status_code == status
 
 
 async def test_a_token_opens_what_its_scopes_say(tmp_path: Path) -> None:

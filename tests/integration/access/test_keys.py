@@ -9,6 +9,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from astromesh.access.keys import (
     DAY_SECONDS,
@@ -18,6 +19,7 @@ from astromesh.access.keys import (
     ApiKeyAuthenticator,
     ApiKeyRequest,
     ApiKeyStore,
+    key_json,
     open_authenticator,
     token_digest,
 )
@@ -280,7 +282,9 @@ async def test_a_store_that_fails_leaves_the_known_keys_in_force(
     async with Database(tmp_path / "astromesh.db") as closing:
         manager = open_authenticator(await ApiKeyStore.open(closing, clock), clock)
         keys = await manager.__aenter__()
-    await clock.run_for(3 * REFRESH_SECONDS)  # the database is closed: every look fails
+    with capture_logs() as logs:
+        await clock.run_for(3 * REFRESH_SECONDS)  # the database is closed: every look fails
+    assert [log["event"] for log in logs] == ["keys_not_refreshed"]
     assert await keys.authenticate(token) is not None
     await manager.__aexit__(None, None, None)
 
@@ -307,6 +311,29 @@ async def test_a_wrong_secret_is_no_use_of_the_key(store: ApiKeyStore, keys: Api
     await keys.authenticate(token + "x")
     await keys.refresh()
     assert [key.last_used_at for key in await store.list()] == [0.0]
+
+
+async def test_a_key_is_shown_with_its_dates_and_its_state(
+    store: ApiKeyStore, keys: ApiKeyAuthenticator, clock: ManualClock
+) -> None:
+    request = ApiKeyRequest("ci", frozenset({"runs:read", "agents:run"}), user_id="ana", days=1)
+    made, token = await store.create(request)
+    await keys.refresh()
+    clock.advance(60)
+    never, _ = await store.create(ApiKeyRequest("always", SCOPES))
+    await keys.authenticate(token)
+    await keys.refresh()
+    clock.advance(60)
+    await store.revoke(never.id)
+    first, second = [key_json(key, clock.now()) for key in await store.list()]
+    assert first == {
+        "id": made.id, "name": "ci", "state": "active", "user": "ana", "tenant": "default",
+        "scopes": ["agents:run", "runs:read"], "created_at": "2023-11-14T22:13:20+00:00",
+        "expires_at": "2023-11-15T22:13:20+00:00", "revoked_at": None,
+        "last_used_at": "2023-11-14T22:14:20+00:00",
+    }  # fmt: skip
+    assert (second["state"], second["user"]) == ("revoked", "key:always")
+    assert (second["expires_at"], second["revoked_at"]) == (None, "2023-11-14T22:15:20+00:00")
 
 
 def test_the_digest_is_sha_256_of_the_whole_token() -> None:

@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from astromesh.access.scopes import DEFAULT_SCOPES, SCOPES, limit_to_agents, permits, permits_any
-from astromesh.errors import InvalidInput
+from astromesh.access.scopes import (
+    DEFAULT_SCOPES,
+    SCOPES,
+    limit_to_agents,
+    permits,
+    permits_any,
+    principal_of,
+    require_scope,
+)
+from astromesh.errors import Forbidden, InvalidInput
+from astromesh.types import CallerContext
 
 
 @pytest.mark.parametrize(
@@ -44,10 +55,24 @@ def test_named_agents_replace_the_right_to_run_all() -> None:
     assert scopes == {"agents:read", "agents:run:support"}
 
 
-@pytest.mark.parametrize("broad", ["admin", "agents:*"])
-def test_a_scope_that_runs_every_agent_contradicts_named_agents(broad: str) -> None:
-    with pytest.raises(InvalidInput, match="every agent"):
-        limit_to_agents((broad,), ("support",))
+@pytest.mark.parametrize("broad", [("admin",), ("agents:*",), ("admin", "agents:*")])
+def test_a_scope_that_runs_every_agent_contradicts_named_agents(broad: tuple[str, ...]) -> None:
+    with pytest.raises(InvalidInput, match=f"scope {re.escape(', '.join(broad))} can run every agent"):
+        limit_to_agents((*broad, "agents:read"), ("support",))
+
+
+def test_a_request_without_its_scope_is_forbidden_and_says_which_it_needs() -> None:
+    require_scope({"agents:run:support"}, "agents:run", "support")
+    require_scope({"runs:read"}, "runs:read")
+    with pytest.raises(Forbidden, match="the scope 'agents:run:billing'"):
+        require_scope({"agents:run:support"}, "agents:run", "billing")
+    with pytest.raises(Forbidden, match="the scope 'runs:read'"):
+        require_scope({"agents:run"}, "runs:read")
+
+
+def test_a_run_without_a_caller_belongs_to_the_local_one() -> None:
+    assert principal_of(None) == principal_of(CallerContext())
+    assert principal_of(CallerContext("ana", "acme")) == ("acme", "ana")
 
 
 @pytest.mark.parametrize("scope", [*SCOPES, "sessions:*", "agents:run:support"])
