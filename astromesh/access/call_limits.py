@@ -62,5 +62,5 @@ def state_of(window: Window, limit: RateLimit, *, allowed: bool) -> CallState:
     room = limit.max_calls - window.calls - 1
     if room >= 0 and window.earlier:  # when enough of the earlier calls are older than a window
         return CallState(max(1e-3, seconds * (part - room / window.earlier)), left, reset)
-    later = 1.0 - (limit.max_calls - 1) / window.calls if window.calls else 0.0
-    return CallState(max(1e-3, seconds * (part + max(0.0, later))), left, reset)
+    later = 1.0 - (limit.max_calls - 1) / window.calls
+    return CallState(seconds * (part + later), left, reset)

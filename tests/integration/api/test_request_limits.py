@@ -13,7 +13,6 @@ import orjson
 import pytest
 from starlette.testclient import TestClient, WebSocketDenialResponse
 
-from astromesh.access.call_limits import Window, state_of
 from astromesh.api.app import create_app
 from astromesh.api.auth import Auth, FallbackCallLimit, LocalCallLimit
 from astromesh.api.middleware.limits import (
@@ -292,23 +291,6 @@ async def test_a_rate_limit_over_postgres_counts_the_calls_of_all_processes(
     assert refused.left == 0
     assert 0.0 < refused.wait <= 2 * 86_400
     assert (other.wait, late.wait) == (0.0, 0.0)
-
-
-@pytest.mark.parametrize(
-    ("window", "allowed", "state"),
-    [
-        (Window(7.25, 1, 0), True, (0.0, 9, 175.0)),
-        (Window(7.25, 2, 8), True, (0.0, 2, 175.0)),
-        (Window(7.25, 10, 0), False, (85.0, 0, 175.0)),
-        (Window(7.75, 8, 8), False, (12.5, 0, 125.0)),
-        (Window(7.75, 0, 0), True, (0.0, 10, 0.0)),
-    ],
-)
-def test_when_a_principal_may_call_again(
-    window: Window, allowed: bool, state: tuple[float, int, float]
-) -> None:
-    """Ten calls in a hundred seconds."""
-    assert state_of(window, RateLimit(10, 100.0), allowed=allowed) == pytest.approx(state)
 
 
 def test_more_sockets_than_there_is_room_for_are_503(tmp_path: Path) -> None:
