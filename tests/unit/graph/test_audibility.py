@@ -9,10 +9,13 @@ import pytest
 from astromesh.graph import (
     AutonomousNode,
     BaseNode,
+    GraphState,
     GuardNode,
     HumanNode,
     LoopNode,
+    NodeConfig,
     NodeFlag,
+    NodeResult,
     ParallelNode,
     PromptGraph,
     PromptGraphEngine,
@@ -191,3 +194,37 @@ async def test_a_graph_that_is_a_pool_hides_drafts_as_a_pool_does_where_it_holds
     pool.append(GuardNode("guard", guards=[refuses]))
     seen, _ = await heard(PromptGraph.from_pool(pool), *said)
     assert [one for one in seen if one[0] != "router"] == [("assistant", "answer")]
+
+
+async def test_a_guard_that_stands_further_on_is_a_guard_too() -> None:
+    same = TransformNode("same", lambda value: value)
+    graph = line(PromptNode("p"), same, GuardNode("guard", guards=[refuses]))
+    assert await heard(graph, "SECRET words") == ([], "run.failed")
+
+
+async def test_a_node_in_two_places_is_heard_as_where_less_of_it_is() -> None:
+    shared = PromptNode("p")
+    graph = line(
+        SubgraphNode("draft", line(shared)),
+        GuardNode("guard", guards=[accepts]),
+        SubgraphNode("answer", line(shared)),
+    )
+    model = ScriptedProvider("a draft", "one two")
+    events = PromptGraphEngine(graph, model).astream_events("q")
+    told = [(e.data["role"], e.data["content"]) async for e in events if e.type == "model.delta"]
+    assert told == [("assistant", "one two")]
+
+
+class Undeclared(BaseNode):
+    """Runs a node that its `children` do not name."""
+
+    async def execute(self, state: GraphState, config: NodeConfig) -> NodeResult:
+        return (await config.run(PromptNode("p", role="writer"), state)).passed_on(self.name)
+
+
+@pytest.mark.parametrize(("guard", "seen"), [(refuses, []), (None, [("writer", "words")])])
+async def test_a_node_that_nobody_has_declared_is_hidden_where_a_guard_follows(
+    guard: Any, seen: list[tuple[str, str]]
+) -> None:
+    after = GuardNode("guard", guards=[guard]) if guard else TransformNode("after", lambda value: "")
+    assert (await heard(line(Undeclared("u"), after), "words"))[0] == seen
