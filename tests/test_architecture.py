@@ -106,13 +106,14 @@ MAY_IMPORT: Mapping[str, tuple[str, ...]] = {
 
 # The lazy face of the package, and the commands, import when they are called: start-up pays for what is used.
 # A graph without a store does not load the plugins that open one; tools without keys load no configuration.
-# An HTTP client without calls loads no aiohttp.
+# An HTTP client without calls loads no aiohttp, a server that nobody scrapes nothing of Prometheus.
 IMPORTS_WHEN_CALLED = (
     "astromesh",
     "astromesh.cli",
     "astromesh.api.app",
     "astromesh.graph.engine",
     "astromesh.net.http",
+    "astromesh.telemetry.metrics",
     "astromesh.tools.toolbox",
 )
 # The runtime loads workflows with the first one: a sixth of our part of the start; most servers have none.

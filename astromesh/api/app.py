@@ -54,7 +54,7 @@ _STOPPED = "The server stopped before it finished this request. Send the request
 class LazyFastAPI:
     """The FastAPI application with every route, loaded with the first request that needs one.
 
-    Loading it takes half a second and 20 MiB. Runs and health checks need none.
+    Loading it takes half a second and 20 MiB. Runs, health checks and `/metrics` need none.
     """
 
     def __init__(self, state: State) -> None:

@@ -1,4 +1,4 @@
-"""Answers a run of an agent and the health checks without FastAPI.
+"""Answers a run of an agent, the health checks and `/metrics` without FastAPI.
 
 FastAPI's routing and dependencies cost about as much as a whole run, and loading it takes a third of a
 server's start. The OpenAPI description lists these routes all the same, with the handlers and scopes of this
@@ -17,7 +17,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from astromesh import __version__
 from astromesh.api import errors
-from astromesh.api.auth import RequiredScope
+from astromesh.api.auth import RemoteScope, RequiredScope
 from astromesh.api.event_streams import RunStreamResponse
 from astromesh.api.requests import (
     caller_of,
@@ -30,12 +30,13 @@ from astromesh.api.requests import (
 )
 from astromesh.errors import ApprovalRequired, AstromeshError, NotFound
 from astromesh.runtime.monitoring import check_readiness
+from astromesh.telemetry.metrics import exposition
 from astromesh.types import JsonObject
 
 RUN_PATH, LIVE_PATH, READY_PATH = "/v1/agents/{name}/run", "/health/live", "/health/ready"
 #: a second name of LIVE_PATH, and the path of what Prometheus reads
 HEALTH_PATH, METRICS_PATH = "/health", "/metrics"
-RUN_SCOPE = RequiredScope("agents:run", "name")
+RUN_SCOPE, METRICS_SCOPE = RequiredScope("agents:run", "name"), RemoteScope("metrics:read")
 _HEAD, _TAIL = RUN_PATH.split("{name}")
 
 
@@ -94,10 +95,22 @@ async def ready(request: Request) -> Response:
     return json_response(body, 200 if readiness.ready else 503)
 
 
-_HEALTH: dict[str, Callable[[Request], Awaitable[Response]]] = {
+async def metrics(request: Request) -> Response:
+    """Returns the metrics in the text exposition format of Prometheus."""
+    return Response(exposition(runtime_of(request).metrics), media_type="text/plain; version=0.0.4")
+
+
+async def authorised_metrics(request: Request) -> Response:
+    await METRICS_SCOPE(request)
+    return await metrics(request)
+
+
+#: what an operator's tools read
+_MONITORING: dict[str, Callable[[Request], Awaitable[Response]]] = {
     HEALTH_PATH: live,
     LIVE_PATH: live,
     READY_PATH: ready,
+    METRICS_PATH: authorised_metrics,
 }
 
 
@@ -110,7 +123,7 @@ class HealthOnly:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
-        elif scope["path"] in (*_HEALTH, METRICS_PATH):
+        elif scope["path"] in _MONITORING:
             await self._app(scope, receive, send)
         else:
             missing = NotFound(
@@ -127,14 +140,14 @@ class FastRoutes:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         agent = agent_to_run(scope)
-        check_health = None if agent else health_endpoint(scope)
-        if not agent and check_health is None:
+        monitor = None if agent else monitoring_endpoint(scope)
+        if not agent and monitor is None:
             await self._app(scope, receive, send)
             return
         request = Request(scope, receive)
         try:
-            if check_health is not None:
-                response = await check_health(request)
+            if monitor is not None:
+                response = await monitor(request)
             else:
                 scope["path_params"] = {"name": agent}
                 await RUN_SCOPE(request)
@@ -155,8 +168,8 @@ def agent_to_run(scope: Scope) -> str:
     return name if path == f"{_HEAD}{name}{_TAIL}" and "/" not in name else ""
 
 
-def health_endpoint(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
-    """Returns the handler of a health check, None where it is another request."""
+def monitoring_endpoint(scope: Scope) -> Callable[[Request], Awaitable[Response]] | None:
+    """Returns the handler of a health check or of `/metrics`, None where it is another request."""
     if scope["type"] != "http" or scope["method"] != "GET" or scope.get("root_path"):
         return None
-    return _HEALTH.get(scope["path"])
+    return _MONITORING.get(scope["path"])

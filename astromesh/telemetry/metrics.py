@@ -11,9 +11,9 @@ import operator
 import os
 from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, Self
+from typing import Any, NamedTuple, Self
 
 import orjson
 
@@ -396,3 +396,43 @@ def _process_exists(process: int) -> bool:
     except PermissionError:  # the id belongs to another user's process by now
         return False
     return True
+
+
+# -- the text exposition format of Prometheus --------------------------------------------------------------
+
+_PREFIX = "astromesh_"
+
+
+def exposition(metrics: Metrics) -> bytes:
+    """Returns all metrics in the text exposition format of Prometheus."""
+    from prometheus_client import generate_latest
+
+    return generate_latest(_Families(metrics))
+
+
+class _Families:
+    """Metric families of the current values, a collector of Prometheus."""
+
+    def __init__(self, metrics: Metrics) -> None:
+        self._metrics = metrics
+
+    def collect(self) -> Iterable[Any]:
+        from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
+
+        readings, tally = self._metrics.read()
+        for reading, numbers in readings:
+            kind = CounterMetricFamily if reading.is_counter else GaugeMetricFamily
+            read = kind(_PREFIX + reading.name, reading.description, labels=reading.labels)
+            for key, value in numbers.items():
+                read.add_metric(key, value)
+            yield read
+        for name, (about, labels) in COUNTERS.items():
+            counter = CounterMetricFamily(_PREFIX + name, about, labels=labels)
+            for key, count in tally.counter(name).items():
+                counter.add_metric(key, count)
+            yield counter
+        for name, (about, labels) in HISTOGRAMS.items():
+            family = HistogramMetricFamily(_PREFIX + name, about, labels=labels)
+            for key, durations in tally.histogram(name).items():
+                family.add_metric(key, durations.buckets(), durations.total)
+            yield family

@@ -3,20 +3,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
 from typing import Annotated, Literal, cast
 
-from fastapi import APIRouter, Depends, Query, Request, Response
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
-from prometheus_client.registry import Collector
+from fastapi import APIRouter, Depends, Query, Request
 from pydantic import Field
 from starlette.responses import PlainTextResponse
 
 from astromesh.access.audit import AuditFilter, AuditLog
-from astromesh.api.auth import RemoteScope
 from astromesh.api.dependencies import Limit, LongLimit, PageCursor, scope
-from astromesh.api.fast_routes import HEALTH_PATH, LIVE_PATH, READY_PATH, live, ready
+from astromesh.api.fast_routes import (
+    HEALTH_PATH,
+    LIVE_PATH,
+    METRICS_PATH,
+    METRICS_SCOPE,
+    READY_PATH,
+    live,
+    metrics,
+    ready,
+)
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import Described, LiveOut, ReadyOut, TracesOut, TraceSpansOut, answers, problems
 from astromesh.durable.base import QueueDepth, RunQuery, RunStatus
@@ -24,7 +28,6 @@ from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.durable.tasks import TaskQueueDepth
 from astromesh.errors import TraceNotFound
 from astromesh.telemetry.clock import iso_time
-from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS, Metrics
 from astromesh.types import JsonObject
 
 router = APIRouter(tags=["observability"])
@@ -193,52 +196,9 @@ async def trace(trace_id: str, request: Request) -> JsonObject:
     return found
 
 
-@router.get(
-    "/metrics",
+router.get(
+    METRICS_PATH,
     summary="Prometheus metrics",
     response_class=PlainTextResponse,
-    dependencies=[Depends(RemoteScope("metrics:read"))],
-)
-async def metrics(request: Request) -> Response:
-    """Returns the metrics in the text exposition format of Prometheus."""
-    return Response(exposition(runtime_of(request).metrics), media_type="text/plain; version=0.0.4")
-
-
-_PREFIX = "astromesh_"
-
-
-def exposition(metrics: Metrics) -> bytes:
-    """Returns all metrics in the text exposition format of Prometheus."""
-    registry = CollectorRegistry()  # a registry per call keeps two runtimes apart
-    registry.register(_Families(metrics))
-    return generate_latest(registry)
-
-
-class _Families(Collector):
-    """Metric families of the current values."""
-
-    def __init__(self, metrics: Metrics) -> None:
-        self._metrics = metrics
-
-    def describe(self) -> Iterable[Metric]:
-        """Returns nothing; otherwise the registry would collect everything once more to learn the names."""
-        return ()
-
-    def collect(self) -> Iterable[Metric]:
-        readings, tally = self._metrics.read()
-        for reading, numbers in readings:
-            kind = CounterMetricFamily if reading.is_counter else GaugeMetricFamily
-            read = kind(_PREFIX + reading.name, reading.description, labels=reading.labels)
-            for key, value in numbers.items():
-                read.add_metric(key, value)
-            yield read
-        for name, (about, labels) in COUNTERS.items():
-            counter = CounterMetricFamily(_PREFIX + name, about, labels=labels)
-            for key, count in tally.counter(name).items():
-                counter.add_metric(key, count)
-            yield counter
-        for name, (about, labels) in HISTOGRAMS.items():
-            family = HistogramMetricFamily(_PREFIX + name, about, labels=labels)
-            for key, durations in tally.histogram(name).items():
-                family.add_metric(key, durations.buckets(), durations.total)
-            yield family
+    dependencies=[Depends(METRICS_SCOPE)],
+)(metrics)

@@ -20,6 +20,10 @@ from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import manifest, runtime_of, write
 
 RUN = {"query": "Hello", "session_id": "s1"}
+LIMITED = (
+    "apiVersion: astromesh/v1\nkind: RuntimeConfig\n"
+    "spec: {api: {rate_limit: {max_calls: 9, window_seconds: 60}}}\n"
+)
 
 
 def client(app: Server) -> httpx.AsyncClient:
@@ -82,14 +86,28 @@ async def test_routes_that_could_not_be_loaded_are_loaded_for_the_next_who_asks(
     assert (rest.is_loaded, rest.loads) == (True, 2)
 
 
-async def test_neither_runs_nor_health_checks_load_them(tmp_path: Path) -> None:
-    """A server that is asked for nothing else spares their memory."""
-    app = create_app(runtime_of(write(tmp_path, manifest("helper")), ScriptedProvider("fine")))
+@pytest.mark.parametrize("takes_requests", [True, False])
+async def test_neither_runs_nor_health_checks_nor_metrics_load_them(
+    tmp_path: Path, takes_requests: bool
+) -> None:
+    """A server that is asked for nothing else spares their memory, and so does a worker."""
+    folder = write(tmp_path, manifest("helper"))
+    (folder / "runtime.yaml").write_text(LIMITED)
+    runtime = runtime_of(folder, ScriptedProvider("fine"))
+    app = create_app(runtime, takes_requests=takes_requests)
     async with app.router.lifespan_context(app), client(app) as http:
-        assert (await http.post("/v1/agents/helper/run", json=RUN)).json()["response"] == "fine"
         for path in ("/health/live", "/health/ready"):
             assert (await http.get(path)).status_code == 200
+        assert (await http.get("/metrics")).headers["x-ratelimit-remaining"] == "8"
+        media_type = (await http.head("/metrics")).headers["content-type"]
+        assert media_type == "text/plain; version=0.0.4; charset=utf-8"
+        if not takes_requests:
+            assert not app.rest.is_loaded
+            return
+        assert (await http.post("/v1/agents/helper/run", json=RUN)).json()["response"] == "fine"
+        assert "astromesh_runs_total{" in (await http.get("/metrics")).text
         assert not app.rest.is_loaded
+        assert (await http.post("/metrics")).headers["allow"] == "GET, HEAD, OPTIONS"
         assert (await http.get("/v1/agents")).status_code == 200
         assert app.rest.is_loaded
 

@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from astromesh.api.routes.observability import exposition
 from astromesh.cli.commands import access as command
 from astromesh.config.workflow import AuthSpec
 from astromesh.errors import InvalidInput, MissingKey
 from astromesh.runtime.records import TaskRequest
+from astromesh.telemetry.metrics import exposition
 from astromesh.workflow import Engine
 from astromesh.workflow.credentials import encrypt_secret, new_key, read_secret
 from astromesh.workflow.operations import load_operation

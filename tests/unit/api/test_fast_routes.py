@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from astromesh.api.fast_routes import agent_to_run, health_endpoint, live, ready
+from astromesh.api.fast_routes import agent_to_run, authorised_metrics, live, monitoring_endpoint, ready
 
 
 @pytest.mark.parametrize(
@@ -41,12 +41,16 @@ def test_a_post_to_an_agents_run_asks_for_it_and_nothing_else_does(scope: dict[s
         ({"path": "/health/ready/"}, None),
         ({"path": "/health"}, live),
         ({"path": "/health/"}, None),
+        ({"path": "/metrics"}, authorised_metrics),
+        ({"path": "/metrics/"}, None),
         ({"method": "HEAD"}, None),
         ({"method": "POST"}, None),
         ({"type": "websocket"}, None),
         ({"root_path": "/behind"}, None),
     ],
 )
-def test_a_look_at_the_health_is_answered_and_nothing_else_is(scope: dict[str, Any], answered: Any) -> None:
+def test_health_checks_and_metrics_are_answered_and_nothing_else_is(
+    scope: dict[str, Any], answered: Any
+) -> None:
     plain = {"type": "http", "method": "GET", "path": "/health/live", "root_path": ""}
-    assert health_endpoint({**plain, **scope}) is answered
+    assert monitoring_endpoint({**plain, **scope}) is answered

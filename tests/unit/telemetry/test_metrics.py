@@ -8,8 +8,14 @@ from typing import Any
 
 import orjson
 
-from astromesh.api.routes.observability import exposition
-from astromesh.telemetry.metrics import COUNTERS, HISTOGRAMS, MetricReading, Metrics, WorkerMetrics
+from astromesh.telemetry.metrics import (
+    COUNTERS,
+    HISTOGRAMS,
+    MetricReading,
+    Metrics,
+    WorkerMetrics,
+    exposition,
+)
 from astromesh.types import Event
 
 USAGE = {"input_tokens": 10, "output_tokens": 2, "cached_tokens": 1, "cost_usd": 0.5}
