@@ -196,12 +196,18 @@ class IdempotencyKey(NamedTuple):
 class CancelRequest(NamedTuple):
     """A request to cancel a run of another process.
 
-    `owner` None: the caller may cancel the runs of everybody.
+    Args:
+        id: The id of the run, `/`, and what no other request has. Earlier versions name the run alone.
+        owner: None: the caller may cancel the runs of everybody.
     """
 
-    run_id: str
+    id: str
     tenant: str
     owner: str | None
+
+    @property
+    def run_id(self) -> str:
+        return self.id.partition("/")[0]
 
 
 class EventRequest(NamedTuple):
@@ -721,16 +727,16 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         """Returns the runs of this worker whose end was requested."""
 
-    async def request_cancel(self, run_id: str, tenant: str, owner: str | None) -> None:
-        """Requests that the process of a plain run ends it. `owner` None: of any owner."""
+    async def request_cancel(self, request: CancelRequest) -> None:
+        """Requests that the process of a plain run ends it."""
 
     async def cancel_requests(self, since: float) -> tuple[CancelRequest, ...]:
         """Returns the unanswered requests after that time."""
 
-    async def answer_cancel(self, run_id: str, line: JsonObject | None) -> None:
+    async def answer_cancel(self, id: str, line: JsonObject | None) -> None:
         """Acknowledges a request (None), and later stores the result of the run."""
 
-    async def cancel_answer(self, run_id: str) -> tuple[bool, JsonObject | None]:
+    async def cancel_answer(self, id: str) -> tuple[bool, JsonObject | None]:
         """Returns whether a process has acknowledged the request, and the result of the run."""
 
     async def request_events(self, request: EventRequest, now: float) -> None:
@@ -782,7 +788,7 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
     async def workers(self, since: float) -> tuple[LiveWorker, ...]:
         """Returns the workers with a heartbeat after a time."""
 
-    async def delete_cancel(self, run_id: str, before: float) -> None:
+    async def delete_cancel(self, id: str, before: float) -> None:
         """Deletes a request, and all requests before that time."""
 
     async def heartbeat(self, worker: str) -> None:

@@ -86,26 +86,26 @@ class RemoteCancel:
         if store is None:
             return
         for request in await store.cancel_requests(self._clock.now() - _REQUEST_SECONDS):
-            if request.run_id not in self._ending:
+            if request.id not in self._ending:
                 await self._end(store, request)
         if self.also is not None:
             await self.also(store)
 
     async def _end(self, store: RunStore, request: CancelRequest) -> None:
-        run_id, viewer = request.run_id, Viewer(request.tenant, request.owner)
-        run = await self._registry.find(run_id, viewer, durable=True)
+        viewer = Viewer(request.tenant, request.owner)
+        run = await self._registry.find(request.run_id, viewer, durable=True)
         if run is None:  # another process has it, or none
             return
         await self._registry.stop(run)
-        self._ending[run_id] = task = asyncio.create_task(self._answer(store, run))
-        task.add_done_callback(lambda _: self._ending.pop(run_id, None))
+        self._ending[request.id] = task = asyncio.create_task(self._answer(store, request.id, run))
+        task.add_done_callback(lambda _: self._ending.pop(request.id, None))
 
-    async def _answer(self, store: RunStore, run: RunRow) -> None:
+    async def _answer(self, store: RunStore, request_id: str, run: RunRow) -> None:
         try:
-            await store.answer_cancel(run.run_id, None)
+            await store.answer_cancel(request_id, None)
             line = run_json(await self._registry.ended(run))
             await self._flush_archive()
-            await store.answer_cancel(run.run_id, line)
+            await store.answer_cancel(request_id, line)
         except AstromeshError as error:  # the wait of the caller times out
             log.warning("cancel_not_answered", run_id=run.run_id, error=str(error))
 
@@ -144,11 +144,12 @@ async def cancel_remotely(
     """
     if not may_be_new(clock, run_id):
         return None
-    await store.request_cancel(run_id, *viewer)
+    request = CancelRequest(f"{run_id}/{uuid4().hex}", *viewer)  # a stranger's neither replaces nor reads it
+    await store.request_cancel(request)
     try:
-        return await _wait_for_answer(store, run_id, timeout)
+        return await _wait_for_answer(store, request.id, timeout)
     finally:
-        await asyncio.shield(store.delete_cancel(run_id, clock.now() - _REQUEST_SECONDS))
+        await asyncio.shield(store.delete_cancel(request.id, clock.now() - _REQUEST_SECONDS))
 
 
 def may_be_new(clock: Clock, run_id: str) -> bool:
@@ -156,12 +157,12 @@ def may_be_new(clock: Clock, run_id: str) -> bool:
     return 0 <= clock.now() - created_at(run_id) + _REQUEST_SECONDS < _MAX_RUN_SECONDS
 
 
-async def _wait_for_answer(store: RunStore, run_id: str, timeout: float) -> JsonObject | None:
+async def _wait_for_answer(store: RunStore, request_id: str, timeout: float) -> JsonObject | None:
     waited, seen = 0.0, False
     while waited < (timeout if seen else SEEN_SECONDS):
         await asyncio.sleep(_ANSWER_POLL_SECONDS)
         waited += _ANSWER_POLL_SECONDS
-        seen, line = await store.cancel_answer(run_id)
+        seen, line = await store.cancel_answer(request_id)
         if line is not None:
             return line
     return None

@@ -301,22 +301,22 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
     async def cancelling(self, worker: str) -> tuple[str, ...]:
         return tuple(row[0] for row in await self._queries.read("cancelling", worker))
 
-    async def request_cancel(self, run_id: str, tenant: str, owner: str | None) -> None:
-        await self._queries.write("add_cancel_request", run_id, tenant, owner, self._clock.now())
+    async def request_cancel(self, request: CancelRequest) -> None:
+        await self._queries.write("add_cancel_request", *request, self._clock.now())
 
     async def cancel_requests(self, since: float) -> tuple[CancelRequest, ...]:
         return tuple(CancelRequest(*row) for row in await self._queries.read("cancel_requests", since))
 
-    async def answer_cancel(self, run_id: str, line: JsonObject | None) -> None:
-        await self._queries.write("answer_cancel", run_id, text_of(line) or "")
+    async def answer_cancel(self, id: str, line: JsonObject | None) -> None:
+        await self._queries.write("answer_cancel", id, text_of(line) or "")
 
-    async def cancel_answer(self, run_id: str) -> tuple[bool, JsonObject | None]:
-        rows = await self._queries.read("cancel_answer", run_id)
+    async def cancel_answer(self, id: str) -> tuple[bool, JsonObject | None]:
+        rows = await self._queries.read("cancel_answer", id)
         answer = rows[0][0] if rows else None
         return answer is not None, value_of(answer or None)
 
-    async def delete_cancel(self, run_id: str, before: float) -> None:
-        await self._queries.write("delete_cancel", run_id, before)
+    async def delete_cancel(self, id: str, before: float) -> None:
+        await self._queries.write("delete_cancel", id, before)
 
     async def request_events(self, request: EventRequest, now: float) -> None:
         await self._queries.write("request_events", *request, now)

@@ -75,6 +75,26 @@ async def test_a_plain_run_is_cancelled_from_another_process(tmp_path, storage):
     assert (line["status"], line["run_id"], again["status"]) == ("cancelled", run_id, "cancelled")
 
 
+async def test_a_stranger_neither_stops_nor_reads_the_cancel_of_another(tmp_path, storage):
+    """Who knows the id of a run of another principal asks for its end before and after that principal."""
+    model, folder = Hanging(), folder_of(tmp_path, storage)
+    ann = CallerContext(user_id="ann", tenant_id="default")
+    async with (
+        runtime_of(folder, ScriptedProvider(model)) as one,
+        runtime_of(folder, ScriptedProvider()) as two,
+    ):
+        run = asyncio.create_task(one.run("helper", "Hello", "s-1", caller=ann))
+        await asyncio.wait_for(model.asked.wait(), PATIENCE)
+        run_id = await only_run(one, ANN)
+        callers = (two.runs.cancel(run_id, viewer) for viewer in (BOB, ANN, BOB, ANN))
+        outcomes: list[Any] = await asyncio.gather(*callers, return_exceptions=True)
+        with pytest.raises(Interrupted):
+            await run
+    before, line, after, again = outcomes
+    assert isinstance(before, RunNotFound) and isinstance(after, RunNotFound)
+    assert line["status"] == again["status"] == "cancelled"
+
+
 async def test_a_run_that_nobody_has_is_not_found(tmp_path):
     """At once where its id is none, or too old for a run that goes on."""
     folder = folder_of(tmp_path, "")

@@ -262,10 +262,8 @@ WHERE durable = FALSE AND status = 'running' AND parent = ''
 LIMIT $2 FOR UPDATE SKIP LOCKED
 
 -- name: add_cancel_request
--- The table and its `asked_at`, the time of the request, have the names that processes of older versions use.
+-- The names are those of older versions: `run_id` is the id of the request, `asked_at` its time.
 INSERT INTO astromesh.run_ends VALUES ($1, $2, $3, $4, NULL)
-ON CONFLICT (run_id) DO UPDATE
-SET tenant = excluded.tenant, owner = excluded.owner, asked_at = excluded.asked_at, answer = NULL
 
 -- name: cancel_requests
 SELECT run_id, tenant, owner FROM astromesh.run_ends WHERE answer IS NULL AND asked_at > $1

@@ -11,6 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from astromesh.durable.base import (
+    CancelRequest,
     IdempotencyKey,
     JournalStep,
     RunChange,
@@ -834,10 +835,10 @@ async def test_the_answer_to_a_key_is_kept_as_long_as_the_key(store, clock):
 
 async def test_a_process_is_asked_to_end_a_run_and_answers(store, clock):
     assert await store.cancel_answer("run_1") == (False, None)
-    await store.request_cancel("run_1", "acme", None)
-    await store.request_cancel("run_2", "acme", "ann")
+    await store.request_cancel(CancelRequest("run_1", "acme", None))
+    await store.request_cancel(CancelRequest("run_2/a", "acme", "ann"))
     asked = await store.cancel_requests(NOW - 1)
-    assert sorted(asked) == [("run_1", "acme", None), ("run_2", "acme", "ann")]
+    assert sorted(asked) == [("run_1", "acme", None), ("run_2/a", "acme", "ann")]
     assert await store.cancel_requests(NOW) == ()
     await store.answer_cancel("run_1", None)
     assert await store.cancel_answer("run_1") == (True, None)
@@ -845,8 +846,8 @@ async def test_a_process_is_asked_to_end_a_run_and_answers(store, clock):
     await store.answer_cancel("run_1", {"status": "cancelled"})
     assert await store.cancel_answer("run_1") == (True, {"status": "cancelled"})
     clock.advance(60)
-    await store.request_cancel("run_3", "acme", "ann")
-    await store.delete_cancel("run_3", NOW + 1)
+    await store.request_cancel(CancelRequest("run_3/a", "acme", "ann"))
+    await store.delete_cancel("run_3/a", NOW + 1)
     assert await store.cancel_requests(0.0) == () and await store.cancel_answer("run_1") == (False, None)
 
 
