@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -140,12 +142,33 @@ def findings(path: Path, config: Path) -> Findings:
         one = _of_configuration(whole)
         return Findings(_about(path, one.faults), _about(path, one.warnings), f"{path} is fine.")
     folders = [path] if _is_configuration(path) else [*_configurations_below(path)]
-    found = [*map(_of_configuration, folders or [path])]
+    found = []
+    for folder in folders or [path]:
+        with _own_modules():
+            found.append(_of_configuration(folder))
     workflows = sum(one.workflows for one in found)
     summary = f"{path} is fine: {counted(sum(one.agents for one in found), 'agent')}"
     summary += f", {counted(workflows, 'workflow')}." if workflows else "."
     faults = tuple(fault for one in found for fault in one.faults)
     return Findings(faults, tuple(warning for one in found for warning in one.warnings), summary)
+
+
+@contextmanager
+def _own_modules() -> Iterator[None]:
+    """Forgets what the check of a configuration imports: another one has other modules of those names."""
+    path, known = sys.path[:], {*sys.modules}
+    try:
+        yield
+    finally:
+        folders, sys.path[:] = {*sys.path} - {*path}, path
+        for name in [one for one in sys.modules.keys() - known if _folders_of(one) & folders]:
+            del sys.modules[name]
+
+
+def _folders_of(module: str) -> set[str]:
+    """Returns the folder of a top-level module, and the one that has the folder if it is a package."""
+    file = Path(getattr(sys.modules.get(module.partition(".")[0]), "__file__", None) or "")
+    return {str(file.parent), str(file.parent.parent)}
 
 
 class _Checked(NamedTuple):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,21 @@ def test_every_configuration_below_a_folder_is_checked(
     helper(tmp_path / ".venv" / "hidden", prompts={"system": "{{ broken"})
     assert report_faults(tmp_path) == 0
     assert capsys.readouterr().out == f"{tmp_path} is fine: 2 agents, 2 workflows.\n"
+
+
+def test_modules_of_one_name_are_those_of_each_configuration(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As in projects of `astromesh new` beside one another, whose tools are all in `project_tools`."""
+    for name in ("one", "two"):
+        tool = {"name": name, "type": "internal", "function": f"same_name.tools:{name}"}
+        helper(tmp_path / name / "config", tools=[tool])
+        package = tmp_path / name / "same_name"
+        package.mkdir()
+        (package / "__init__.py").touch()
+        (package / "tools.py").write_text(f'def {name}(text: str) -> str:\n    """Says."""\n')
+    assert report_faults(tmp_path) == 0, capsys.readouterr().out
+    assert "same_name" not in sys.modules
 
 
 def test_files_that_nothing_reads_are_named_wherever_they_are(tmp_path: Path) -> None:
