@@ -89,10 +89,6 @@ def shown(value: Any) -> str:
 
 # -- replaying -----------------------------------------------------------------------------------------------
 
-#: seconds without any active stage after which those that wait for their turn go on
-_STALL_TIMEOUT = 30.0
-
-
 #: takes the place of a stage, the recorded answer of its agent, and what makes the run; returns
 #: `{"path", "at", "recorded", "replayed", …}` if they differ
 RunCheck: TypeAlias = Callable[
@@ -110,14 +106,17 @@ class Replay:
     Args:
         stages: of a recording.
         check_run: makes the run of an agent again and compares it. None: its recorded answer is taken.
+        stall_seconds: without any active stage, after which those that wait for their turn go on.
 
     Attributes:
         timing_dependent: Whether one stage may cancel another (`Plan.is_timing_dependent`). A stage that is
             not in the recording then waits instead of diverging.
     """
 
-    def __init__(self, stages: Sequence[JsonObject], check_run: RunCheck | None = None) -> None:
-        self._check_run = check_run
+    def __init__(
+        self, stages: Sequence[JsonObject], check_run: RunCheck | None = None, stall_seconds: float = 30.0
+    ) -> None:
+        self._check_run, self._stall_seconds = check_run, stall_seconds
         self._stages = {(s["task"], s["stage"]): s for s in stages}
         self._order = [(s["task"], s["stage"]) for s in stages]
         self.timing_dependent = False
@@ -149,7 +148,7 @@ class Replay:
         try:
             while not turn.done():
                 before = self._next
-                await asyncio.wait([turn], timeout=_STALL_TIMEOUT)
+                await asyncio.wait([turn], timeout=self._stall_seconds)
                 if not (turn.done() or self._active or self._next > before):
                     self._diverged(*key, "order", "the recorded order cannot be reproduced")
         finally:

@@ -22,10 +22,6 @@ import asyncio, pathlib
 def double(input, context, tools):
     return input * 2
 
-async def nap(input, context, tools):
-    await asyncio.sleep(0.15)
-    return input
-
 async def wait(input, context, tools):
     while not pathlib.Path(input["go"]).exists():
         await asyncio.sleep(0.01)

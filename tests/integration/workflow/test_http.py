@@ -14,7 +14,6 @@ from astromesh.access.scopes import Viewer
 from astromesh.api.app import create_app
 from astromesh.runtime.records import TaskRequest
 from astromesh.types import CompletionRequest
-from astromesh.workflow import replay
 from tests.integration.agents_folder import client_of, manifest, write
 from tests.integration.workflow.folders import ENDED, events_of, runtime_with, sample, small, until
 from tests.integration.workflow.test_sample_project import CONTRACT, lawyer
@@ -320,23 +319,6 @@ async def test_e54_a_task_and_a_stage_of_it_replay_offline(config: Path) -> None
     assert scratch["scratch"]["output"] == review["output"]
     assert scratch["scratch"]["tool_calls"][0]["result"] == review["tool_calls"][0]["result"]
     assert (len(answered), after) == (asked, trace)
-
-
-async def test_a_replay_waits_for_operations_that_take_long(
-    config: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Concurrent subtasks replay one after the other: together they may take longer than a stalled replay."""
-    monkeypatch.setattr(replay, "_STALL_TIMEOUT", 0.2)
-    small(config, op="nap")
-    manifest = config / "workflows" / "small" / "workflow.yaml"
-    split = "{id: s, kind: deterministic, role: start, default: true, context: none}"
-    parts = "\n  - {id: p, kind: deterministic, role: split, context: none, split: {mode: items}}"
-    text = manifest.read_text().replace(split, split + parts)
-    manifest.write_text(text.replace("{from: s, to: x}", "{from: s, to: p}\n  - {from: p, to: x}"))
-    async with client_of(runtime_with(config)) as client:
-        task = (await client.post(RUN, json={"input": {"subtask_inputs": [1, 2, 3, 4]}})).json()
-        again = (await client.post(f"/v1/tasks/{task['task_id']}/replay", json={})).json()
-    assert (task["status"], again["divergence"], again["reproduced"]) == ("success", None, True)
 
 
 async def test_agent_nodes_run_agents_of_the_runtime(config: Path) -> None:

@@ -136,6 +136,11 @@ async def for_ever(input: Any, context: Any, tools: Any) -> Any:
     await asyncio.Event().wait()
 
 
+async def nap(input: Any, context: Any, tools: Any) -> Any:
+    await asyncio.sleep(0.05)
+    return input
+
+
 async def not_json(input: Any, context: Any, tools: Any) -> Any:
     return {1, 2, 3}
 

@@ -333,6 +333,18 @@ async def test_e53_an_agent_that_merges_replays_too() -> None:
     assert told["divergence"] is None and told["output"] == result.output == "one"
 
 
+async def test_a_replay_waits_for_operations_that_take_long() -> None:
+    """Concurrent subtasks replay one after the other: together they may take longer than a stalled replay."""
+    made, log = project("s>p p>x x>e", {"x": {"op": "nap"}}), RecordingLog()
+    async with Engine(made, log=log, journal=Recorder()) as engine:
+        result = await engine.run([1, 2, 3, 4])
+    stored = Recording.from_records(TaskProjection(made.plan(), result.task_id), log.records, result.status)
+    replay = Replay(stored.stages, stall_seconds=0.02)
+    async with Engine(made, log=replay, journal=replay) as engine:
+        told = replay.report(await engine.run([1, 2, 3, 4]))
+    assert (result.status, told["divergence"], told["reproduced"]) == ("success", None, True)
+
+
 async def test_an_agent_node_may_name_an_agent_of_the_runtime() -> None:
     """One run of it, in the workflow's run, without a stored conversation."""
     asked: list[Any] = []
