@@ -17,7 +17,7 @@ from functools import cache, lru_cache
 from importlib.metadata import EntryPoint, distributions
 from itertools import chain
 from pathlib import Path
-from typing import Any, ClassVar, Literal, Protocol, TypeAlias, TypeVar
+from typing import Any, Literal, TypeAlias, TypeVar
 
 from pydantic import BaseModel
 
@@ -178,15 +178,6 @@ GROUPS = (
 _RENAMED_GROUPS: Mapping[str, str] = {"desks": "inbox_workers"}
 
 log = get_logger("astromesh.plugins")
-
-
-class Plugin(Protocol):
-    """A class that can be named in YAML."""
-
-    Options: ClassVar[type[BaseModel]]
-
-    @classmethod
-    async def open(cls, options: Any, deps: Deps) -> Any: ...
 
 
 class Plugins:

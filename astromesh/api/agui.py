@@ -201,12 +201,12 @@ class AguiEncoder:
     def _run_failed(self, event: Event) -> Iterator[JsonObject]:
         failure = public_failure(event.data)
         yield from self._close()
-        usage = self._usage(event.data["usage"])
+        usage = self._usage(event.data.get("usage", {}))
         yield {**run_error(failure["detail"], failure["code"]), "usage": usage}
 
     def _run_cancelled(self, event: Event) -> Iterator[JsonObject]:
         yield from self._close()
-        yield self._finish({"type": "cancelled"}, event.data["usage"])
+        yield self._finish({"type": "cancelled"}, event.data.get("usage", {}))
 
     def _run_waiting(self, event: Event) -> Iterator[JsonObject]:
         """Hands out calls of frontend tools, and asks what a person must decide."""

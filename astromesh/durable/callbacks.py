@@ -132,7 +132,7 @@ class CallbackSender:
         self._job = PeriodicJob(
             self._deliver_due,
             POLL_SECONDS,
-            lambda error: log.warning("callbacks_not_delivered", error=str(error)),
+            self._store_failed,
             sleep=interval_sleep(clock),
             at_once=True,
         )
@@ -194,6 +194,10 @@ class CallbackSender:
                 self.wake()
                 return True
         return False
+
+    def _store_failed(self, error: Exception) -> None:
+        log.warning("callbacks_not_delivered", error=str(error))
+        self._job.seconds = _FIRST_PAUSE
 
     async def _deliver_due(self) -> None:
         self._job.seconds = IDLE_SECONDS

@@ -27,6 +27,7 @@ from typing import Any, TypeAlias, cast
 from msgspec.structs import replace
 
 from astromesh.errors import (
+    ConfigError,
     GraphStopped,
     LimitReached,
     NodeFailed,
@@ -498,8 +499,8 @@ class Run:
         if error is not None and not again:
             result.error_type = type(error).__name__
         failure = NodeError.of(path, result)
-        # a limit needs no traceback, nor an error that callers see; a child's was logged with the child
-        is_known = isinstance(error, LimitReached) or getattr(error, "public", False)
+        # limits, wrong settings and errors that callers see need no traceback; a child's was logged with it
+        is_known = isinstance(error, LimitReached | ConfigError) or getattr(error, "public", False)
         is_known = is_known or any(e.exception is failure.cause for e in self.errors)
         self.errors.append(failure)
         if self.emit is not None:

@@ -49,6 +49,8 @@ _AUTHORIZE_SECONDS = 30.0
 _USUAL_OUTPUT = 256
 #: a larger count is an error of the service
 _MAX_TOKENS = 1_000_000_000
+#: a shorter key may be a part of ordinary words, such as `ollama`: messages of the service keep it
+_MAX_WORD = 8
 #: characters of the name of the model that has answered
 _MAX_MODEL_NAME = 200
 
@@ -146,7 +148,8 @@ class ServiceProvider:
         self._url, self._stream_url = _url(base + wire.path), _url(base + wire.stream_path)
         self._ping_url = _url(base + wire.ping_path)
         headers = {**wire.key_headers(key), **options.own_headers}
-        self._secrets = tuple(v.removeprefix("Bearer ") for v in headers.values() if len(v) > 8)
+        values = (value.removeprefix("Bearer ") for value in headers.values())
+        self._secrets = tuple(value for value in values if len(value) > _MAX_WORD)
         self._headers = {"content-type": "application/json", "accept-encoding": "identity", **headers}
 
     async def complete(self, request: CompletionRequest) -> CompletionResult:

@@ -421,7 +421,8 @@ async def test_every_status_has_its_error(world, status, kind, stream):
 
 async def test_what_a_service_says_about_the_request_is_passed_on(world):
     world.says(status=400, error="The context is\ntoo long.")
-    error, _ = await refused(await world.provider(), asking(), stream=False)
+    short = {} if world.at in KEYLESS else {"api_key": "te"}  # a part of words is no secret
+    error, _ = await refused(await world.provider(**short), asking(), stream=False)
     assert "The context is too long." in str(error)
 
 

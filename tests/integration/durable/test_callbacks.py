@@ -15,7 +15,9 @@ from aiohttp import web
 from standardwebhooks.webhooks import Webhook
 
 from astromesh.durable.base import DeliveryQuery
-from astromesh.errors import ConfigError
+from astromesh.durable.callbacks import CallbackSender
+from astromesh.errors import ConfigError, StoreUnavailable
+from astromesh.net.http import Http
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.testing import ManualClock, ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
@@ -256,6 +258,28 @@ async def test_a_redirect_is_a_failure_and_no_call_elsewhere(served, receiver) -
         messages = await receiver.hears(2, lambda: clock.advance(60.0))
         assert [message["type"] for message in messages] == ["run.completed"] * 2
         assert (await listed(client, "delivered"))["attempts"] == 2
+
+
+async def test_a_store_that_was_away_is_asked_again_soon() -> None:
+    """Later, there are no callbacks to expect."""
+    clock, script = ManualClock(), [StoreUnavailable("The database does not answer.")]
+
+    async def open_store() -> None:
+        if script:
+            raise script.pop()
+
+    async def never(*_: Any) -> Any:
+        raise AssertionError("there is no callback")
+
+    async with Http() as http:
+        sender = CallbackSender(open_store, http, SECRET, clock, never, never)
+        sender.start()
+        async with asyncio.timeout(PATIENCE):
+            while len(clock.slept) < 2:
+                await asyncio.sleep(0)
+                clock.advance(1.0)
+        await sender.close()
+    assert clock.slept == [5.0, 30.0]
 
 
 async def test_a_receiver_that_is_gone_is_not_called_again(served, receiver) -> None:

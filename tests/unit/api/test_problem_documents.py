@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
+import orjson
 import pytest
 from fastapi import FastAPI, Request
 
 from astromesh import errors
-from astromesh.api.errors import INTERNAL_DETAIL, error_response, problem, public_failure
+from astromesh.api.errors import INTERNAL_DETAIL, error_response, problem, public_failure, response_of
 from astromesh.api.fastapi_app import add_exception_handlers
 
 
@@ -48,6 +49,14 @@ def test_what_no_client_can_do_anything_about_says_nothing_of_itself() -> None:
 
 def subclasses(kind: type[errors.AstromeshError]) -> set[type[errors.AstromeshError]]:
     return {kind}.union(*map(subclasses, kind.__subclasses__()))
+
+
+def test_a2a_knows_every_status() -> None:
+    scope = {"type": "http", "path": "/v1/agents/helper/a2a/message:send", "root_path": "", "headers": []}
+    for kind in subclasses(errors.AstromeshError):
+        body = {"code": kind.public_code or kind.code, "detail": "No."}
+        answered = response_of(kind.status, body, scope)
+        assert orjson.loads(answered.body)["error"]["status"] != "UNKNOWN", kind
 
 
 def test_classes_of_one_code_have_one_status() -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from astromesh.api.agui import AguiEncoder, AguiRun
 from astromesh.api.routes.openai import _Chunks, _Form
 from astromesh.api.ws import to_frame
 from astromesh.cli.terminal import Printer
@@ -32,6 +33,13 @@ def broken_off_and_made_again(tools: int) -> list[Event]:
         ("run.completed", {"response": "Hello", "agent": "a", "session_id": "s", "metadata": METADATA}),
     ]
     return [Event(RUN, n, 0.0, kind, data) for n, (kind, data) in enumerate(said, 1)]
+
+
+def test_ag_ui_shows_runs_that_earlier_versions_have_stored_without_their_usage() -> None:
+    for kind, data in (("run.failed", {"code": "internal", "detail": "No."}), ("run.cancelled", {})):
+        encoder = AguiEncoder(AguiRun("t", "r"), lambda: None)
+        *_, last = encoder(Event(RUN, 1, 0.0, kind, data)).decode().split("data: ")
+        assert json.loads(last)["usage"] == []
 
 
 def test_a_socket_hears_that_the_tokens_of_a_step_are_void() -> None:

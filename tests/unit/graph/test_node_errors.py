@@ -7,7 +7,14 @@ from typing import Any
 
 import pytest
 
-from astromesh.errors import AllProvidersFailed, GraphError, InvalidGraph, NodeFailed, ProviderUnavailable
+from astromesh.errors import (
+    AllProvidersFailed,
+    GraphError,
+    InvalidGraph,
+    MissingKey,
+    NodeFailed,
+    ProviderUnavailable,
+)
 from astromesh.graph import (
     FunctionNode,
     Guard,
@@ -287,11 +294,13 @@ async def test_what_a_person_denies_is_no_error_of_the_node_but_a_broken_handler
     assert [(error.node, error.type) for error in result.report.errors] == [("h", "ValueError")]
 
 
-async def test_an_error_that_callers_see_is_logged_without_a_traceback(
-    caplog: pytest.LogCaptureFixture,
+@pytest.mark.parametrize(
+    "error", [AllProvidersFailed([ProviderUnavailable("down")]), MissingKey("OPENAI_API_KEY is not set.")]
+)
+async def test_an_error_that_says_what_to_do_is_logged_without_a_traceback(
+    caplog: pytest.LogCaptureFixture, error: Exception
 ) -> None:
     """When no model answers, a traceback for each run would only fill the log."""
-    error = AllProvidersFailed([ProviderUnavailable("down")])
     await run(PromptGraph(nodes=[fails("a", error)]))
     assert [bool(record.exc_info) for record in caplog.records] == [False]
 
