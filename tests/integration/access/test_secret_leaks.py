@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from itertools import chain, product
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import orjson
 import pytest
@@ -20,12 +20,15 @@ from structlog import get_config, is_configured, reset_defaults
 from astromesh.access.keys import ApiKeyRequest, ApiKeyStore
 from astromesh.api.app import create_app
 from astromesh.logs import configure_logging
+from astromesh.memory.backends.redis import RedisConversations, RedisOptions
+from astromesh.plugins import Deps
 from astromesh.storage.sqlite import FILE, Database
 from astromesh.telemetry.clock import SystemClock
 from astromesh.testing import ScriptedProvider
 from astromesh.types import ToolCall
 from tests.integration.agents_folder import manifest, runtime_of, write
 from tests.platform.processes import free_port
+from tests.platform.stores import impatient
 from tests.unit.access.tokens import claims, signed
 
 SEEDS = {
@@ -80,6 +83,12 @@ def configured(folder: Path, closed: int) -> Path:
     return folder
 
 
+class Impatient(RedisConversations):
+    @classmethod
+    async def open(cls, options: RedisOptions, deps: Deps) -> Self:
+        return await super().open(options, await impatient(deps))
+
+
 async def key_of(data: Path) -> str:
     async with Database(data / FILE) as database:
         store = await ApiKeyStore.open(database, SystemClock())
@@ -92,7 +101,8 @@ def test_seeded_secrets_appear_nowhere(
     for name, value in SEEDS.items():
         monkeypatch.setenv(name, value)
     provider = ScriptedProvider([ToolCall("c1", "hook", "{}")], "It is done.", "again", repeat=True)
-    runtime = runtime_of(configured(tmp_path, free_port()), provider, env=SEEDS)
+    stores = {"conversation_stores": {"redis": Impatient}}
+    runtime = runtime_of(configured(tmp_path, free_port()), provider, env=SEEDS, plugins=stores)
     key = asyncio.run(key_of(tmp_path / "data"))
     token = signed(claims(time.time(), iss=None, aud=None, scope="admin"), SEEDS["JWT_SECRET"])
     said: list[tuple[int, str]] = []

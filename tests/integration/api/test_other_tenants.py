@@ -111,10 +111,15 @@ class Store(NamedTuple):
         return None if schema is None else filled(schema)
 
     def ask(self, who: str, asked: Asked) -> Any:
+        """The answer; a server that is too busy to begin is asked again when it says."""
         headers = by(who, **{"idempotency-key": KEY})
-        return self.client.request(
-            asked.method, asked.path, json=asked.body, params=asked.query, headers=headers
-        )
+        while True:
+            answer = self.client.request(
+                asked.method, asked.path, json=asked.body, params=asked.query, headers=headers
+            )
+            if answer.status_code != 503 or answer.json()["code"] != "overloaded":
+                return answer
+            time.sleep(float(answer.headers["retry-after"]))
 
     def snapshot(self) -> dict[str, Any]:
         """What she is shown now, by path."""

@@ -28,6 +28,7 @@ from astromesh.tokens import FIRST_ANSWER_TOKENS as ANSWER_TOKENS
 from astromesh.tokens import estimate_request
 from astromesh.types import CallerContext, CompletionResult, ToolCall, Usage
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.platform.stores import impatient
 
 BODY = {"query": "Hello", "session_id": "s-1"}
 SESSION = BudgetAccount("session", "default", "helper", "s-1", "anonymous")
@@ -315,6 +316,7 @@ async def test_a_process_that_closes_has_reserved_nothing_any_more(tmp_path):
 async def test_what_a_store_that_was_away_has_not_charged_is_charged_when_it_is_back(tmp_path):
     """Without another call of this process: others would spend what is spent."""
     async with runtime_of(folder_of(tmp_path, {"per_session": {"tokens": 100}}), answering()) as runtime:
+        await impatient(runtime.state.deps)
         budgets, store = runtime.runner.budgets, await runtime.stores.open_budgets()
         await budgets.reserve(())
         with closing(sqlite3.connect(next(tmp_path.rglob("astromesh.db")), isolation_level=None)) as other:

@@ -30,6 +30,7 @@ from astromesh.storage.migrations import statements
 from astromesh.storage.postgres import Address, Connection, Postgres
 from astromesh.testing import FaultInjector, ManualClock
 from tests.integration.knowledge.rag_files import pdf
+from tests.platform.stores import impatient
 
 ALL = ("**/*.md", "**/*.txt", "**/*.html", "**/*.pdf")
 
@@ -346,7 +347,8 @@ async def test_a_query_waits_only_so_long_for_what_changed(tmp_path):
 async def test_a_database_that_is_away_when_the_pipeline_opens(tmp_path, postgres_server, postgres_database):
     """It is asked again with each question; once it is back, everything is taken in and found."""
     write(tmp_path, a_md="# A\nalpha")
-    clock, deps = ManualClock(), Deps(storage_url=postgres_database, embedder=HashingEmbedder(64))
+    clock = ManualClock()
+    deps = await impatient(Deps(storage_url=postgres_database, embedder=HashingEmbedder(64)))
     postgres_server.stop()
     plugin = Plugins().load("vector_stores", "pgvector")
     store = await (await plugin.open(plugin.Options(), deps)).collection("k")

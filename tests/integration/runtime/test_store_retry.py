@@ -9,12 +9,21 @@ from pathlib import Path
 from typing import Self
 
 from astromesh.memory.backends.in_memory import InMemoryConversations, InMemoryOptions
+from astromesh.memory.backends.sqlite import SqliteConversations, SqliteOptions
 from astromesh.plugins import Deps
-from astromesh.testing import ScriptedProvider
+from astromesh.runtime.bootstrap import RETRY_SECONDS
+from astromesh.testing import ManualClock, ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.platform.stores import impatient
 
 SQLITE = {"conversational": {"backend": "sqlite", "strategy": "sliding_window", "max_turns": 20}}
 ASK = {"query": "q", "session_id": "s"}
+
+
+class Impatient(SqliteConversations):
+    @classmethod
+    async def open(cls, options: SqliteOptions, deps: Deps) -> Self:
+        return await super().open(options, await impatient(deps))
 
 
 async def test_an_agent_whose_store_was_locked_at_the_start_works_once_the_lock_is_gone(
@@ -25,15 +34,14 @@ async def test_an_agent_whose_store_was_locked_at_the_start_works_once_the_lock_
     with closing(sqlite3.connect(tmp_path / "data" / "astromesh.db", isolation_level=None)) as other, other:
         other.execute("PRAGMA journal_mode=WAL")
         other.execute("BEGIN EXCLUSIVE")
-        async with client_of(runtime_of(folder, ScriptedProvider("hello"))) as client:
+        clock, stores = ManualClock(), {"conversation_stores": {"sqlite": Impatient}}
+        runtime = runtime_of(folder, ScriptedProvider("hello"), clock=clock, plugins=stores)
+        async with client_of(runtime) as client, asyncio.timeout(60):
             locked = await client.post("/v1/agents/helper/run", json=ASK)
             other.execute("COMMIT")
-            for _ in range(100):
-                healed = await client.post("/v1/agents/helper/run", json=ASK)
-                if healed.status_code == 200:
-                    break
-                await asyncio.sleep(0.1)
-    other.close()
+            while (healed := await client.post("/v1/agents/helper/run", json=ASK)).status_code != 200:
+                clock.advance(RETRY_SECONDS)
+                await asyncio.sleep(0.01)
     assert (locked.status_code, locked.json()["code"]) == (503, "agent_unavailable")
     assert healed.json()["response"] == "hello"
 

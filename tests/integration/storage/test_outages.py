@@ -14,6 +14,7 @@ from astromesh.knowledge.embedders import HashingEmbedder
 from astromesh.memory.base import ConversationStore
 from astromesh.plugins import Deps, Plugins
 from astromesh.types import SessionKey, Turn
+from tests.platform.stores import impatient
 
 WRITERS = 6
 PATIENCE = 40.0
@@ -118,6 +119,7 @@ async def test_a_call_waits_for_a_server_that_restarts(server):
 
 
 async def test_a_server_that_stays_away_is_said_so_within_the_deadline(server):
+    await impatient(server.deps)
     store = await opened(server)
     await asyncio.to_thread(server.stop)
     async with asyncio.timeout(PATIENCE):
