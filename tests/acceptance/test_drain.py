@@ -15,12 +15,24 @@ from tests.conftest import ServerFactory
 from tests.integration.agents_folder import manifest, write
 from tests.platform.model import MockModel
 
+HOLD = """
+import asyncio, pathlib
+
+async def hold(query: str) -> str:
+    while not pathlib.Path(__file__).with_name("go").exists():
+        await asyncio.sleep(0.01)
+    return query
+"""
+
 
 def test_a_server_ends_what_runs_and_takes_no_more(
     tmp_path: Path, server_process: ServerFactory, mock_llm: MockModel, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    model = {"provider": "openai", "model": "mock+latency=3000", "endpoint": mock_llm.url, "api_key": "k"}
-    server = server_process(write(tmp_path / "config", manifest("slow", model={"primary": model})))
+    model = {"provider": "openai", "model": "mock+tools=1", "endpoint": mock_llm.url, "api_key": "k"}
+    hold = {"name": "hold", "type": "internal", "function": "held_by_test:hold"}
+    config = write(tmp_path / "config", manifest("slow", model={"primary": model}, tools=[hold]))
+    (config / "held_by_test.py").write_text(HOLD)
+    server = server_process(config)
     body = {"query": "hello", "session_id": "s"}
 
     def told() -> dict[str, Any]:
@@ -36,6 +48,7 @@ def test_a_server_ends_what_runs_and_takes_no_more(
         with pytest.raises(typer.Exit):
             drain(data=server.data, timeout=0.5, json=True)
         assert told()["active"] == 1
+        (config / "go").touch()
         drain(data=server.data, timeout=60.0, json=True)
         process = told()
         assert (process["state"], process["active"]) == ("drained", 0)

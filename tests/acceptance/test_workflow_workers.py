@@ -26,7 +26,8 @@ def where(input, context, tools):
 
 def fatal(input, context, tools):
     if context.attempt == 1:
-        time.sleep(0.3)  # the acceptance is answered meanwhile
+        while not pathlib.Path(input["go"]).exists():  # the acceptance has been answered
+            time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)
     return os.getppid()
 """
@@ -113,7 +114,8 @@ def test_the_task_of_a_process_that_died_goes_on_in_the_other_one(
     end = time.monotonic() + 30
     while len(before := workers(server)) < 2 and time.monotonic() < end:
         time.sleep(0.05)
-    url, task = accepted(server.url, "fatal"), {"status": "running"}
+    url, task = accepted(server.url, "fatal", go=str(tmp_path / "go")), {"status": "running"}
+    (tmp_path / "go").touch()
     while task["status"] in ("queued", "running") and time.monotonic() < end + 30:
         with suppress(httpx.TransportError):  # of the process that dies
             task = dict(httpx.get(url, timeout=30).json())

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import httpx
 import pytest
-from playwright.sync_api import expect
+from playwright.sync_api import Locator, expect
 
 from tests.browser.conftest import QUESTION, Console, ask, ended_task, fork, newest_run, recorded
 from tests.conftest import ServerFactory
@@ -226,14 +226,15 @@ def test_a_page_that_is_opened_while_the_server_is_gone_appears_when_it_is_back(
 ) -> None:
     server = server_process(write(tmp_path, manifest("helper", model={"primary": {"provider": "embedded"}})))
     shown = console(server)
+    shown.page.clock.install()
     page = shown.open("home")
     shown.settle()
     server.kill()
-    page.get_by_text("The server does not answer.").first.wait_for()
+    comes_later(page.get_by_text("The server does not answer.").first)
     page.get_by_role("navigation").get_by_role("link", name="Agents").click()
     page.get_by_role("button", name="Load it again").wait_for()
     server.start()
-    page.get_by_role("link", name="helper").wait_for()
+    comes_later(page.get_by_role("link", name="helper"))
     shown.faults.clear()  # a browser logs each request that a dead server has not answered
 
 
@@ -250,6 +251,15 @@ def test_a_narrow_window_shows_the_place_and_can_forget_the_key(
     expect(forget).to_be_in_viewport(ratio=1)
 
 
+def comes_later(wanted: Locator) -> None:
+    """Returns when it is shown: the page asks again after five seconds, for one part after the other."""
+    end = time.monotonic() + 30
+    while not wanted.is_visible():
+        assert time.monotonic() < end
+        wanted.page.clock.fast_forward(5_000)
+        wanted.page.wait_for_timeout(100)
+
+
 def test_new_runs_wait_behind_a_button(server: ServerProcess, console: Callable[..., Console]) -> None:
     shown = console(server)
     shown.page.clock.install()
@@ -258,11 +268,8 @@ def test_new_runs_wait_behind_a_button(server: ServerProcess, console: Callable[
     rows.first.wait_for()
     known = rows.count()
     ask(server, QUESTION, "second")
-    button, end = page.get_by_role("button", name="1 new"), time.monotonic() + 30
-    while not button.is_visible():  # the page asks again after five seconds, for one part after the other
-        assert time.monotonic() < end
-        page.clock.fast_forward(5_000)
-        page.wait_for_timeout(100)
+    button = page.get_by_role("button", name="1 new")
+    comes_later(button)
     button.click()
     expect(rows).to_have_count(known + 1)
 

@@ -311,7 +311,7 @@ async def test_a_run_past_its_deadline_is_504_and_the_next_one_works(tmp_path: P
         await asyncio.sleep(60)
         return "late"
 
-    spec: dict[str, Any] = {"orchestration": {"pattern": "react", "timeout_seconds": 0.05}, "memory": SQLITE}
+    spec: dict[str, Any] = {"orchestration": {"pattern": "react", "timeout_seconds": 0.5}, "memory": SQLITE}
     runtime = runtime_of(write(tmp_path, manifest(**spec)), ScriptedProvider(never, "on time"))
     async with client_of(runtime) as client:
         late = await client.post("/v1/agents/helper/run", json={"query": "q", "session_id": "s"})
