@@ -204,6 +204,7 @@ async def test_a_run_that_asks_something_else_than_its_record_fails_and_names_th
     async with working(folder, ScriptedProvider(asks("a"), hangs), lookup()) as one:
         row = await accepted(one)
         await asyncio.wait_for(stuck.wait(), PATIENCE)
+        await begun(one, row, 1)
         steps = await one.durable.store.steps(row.run_id)
     async with tampered(folder, steps, row) as two:
         run = await rests(two, row.run_id)

@@ -15,10 +15,10 @@ import pytest
 
 from astromesh.guardrails.base import RetrievedPassage
 from astromesh.guardrails.grounding import Grounded
-from astromesh.knowledge.base import Document, Embedder, Passage
+from astromesh.knowledge.base import Document, Embedder, Passage, Vector
 from astromesh.knowledge.chunking import ChunkOptions, MarkdownChunker
 from astromesh.knowledge.embedders import HashingEmbedder
-from astromesh.knowledge.onnx import OnnxEmbedder, OnnxOptions, Vector
+from astromesh.knowledge.onnx import OnnxEmbedder, OnnxOptions
 from astromesh.knowledge.pipeline import Mode, RAGPipeline
 from astromesh.knowledge.tables import CsvReader
 from astromesh.plugins import Deps, Plugins

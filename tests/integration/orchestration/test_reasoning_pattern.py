@@ -334,10 +334,12 @@ async def test_a_finished_node_is_read_when_the_run_continues_in_another_process
     await before.bootstrap()
     await before.durable.start()
     row = await before.runner.accept(before.agent("helper"), RunRequest("What is csv?", "s"))
+    finished: list[str] = []
     async with asyncio.timeout(30):
-        while node not in [node_of(request) for request in hanging.requests]:
+        while node not in [node_of(request) for request in hanging.requests] or not finished:
             await asyncio.sleep(0.01)
-    finished = [step.path for step in await before.durable.store.steps(row.run_id) if step.kind == "node"]
+            kept = await before.durable.store.steps(row.run_id)
+            finished = [step.path for step in kept if step.kind == "node"]
     await before.close(grace=0.0)
     running = runtime_of(tmp_path, lines)
     async with client_of(running) as client:
