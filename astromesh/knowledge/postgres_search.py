@@ -121,14 +121,15 @@ class PassageSearch:
 
     async def _stem(self, sql: Statements, words: Sequence[str]) -> list[str]:
         """The words as queries of PostgreSQL, each once, without those that PostgreSQL does not take."""
-        unknown = [word for word in words if word not in self._stems]
-        if unknown:
-            if len(self._stems) >= _MAX_STEMS:
-                self._stems.clear()
+        found = {word: self._stems[word] for word in words if word in self._stems}
+        if unknown := [word for word in words if word not in found]:
             rows = await self._database.read(sql("stems"), list(map(self._normalize, unknown)))
             stems: dict[str, str] = dict(map(tuple, rows))
-            self._stems.update({word: stems[self._normalize(word)] for word in unknown})
-        return list(dict.fromkeys(filter(None, (self._stems.get(word, "") for word in words))))
+            found |= {word: stems[self._normalize(word)] for word in unknown}
+            if len(self._stems) >= _MAX_STEMS:
+                self._stems.clear()
+            self._stems |= found
+        return list(dict.fromkeys(filter(None, map(found.__getitem__, words))))
 
     async def _word_frequencies(self, sql: Statements) -> Frequencies:
         if self._clock.monotonic() >= self._next_look:

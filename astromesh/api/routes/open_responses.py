@@ -178,7 +178,10 @@ async def _resolved(request: Request, body: ConversationBody) -> list[Any]:
         suffix, _, _ = rest.rpartition("_")
         response = await _find(request, f"{RESPONSE_PREFIX}{suffix}", "input")
         of = response.items() if kind == "in" else response.current().response()["output"]
-        items += stored_items(one for one in of if one["id"] == item.id)
+        found = [one for one in of if one["id"] == item.id]
+        if not found:
+            raise InvalidInput(f"The response {response.id} has no item {item.id!r}.", param="input")
+        items += stored_items(found)
     return items
 
 

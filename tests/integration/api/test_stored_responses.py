@@ -130,6 +130,15 @@ async def test_the_openai_package_streams_parses_and_lists(tmp_path: Path) -> No
         assert [item.role for item in found] == ["user", "assistant", "user"]
 
 
+async def test_a_reference_to_an_item_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    async with house_of(tmp_path, "Hi.") as house:
+        item = (await house.create("Hello."))["output"][0]["id"]
+        said = [{"type": "item_reference", "id": f"{item}9"}, {"role": "user", "content": "And?"}]
+        answer = await house.http.post("/responses", json={"model": "helper", "input": said})
+    assert answer.status_code == 400
+    assert f"has no item '{item}9'" in answer.json()["detail"]
+
+
 async def test_what_input_rules_remove_is_in_no_response(tmp_path: Path) -> None:
     async with house_of(tmp_path, [ROME], "Sunny.", guardrails=PII) as house:
         tell = {"instructions": f"I am {SECRET}.", "metadata": {"mail": SECRET}, "tools": [WEATHER]}
