@@ -7,6 +7,7 @@ run that waits for a person is `input-required`, and goes on with the next messa
 
 from __future__ import annotations
 
+import logging
 from collections.abc import AsyncGenerator, Callable, Coroutine, Iterable, Mapping
 from contextlib import suppress
 from functools import partial, wraps
@@ -121,6 +122,10 @@ _NO_STATUS = "TASK_STATE_UNSPECIFIED"
 #: words of a person who approves a call or denies it, where a message has no data
 _YES, _NO = frozenset({"approve", "approved", "yes"}), frozenset({"deny", "denied", "no"})
 
+# the SDK logs the words of a request that cannot be read, with a stack trace
+_sdk_log = logging.getLogger("a2a.server.routes.jsonrpc_dispatcher")
+_sdk_log.setLevel(logging.ERROR)
+_sdk_log.addFilter(lambda record: not str(record.msg).startswith("Failed to"))
 #: statuses that A2A leaves to HTTP, with their headers
 _OF_HTTP = frozenset({401, 403, 429, 503})
 #: where the state of a request has the error that is answered in place of what the SDK says

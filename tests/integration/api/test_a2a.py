@@ -215,6 +215,18 @@ async def test_a_task_can_be_subscribed_to_again_and_cancelled(tmp_path: Path) -
         assert [one async for one in stream][-1].status_update.status.state == TaskState.TASK_STATE_CANCELED
 
 
+async def test_a_request_that_cannot_be_read_is_not_logged(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with peer(write(tmp_path, manifest())) as remote:
+        message = {"messageId": "m", "role": "a private word", "parts": [{"text": "x"}]}
+        rpc = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": {"message": message}}
+        for body in ({}, {**rpc, "method": "nothing"}, rpc):
+            answer = await remote.http.post(remote.url, json=body, headers={"a2a-version": "1.0"})
+            assert answer.json()["error"]["code"] in (-32600, -32601, -32602)
+    assert [record.getMessage() for record in caplog.records if record.name.startswith("a2a")] == []
+
+
 @pytest.mark.parametrize("binding", BINDINGS)
 async def test_what_cannot_be_is_an_error_of_the_protocol(tmp_path: Path, binding: str) -> None:
     async with peer(write(tmp_path, manifest()), binding=binding) as remote:
