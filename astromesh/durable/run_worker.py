@@ -15,6 +15,7 @@ from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
+from math import inf
 from time import monotonic
 from typing import Any, NamedTuple, Protocol
 
@@ -230,6 +231,8 @@ class RunWorker:
         self._draining = False
         #: the first sweep dispatches every queued run: a dead process may have had it
         self._queued = _EVERY_QUEUED
+        #: when the leases were renewed last, in seconds since the epoch; infinity: never
+        self._renewed_at = inf
         #: whether the last sweep left queued runs in the database
         self._left_some = False
         #: the time until which all queued runs are to be sent again to a backend that places them, or 0
@@ -815,7 +818,9 @@ class RunWorker:
 
     async def renew_leases(self, worker: str) -> Collection[str]:
         """Renews the lease of all runs. A lost one is noticed by the commit that its segment makes next."""
+        renewed_at = self._host.clock.now()
         await self.store.heartbeat(worker)
+        self._renewed_at = renewed_at
         return ()
 
     def has_work(self) -> bool:
@@ -825,7 +830,12 @@ class RunWorker:
         return await self.store.cancelling(worker) if self._segments else ()
 
     async def sweep(self, worker: str) -> float:
-        """Dispatches runs that are due. Without room, it leaves queued runs to other processes."""
+        """Dispatches runs that are due. Without room, it leaves queued runs to other processes.
+
+        Its own leases lapse where its clock jumps, or its store was away. It renews them before it looks.
+        """
+        if self._host.clock.now() - self._renewed_at > LEASE_SECONDS / 2:
+            await self.renew_leases(worker)
         if self._is_placed:
             await self._redact_ended(await self.store.raw())
             return await self._sweep_placed()

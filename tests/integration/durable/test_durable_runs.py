@@ -16,6 +16,7 @@ from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer
 from astromesh.durable.base import RunRow, SegmentClaim
+from astromesh.durable.leases import LEASE_SECONDS
 from astromesh.durable.sql_runs import Commit
 from astromesh.durable.sqlite import SqliteRuns
 from astromesh.errors import NotWaiting, StoreUnavailable
@@ -115,6 +116,27 @@ async def test_a_run_goes_on_in_another_process_behind_its_last_finished_step(tm
     for once in ("run.started", "memory.loaded", "model.restarted", "memory.persisted", "run.completed"):
         assert names.count(once) == 1, once
     assert names.count("tool.started") == names.count("tool.finished") == names.count("model.started") == 2
+
+
+async def test_a_worker_whose_clock_jumps_or_whose_store_was_away_keeps_its_runs(tmp_path):
+    """Its own lease has lapsed by then, and its sweep looks for lapsed leases."""
+    folder, clock = write(tmp_path, manifest()), ManualClock()
+    stuck, gate = asyncio.Event(), asyncio.Event()
+
+    async def hangs(_: CompletionRequest) -> str:
+        stuck.set()
+        await gate.wait()
+        return "Here."
+
+    async with working(folder, ScriptedProvider(hangs), lookup(), clock) as one:
+        row = await accepted(one)
+        await asyncio.wait_for(stuck.wait(), PATIENCE)
+        clock.advance(LEASE_SECONDS + 1)
+        await one.durable.sweep(one.durable.worker)
+        found = await one.durable.store.get(row.run_id)
+        assert found is not None and (found.status, found.segment) == ("running", 1)
+        gate.set()
+        assert (await rests(one, row.run_id))["status"] == "completed"
 
 
 async def test_a_run_that_another_worker_has_taken_is_not_in_progress_here_any_more(tmp_path):
