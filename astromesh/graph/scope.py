@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
 from operator import attrgetter
 from typing import Any, Literal, NamedTuple, NoReturn, Protocol, TypeVar
+
+from msgspec import Struct
+from msgspec.structs import replace
 
 from astromesh.errors import AnswerTooLong, OutcomeUnknown
 from astromesh.graph.ledger import RunLedger
@@ -236,8 +238,7 @@ def _run_attribute(name: str) -> Any:
 MAX_ANSWER_BYTES = 4 * 1024 * 1024
 
 
-@dataclass(slots=True)
-class _RunData:
+class _RunData(Struct):
     """The attributes that the scopes of one run share."""
 
     run_id: str
@@ -252,17 +253,17 @@ class _RunData:
     retries: list[int]
     steps: list[int]
     sampled: bool | None = None
-    uncancelled: list[str] = field(default_factory=list)
-    untrusted: list[str] = field(default_factory=list)
-    tools_called: list[str] = field(default_factory=list)
+    uncancelled: list[str] = []
+    untrusted: list[str] = []
+    tools_called: list[str] = []
     tool_records: list[ToolCallRecord] | None = None
-    citations: list[JsonObject] = field(default_factory=list)
-    nested_citations: list[JsonObject] = field(default_factory=list)
+    citations: list[JsonObject] = []
+    nested_citations: list[JsonObject] = []
     capture: Capture | None = None
     visible_name: Callable[[str], str] | None = None
     journal: Journal | None = None
     accounts: object | None = None
-    metadata: Mapping[str, Any] = field(default_factory=dict)
+    metadata: Mapping[str, Any] = {}
     tags: tuple[str, ...] = ()
     deps: Any = None
     keeps_graph_result: bool = False
@@ -271,9 +272,9 @@ class _RunData:
     max_answer_bytes: int = MAX_ANSWER_BYTES
     tool_choice: str = "auto"
     #: The number of calls of each tool that has a limit for one run.
-    tool_counts: dict[str, int] = field(default_factory=dict)
+    tool_counts: dict[str, int] = {}
     #: The number of tool calls without a model, by path.
-    call_ids: dict[str, int] = field(default_factory=dict)
+    call_ids: dict[str, int] = {}
 
 
 class Scope:

@@ -49,6 +49,7 @@ _AUTHORIZE_SECONDS = 30.0
 _USUAL_OUTPUT = 256
 #: a larger count is an error of the service
 _MAX_TOKENS = 1_000_000_000
+_NUMBERS = (int, float)
 #: a shorter key may be a part of ordinary words, such as `ollama`: messages of the service keep it
 _MAX_WORD = 8
 #: characters of the name of the model that has answered
@@ -412,12 +413,14 @@ def _validate_call(call: ToolCall) -> ToolCall:
 def _plausible_counts(counted: TokenCounts | None) -> TokenCounts | None:
     if counted is None:
         return None
-    inputs, outputs, cached, written, reasoning = (
-        int(n) if isinstance(n, int | float) and 0 <= n <= _MAX_TOKENS else None for n in counted
-    )
+    inputs, outputs, cached, written, reasoning = map(_plausible_count, counted)
     if cached is None or written is None or (inputs is None and outputs is None):
         return None
     return TokenCounts(inputs, outputs, cached, written, min(reasoning or 0, outputs or 0))
+
+
+def _plausible_count(n: Any) -> int | None:
+    return int(n) if isinstance(n, _NUMBERS) and 0 <= n <= _MAX_TOKENS else None
 
 
 def _url(text: str) -> URL:

@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Callable, Iterable, Mapping
-from dataclasses import dataclass, field
 from functools import partial
 from time import perf_counter
 from types import MappingProxyType
 from typing import Any
 
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from astromesh.config.runtime import Recording as RecordingKeys
@@ -264,8 +264,7 @@ class GatedEvents:
         return self._ledger.usage.total_tokens + estimate_request(request)
 
 
-@dataclass(slots=True)
-class Run:
+class Run(Struct):
     """One run in flight.
 
     Args:

@@ -345,8 +345,8 @@ def _insert_of_rows(statement: str, rows: int) -> str:
     return f"{head}{', '.join([values] * rows)}{tail}"
 
 
-def _characters(values: Iterable[object]) -> int:
-    return sum([len(one) for one in values if isinstance(one, str | bytes)])
+def _characters(values: Iterable[Any]) -> int:
+    return sum([len(one) for one in values if (kind := type(one)) is str or kind is bytes])
 
 
 def _fetch_all(

@@ -117,7 +117,7 @@ class Watchdog:
             if not self._awake.is_set():
                 self._look(loop)
                 continue
-            ending.wait(TICK_SECONDS)
+            ending.wait(max(self._seen + BLOCKED_SECONDS - time.monotonic(), TICK_SECONDS))
             if not loop.is_running():  # between two calls of `run_until_complete`
                 self._seen = time.monotonic()
             late = time.monotonic() - self._seen - TICK_SECONDS
