@@ -122,10 +122,7 @@ class Watchdog:
                 self._seen = time.monotonic()
             late = time.monotonic() - self._seen - TICK_SECONDS
             if late > BLOCKED_SECONDS - TICK_SECONDS:  # a block may begin up to a tick before the late one
-                # the current stack; the last one before the loop continues is logged
-                frame = self._frame()
-                where = "" if _is_at_rest(frame) else _format_stack(frame) or where
-                blocked_for = late
+                where, blocked_for = self._place(where), late
             elif where:
                 self.blocks += 1
                 self._report(blocked_for, where)
@@ -142,6 +139,14 @@ class Watchdog:
                 self._seen = time.monotonic()
                 loop.call_soon_threadsafe(self.touch)
                 self._awake.set()
+
+    def _place(self, before: str) -> str:
+        """Returns the current stack; the last one before the loop continues is logged.
+
+        No frame outlives this call: it would keep the variables of its function.
+        """
+        frame = self._frame()
+        return "" if _is_at_rest(frame) else _format_stack(frame) or before
 
     def _frame(self) -> FrameType | None:
         return sys._current_frames().get(self._loop_thread)  # noqa: SLF001

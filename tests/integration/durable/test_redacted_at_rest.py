@@ -167,9 +167,9 @@ async def test_text_that_a_rule_hides_late_leaves_the_disk_within_seconds(tmp_pa
     model, data = Held(), tmp_path / "data"
     async with server(tmp_path, storage, model, [{**CUSTOM, "broken": 1}]) as client:
         run_id = (await client.post(RUNS, json=BODY)).json()["run_id"]
-        await asyncio.wait_for(model.asked.wait(), PATIENCE)
         if not storage:
             assert places_of(SECRET, data), "else this shows nothing"
+        await asyncio.wait_for(model.asked.wait(), PATIENCE)
         async with asyncio.timeout(PATIENCE):
             while places_of(SECRET, data, storage):
                 await asyncio.sleep(0.05)

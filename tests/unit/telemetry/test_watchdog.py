@@ -8,6 +8,7 @@ import ctypes
 import linecache
 import threading
 import time
+import weakref
 
 from structlog.testing import capture_logs
 
@@ -38,6 +39,32 @@ async def test_what_holds_the_loop_is_counted_and_named() -> None:
     assert watchdog.worst() > BLOCKED_SECONDS
     assert __file__ not in linecache.cache, "it keeps no source of what it names"
     assert watchdog.worst() > BLOCKED_SECONDS, "whoever asks takes nothing away from others who ask"
+
+
+class Large:
+    """What a function holds while it blocks."""
+
+
+async def test_nothing_on_the_stack_of_a_block_is_kept() -> None:
+    """The thread looks at it; what stands in its variables may be large, or private."""
+    kept: list[weakref.ref[Large]] = []
+
+    def holds() -> None:
+        large = Large()
+        kept.append(weakref.ref(large))
+        holds_the_loop(4 * (BLOCKED_SECONDS + TICK_SECONDS))
+
+    watchdog = Watchdog()
+    watchdog.start()
+    try:
+        async with asyncio.timeout(60):
+            while not watchdog.blocks:
+                holds()
+                await asyncio.sleep(4 * TICK_SECONDS)
+            while kept[-1]() is not None:
+                await asyncio.sleep(TICK_SECONDS)
+    finally:
+        watchdog.stop()
 
 
 async def test_a_loop_that_gets_no_processor_is_late_and_holds_nothing() -> None:
