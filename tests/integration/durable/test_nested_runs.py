@@ -43,10 +43,12 @@ def folder(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
 
 @asynccontextmanager
 async def process(folder: Path, *script: Any) -> AsyncIterator[AgentRuntime]:
+    """A process; without a script it reads, and takes no run of another one."""
     plugins = {
         "tools": {"lookup": plugin_of(RecordingTool("lookup", lambda query: "found", parameters=QUERY))},
     }
     runtime = runtime_of(folder, ScriptedProvider(*script), plugins=plugins)
+    runtime.durable.executes = bool(script)
     await runtime.bootstrap()
     await runtime.durable.start()
     try:
