@@ -193,6 +193,14 @@ class IdempotencyKey(NamedTuple):
     expires_at: float
 
 
+class WaitingRun(NamedTuple):
+    """A run that waits for a person. `waiting_for` as in `RunRow`."""
+
+    agent: str
+    session_id: str
+    waiting_for: JsonObject | None
+
+
 class CancelRequest(NamedTuple):
     """A request to cancel a run of another process.
 
@@ -819,7 +827,7 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
         process fails, and its idempotency key becomes free.
         """
 
-    async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
+    async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[WaitingRun, ...]:
         """Returns the runs that wait for a person, the oldest first."""
 
     async def withdraw(self, claim: SegmentClaim) -> None:

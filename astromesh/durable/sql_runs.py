@@ -33,6 +33,7 @@ from astromesh.durable.base import (
     ScheduleQuery,
     SegmentClaim,
     StoredCallback,
+    WaitingRun,
 )
 from astromesh.durable.callbacks import SqlCallbacks, callback_values
 from astromesh.durable.serialization import (
@@ -393,8 +394,9 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
             return ()
         return await self._queries.transact(partial(self._overdue, lease, limit, queued or lease, limits))
 
-    async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[RunRow, ...]:
-        return tuple(map(run_of, await self._queries.read("waiting", tenant, owner, limit)))
+    async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[WaitingRun, ...]:
+        rows = await self._queries.read("waiting", tenant, owner, limit)
+        return tuple(WaitingRun(agent, session, value_of(found) or None) for agent, session, found in rows)
 
     async def attachments(self, run_id: str) -> Mapping[str, bytes]:
         return {row[0]: bytes(row[1]) for row in await self._queries.read("attachments", run_id)}

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple
 from msgspec.structs import replace
 
 from astromesh.access.scopes import Viewer
-from astromesh.durable.approvals import decisions_of, open_questions
+from astromesh.durable.approvals import decisions_of, questions_in
 from astromesh.durable.base import (
     ENDED_STATUSES,
     JournalStep,
@@ -23,6 +23,7 @@ from astromesh.durable.base import (
     RunSample,
     RunStore,
     RunTotals,
+    WaitingRun,
 )
 from astromesh.durable.remote_runs import RemoteCancel, RemoteEvents
 from astromesh.durable.run_registry import (
@@ -329,7 +330,7 @@ class Runs:
         """Returns what waits for a person, the oldest first."""
         store = await self._durable.open_if_used()
         rows = await store.waiting(*viewer, limit) if store is not None else ()
-        pairs = ((row, question) for row in rows for question in open_questions(row))
+        pairs = ((row, question) for row in rows for question in questions_in(row.waiting_for))
         return [_approval_json(row, question) for row, question in pairs if question["kind"] != CLIENT_TOOL]
 
     async def resume(self, run_id: str, viewer: Viewer, by: CallerContext, decision: Decision) -> JsonObject:
@@ -604,7 +605,7 @@ def _is_visible(row: RunRow, viewer: Viewer) -> bool:
     return row.tenant == viewer.tenant and viewer.owner in (None, row.owner)
 
 
-def _approval_json(row: RunRow, question: JsonObject) -> JsonObject:
+def _approval_json(row: WaitingRun, question: JsonObject) -> JsonObject:
     """Returns a question. `asking_agent`: the agent of the call or node, the run's own or a nested one."""
     asking = question.get("asking_agent") or row.agent
     return {**question, "agent": row.agent, "session_id": row.session_id, "asking_agent": asking}

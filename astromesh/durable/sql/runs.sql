@@ -227,7 +227,7 @@ WHERE {open} AND status = 'waiting' AND wake_at > 0.0 AND wake_at <= $1
 LIMIT $2 FOR UPDATE SKIP LOCKED
 
 -- name: waiting
-SELECT {columns} FROM astromesh.runs
+SELECT agent, session_id, waiting_for FROM astromesh.runs
 WHERE {open} AND status = 'waiting' AND waiting_for IS NOT NULL
     AND tenant = $1 AND ($2::text IS NULL OR owner = $2)
 ORDER BY id LIMIT $3

@@ -190,7 +190,8 @@ async def test_a_step_keeps_its_number_its_time_and_its_input(store):
 async def test_a_decision_counts_once(store):
     claim = await running(store)
     await store.commit(claim, change=RunChange("waiting", waiting_for={"tool": "pay"}, wake_at=NOW + 60))
-    assert [r.waiting_for for r in await store.waiting("acme", "ann")] == [{"tool": "pay"}]
+    (found,) = await store.waiting("acme", "ann")
+    assert (found.agent, found.waiting_for) == (run("run_1").agent, {"tool": "pay"})
     assert await store.waiting("acme", "bob") == await store.waiting("other", None) == ()
     decided = JournalStep("wait", 1, "wait", "", "done", {"decision": "approve"})
     rows = await asyncio.gather(*(store.advance("run_1", 1, [decided]) for _ in range(5)))

@@ -11,7 +11,7 @@ import pytest
 _NAMES = {"asyncpg", "astromesh.graph.reasoning", "astromesh.workflow", "fastapi", "numpy", "redis", "rich"}
 _NAMES |= {"astromesh.config.workflow"}
 _NAMES |= {"aiohttp", "boto3", "botocore", "google.auth", "greenlet", "markdown_it", "onnxruntime"}
-_NAMES |= {"phonenumbers", "re2", "tokenizers", "watchfiles"}
+_NAMES |= {"phonenumbers", "prometheus_client", "re2", "tokenizers", "watchfiles"}
 _SHOWN = f"import sys; print(sorted({_NAMES} & sys.modules.keys()))"
 _LEAN = "from astromesh.cli import startup; startup.prepare_imports(); "
 _SERVE = _LEAN + "import astromesh.cli.main, astromesh.cli.commands.serve"
