@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import webbrowser
 from collections.abc import AsyncIterator
@@ -18,7 +19,7 @@ from astromesh.cli.errors import reported_errors
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, Config, Data, folders_of
 from astromesh.cli.terminal import note
 from astromesh.config.folder import load
-from astromesh.errors import NotFound, ToolTimeout
+from astromesh.errors import ConfigError, NotFound, ToolTimeout
 from astromesh.logs import configure_logging
 from astromesh.net.http import Http
 from astromesh.plugins import Deps, Plugins
@@ -103,9 +104,11 @@ async def _session(server: str, folders: tuple[Path, Path]) -> AsyncIterator[tup
     """Opens the login of a server, with the port that it returns to.
 
     Raises:
+        InvalidConfiguration: the file has faults.
         NotFound: there is no such server, or it has no `oauth`.
     """
     configuration = load(folders[0])
+    configuration.require_sound()
     servers = configuration.mcp.spec.servers
     record = servers.get(server)
     if record is None:
@@ -137,7 +140,14 @@ class LoopbackBrowser:
         application.router.add_get("/callback", self._receive)
         self._runner = web.AppRunner(application, access_log=None)
         await self._runner.setup()
-        await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        try:
+            await web.TCPSite(self._runner, "127.0.0.1", self._port).start()
+        except OSError as error:
+            await self._runner.cleanup()
+            raise ConfigError(
+                f"The login cannot return to port {self._port}: {os.strerror(error.errno or 0)}. "
+                "Free it, or change `oauth.redirect_port`."
+            ) from error
         self.redirect_uri = f"http://127.0.0.1:{self._runner.addresses[0][1]}/callback"
         return self
 
