@@ -278,8 +278,9 @@ def _key_in_file(path: Path, named: str) -> ApiKey:
     where = f"the file {named}" if name == named else name
     try:
         text = path.read_text(encoding="utf-8")
-    except (OSError, ValueError):  # not UTF-8, or not a valid file name
-        return ApiKey("", f"{where} cannot be read")
+    except (OSError, ValueError) as error:  # not UTF-8, or not a valid file name
+        reason = f": {error.strerror}" if isinstance(error, OSError) else ""
+        return ApiKey("", f"{where} cannot be read{reason}")
     return _key(text, where, "is empty")
 
 

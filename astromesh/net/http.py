@@ -388,7 +388,8 @@ def read_key(options: ServiceOptions, config_dir: Path) -> str:
         try:
             return _clean(path.read_text(encoding="utf-8"), f"the file {options.api_key_file}")
         except (OSError, UnicodeDecodeError) as error:
-            raise MissingKey(f"The key file {options.api_key_file} cannot be read.") from error
+            reason = f": {error.strerror}" if isinstance(error, OSError) else ""
+            raise MissingKey(f"The key file {options.api_key_file} cannot be read{reason}.") from error
     return ""
 
 

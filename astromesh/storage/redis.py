@@ -213,9 +213,9 @@ def translate_redis_error(error: BaseException, name: str) -> AstromeshError:
         return InvalidInput(NOT_TEXT)
     for foreign, kind, reason in _MESSAGES:
         if isinstance(error, foreign):
-            return kind(f"The server {name} {reason}.")
+            return kind(f"The Redis server {name} {reason}.")
     reason = str(error).splitlines()[0][:200] if isinstance(error, ResponseError) else type(error).__name__
-    return StoreError(f"The server {name} rejected a command: {reason}")
+    return StoreError(f"The Redis server {name} rejected a command: {reason}")
 
 
 async def shared_redis(deps: Deps, url: str = "") -> Redis:

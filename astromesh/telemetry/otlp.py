@@ -252,7 +252,7 @@ class OtlpExporter:
             log.warning("traces_not_exported", error=str(error))
             sent = False
         if not sent and not self._failing:
-            log.warning("traces_not_exported", error="the collector rejected them")
+            log.warning("traces_not_exported", error="the collector did not answer, or rejected them")
         self._failing = not sent
 
 
