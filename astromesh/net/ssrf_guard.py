@@ -14,9 +14,12 @@ from astromesh.errors import AddressForbidden
 Address = IPv4Address | IPv6Address
 Network = IPv4Network | IPv6Network
 
-# IPv6 ranges that embed an IPv4 address, which then decides (RFC 4291, 6052, 3056), or are local to a site
-_EMBEDDING_NETWORKS = (ip_network("64:ff9b::/96"), ip_network("::/96"))
-_SITE_LOCAL = ip_network("fec0::/10")
+# IPv6 ranges that embed an IPv4 address, which then decides (RFC 4291, 6052, 3056, 2765)
+_EMBEDDING_NETWORKS = (ip_network("64:ff9b::/96"), ip_network("::/96"), ip_network("::ffff:0:0:0/96"))
+# local ranges that Python takes for global: NAT64 and protocols of a site, its old addresses, documents, SRv6
+_LOCAL_NETWORKS = tuple(
+    map(ip_network, ("64:ff9b:1::/48", "192.0.0.0/24", "fec0::/10", "3fff::/20", "5f00::/16"))
+)
 
 
 def is_public(address: Address) -> bool:
@@ -24,7 +27,8 @@ def is_public(address: Address) -> bool:
     inner = _embedded_ipv4(address)
     if inner is not None:
         return is_public(inner)
-    return address.is_global and not address.is_multicast and address not in _SITE_LOCAL
+    is_local = any(address in network for network in _LOCAL_NETWORKS)
+    return address.is_global and not (address.is_multicast or is_local)
 
 
 def _embedded_ipv4(address: Address) -> IPv4Address | None:

@@ -303,7 +303,8 @@ class Metrics:
     def _guardrails_checked(self, event: Event) -> None:
         since = self._orchestrating.pop(event.run_id, None)
         if since is not None:  # the output rules run directly after the pattern
-            self._steps["orchestration",].observe(event.ts - since - event.data["duration_ms"] / 1000)
+            seconds = event.ts - since - event.data["duration_ms"] / 1000
+            self._steps["orchestration",].observe(max(seconds, 0.0))  # the clock may have been set back
         self._steps[f"guardrails.{event.data['stage']}",].observe(event.data["duration_ms"] / 1000)
 
 

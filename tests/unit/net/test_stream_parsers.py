@@ -111,7 +111,7 @@ def test_lines_are_the_same_however_the_stream_is_cut(given_lines, size):
         "0.0.0.0", "224.0.0.1", "255.255.255.255", "192.0.2.1",
         "::1", "::", "fe80::1", "fd00::1", "fec0::1", "ff02::1",
         "::ffff:127.0.0.1", "::ffff:10.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "::127.0.0.1",
-        "2001:db8::1",
+        "2001:db8::1", "64:ff9b:1::a00:1", "::ffff:0:7f00:1", "192.0.0.8", "3fff::1", "5f00::1",
     ],
 )  # fmt: skip
 def test_addresses_that_are_not_of_the_open_internet_are_refused(address):

@@ -133,9 +133,12 @@ def test_the_time_of_the_pattern_is_a_step() -> None:
     about = {"stage": "output", "actions": 0, "duration_ms": 0.0}
     metrics.send(Event("run_1", 2, 10.5, "guardrails.checked", about))
     assert lines(metrics)['astromesh_step_duration_seconds_sum{step="orchestration"}'] == 0.5
+    metrics.send(Event("run_3", 1, 10.0, "tools.listed", {"count": 0}))
+    metrics.send(Event("run_3", 2, 5.0, "guardrails.checked", about))
+    assert lines(metrics)['astromesh_step_duration_seconds_sum{step="orchestration"}'] == 0.5
     metrics.send(Event("run_2", 1, 10.0, "tools.listed", {"count": 0}))
     send(metrics, "run.failed", code="internal", agent="a", usage=USAGE)
-    assert lines(metrics)['astromesh_step_duration_seconds_count{step="orchestration"}'] == 1
+    assert lines(metrics)['astromesh_step_duration_seconds_count{step="orchestration"}'] == 2
 
 
 def test_a_run_that_waited_and_goes_on_is_in_progress_once() -> None:
