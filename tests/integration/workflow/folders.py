@@ -83,6 +83,14 @@ async def until(client: httpx.AsyncClient, task_id: str, *wanted: str) -> dict[s
     return found
 
 
+async def idle(runtime: AgentRuntime) -> None:
+    """Returns when every Task of this process waits with all of it."""
+    live = runtime.workflows.records.live
+    async with asyncio.timeout(60):
+        while not all(task.is_idle for task in live.values()):
+            await asyncio.sleep(0.01)
+
+
 def events_of(text: str) -> list[tuple[int, str, dict[str, Any]]]:
     """Server-sent events as (id, event, data)."""
     found = []

@@ -10,8 +10,9 @@ import httpx
 import pytest
 import yaml
 
+from astromesh.testing import ManualClock
 from tests.integration.agents_folder import client_of
-from tests.integration.workflow.folders import ENDED, runtime_with, small, until
+from tests.integration.workflow.folders import ENDED, idle, runtime_with, small, until
 
 RUNS, PATIENCE = "/v1/workflows/small/runs", 60.0
 
@@ -110,12 +111,14 @@ async def test_what_is_paused_counts_for_no_limit(config: Path) -> None:
         "scheduler: {max_concurrency: 1, max_queue_size: 1, max_stage_concurrency: 1, task_timeout_s: 1.5}\n"
     )
     small(config, extra="task: {pause_before: [x]}\n", scheduler=limits)
-    async with client_of(runtime_with(config)) as client:
+    runtime = runtime_with(config, clock=(clock := ManualClock()))
+    async with client_of(runtime) as client:
         ids = []
         for n in range(4):
             ids.append(await accepted(client, n))
             await paused(client, ids[-1], "x")
-        await asyncio.sleep(1.6)
+        await idle(runtime)
+        clock.advance(1.6)
         for task_id in ids:
             await act(client, task_id, "resume")
         ended = [await until(client, task_id, *ENDED) for task_id in ids]

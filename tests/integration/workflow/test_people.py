@@ -12,10 +12,11 @@ import pytest
 import yaml
 
 from astromesh.api.auth import Auth
+from astromesh.testing import ManualClock
 from astromesh.types import CallerContext
 from astromesh.workflow.project import check_folder
 from tests.integration.agents_folder import client_of
-from tests.integration.workflow.folders import ENDED, runtime_with, until
+from tests.integration.workflow.folders import ENDED, idle, runtime_with, until
 
 PATIENCE = 60.0
 RUNS = "/v1/workflows/desk/runs"
@@ -216,12 +217,15 @@ async def test_more_tasks_wait_than_may_run_and_none_of_them_counts(config: Path
     limits = (
         "scheduler: {max_concurrency: 1, max_queue_size: 1, max_stage_concurrency: 1, task_timeout_s: 1}\n"
     )
-    async with client_of(runtime_with(desk(config, f"role: linear, {CHOOSE}", scheduler=limits))) as client:
+    desk(config, f"role: linear, {CHOOSE}", scheduler=limits)
+    runtime = runtime_with(config, clock=(clock := ManualClock()))
+    async with client_of(runtime) as client:
         ids = []
         for n in range(4):
             ids.append(await accepted(client, n))
             await asked(client, n + 1)
-        await asyncio.sleep(1.2)
+        await idle(runtime)
+        clock.advance(1.2)
         for task_id in ids:
             await decided(client, task_id, decision="approve")
         ended = [await until(client, task_id, *ENDED) for task_id in ids]
