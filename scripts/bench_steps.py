@@ -1,10 +1,12 @@
 """What one plain run costs, step by step: instructions of the server, and each step's share.
 
-    python scripts/bench_steps.py [--runs 200] [--only-shares]
+    python scripts/bench_steps.py [--runs 400] [--only-shares]
 
 The instructions are those of `astromesh serve` and of the limit (`scripts/beside/limit_app.py`: a bare route
-of FastAPI with one model call) under callgrind, which counts the same on a busy machine. They need Debian's
-package `valgrind`; without it, or with --only-shares, they are left out. The shares are of processor time:
+of FastAPI with one model call) under callgrind, which counts the same on a busy machine. Sixteen runs are
+made at once, and what an idle server executes in the same time is subtracted, because callgrind makes a run
+so slow that timers tick many times during it. They need Debian's package `valgrind`; without it, or with
+--only-shares, they are left out. The shares are of processor time:
 the ASGI application is called in this process, without the server around it, and what functions of C take
 counts for the step that calls them.
 """
@@ -63,6 +65,7 @@ STEPS = (
     ("structlog/", "log line"),
 )
 REST = "event loop and the rest"
+AT_ONCE = 16
 #: a place in a profile: file, line, function
 Place = tuple[str, int, str]
 
@@ -71,14 +74,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--runs", type=int, default=200)
+    parser.add_argument("--runs", type=int, default=400)
     parser.add_argument("--only-shares", action="store_true")
     args = parser.parse_args()
     if shutil.which("valgrind") and not args.only_shares:
         own, limit = asyncio.run(instructions(args.runs))
         show(Figure("steps", "instructions of one plain run", own, "million", limit, "≤ 1.45 million"))
     with Path(os.devnull).open("w") as nowhere, contextlib.redirect_stderr(nowhere):
-        percent = asyncio.run(shares(5 * args.runs))
+        percent = asyncio.run(shares(3 * args.runs))
     for step, share in percent.most_common():
         show(Figure("steps", f"share: {step}", share, "%"))
 
@@ -142,7 +145,7 @@ async def instructions(runs: int) -> tuple[float, float]:
 
 
 async def counted(argv: list[str], runs: int, folder: str, env: Mapping[str, str]) -> float:
-    """Returns millions of instructions that each of so many runs takes, one after the other."""
+    """Returns millions of instructions that each of so many runs takes."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -155,23 +158,27 @@ async def counted(argv: list[str], runs: int, folder: str, env: Mapping[str, str
         url = f"http://127.0.0.1:{port}"
         async with aiohttp.ClientSession() as http:
             await ready(http, url, server)
-            async with http.get(f"{url}/openapi.json") as answer:  # loads the routes of FastAPI
-                await answer.read()
-            await make_runs(http, url, 30)
+            await make_runs(http, url, 100)
             control(server.pid, "--zero")
+            started = time.monotonic()
             await make_runs(http, url, runs)
-            control(server.pid, "--dump")
-        totals = re.search(r"^totals: (\d+)", dump_text(dump), re.MULTILINE)
-        assert totals is not None
-        return int(totals[1]) / runs / 1e6
+            took = time.monotonic() - started
+            busy = dumped(server.pid, dump)
+            await asyncio.sleep(took)
+            idle = dumped(server.pid, dump)
+        return (busy - idle) / runs / 1e6
     finally:
         server.kill()
         server.wait()
 
 
-def dump_text(dump: Path) -> str:
-    """Returns the newest dump of callgrind, which numbers them."""
-    return max(dump.parent.glob(f"{dump.name}.*[0-9]"), key=lambda file: file.stat().st_mtime).read_text()
+def dumped(pid: int, dump: Path) -> int:
+    """Returns the instructions since the last dump of callgrind, which numbers them."""
+    control(pid, "--dump")
+    newest = max(dump.parent.glob(f"{dump.name}.*[0-9]"), key=lambda file: file.stat().st_mtime)
+    totals = re.search(r"^totals: (\d+)", newest.read_text(), re.MULTILINE)
+    assert totals is not None
+    return int(totals[1])
 
 
 def control(pid: int, what: str) -> None:
@@ -189,12 +196,16 @@ async def ready(http: aiohttp.ClientSession, url: str, server: subprocess.Popen[
 
 
 async def make_runs(http: aiohttp.ClientSession, url: str, runs: int) -> None:
-    for n in range(runs):
-        body = {"query": f"few {n}", "session_id": "s"}
-        async with http.post(f"{url}/v1/agents/plain/run", json=body) as answer:
+    gate = asyncio.Semaphore(AT_ONCE)
+
+    async def make_run(n: int) -> None:
+        body = {"query": f"few {n}", "session_id": f"s{n}"}
+        async with gate, http.post(f"{url}/v1/agents/plain/run", json=body) as answer:
             if answer.status != 200:
                 raise SystemExit(f"{url} answered {answer.status}: {await answer.text()}")
             await answer.read()
+
+    await asyncio.gather(*map(make_run, range(runs)))
 
 
 if __name__ == "__main__":
