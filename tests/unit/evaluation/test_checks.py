@@ -10,8 +10,8 @@ import pytest
 
 from astromesh.config.workflow import Assertion, EvaluationCase
 from astromesh.errors import ProviderUnavailable
-from astromesh.evaluation.base import CalledTool, Case, Kind, Outcome, Verdict, golden_record
-from astromesh.evaluation.evaluate import Checked, check
+from astromesh.evaluation.base import CalledTool, Case, Kind, Options, Outcome, Verdict, golden_record
+from astromesh.evaluation.evaluate import Checked, check, evaluation_of, run_cases
 
 OUTCOME = Outcome(
     ids={"run_id": "run_1", "agent": "shop"},
@@ -102,14 +102,98 @@ async def found(tmp_path: Path, **assertion: Any) -> str:
         ({"type": "function", "function": "m:bad"}, "m:bad returned False"),
         ({"type": "function", "function": "m:says"}, "2 calls"),
         ({"type": "function", "function": "m:none"}, "could not be checked"),
+        ({"type": "contains", "field_path": "text.none", "expected": "x"}, "text.none is missing"),
+        ({"type": "regex", "field_path": "items.-1", "expected": "missing"}, "items.-1 is missing"),
+        ({"type": "tool_called"}, ""),
+        ({"type": "tool_called", "arguments": {"item": "cup"}}, 'expected any tool {"item":"cup"}'),
+        ({"type": "tool_called", "tool": "price", "arguments": {"size": None}}, 'expected price {"size"'),
+        ({"type": "no_tool_called", "tool": "price"}, "calls are price {"),
+        ({"type": "cost_below", "expected": 0.002}, "cost is 0.002 USD, limit 0.002"),
+        ({"type": "golden", "file": "list.json", "ignore": ["run_id"]}, "items.0.price: 5 instead of 6"),
+        ({"type": "golden", "file": "more.json", "ignore": ["run_id", "timestamps"]}, "seen: missing"),
+        ({"type": "golden", "file": "times.json", "ignore": ["run_id", "timestamps"]}, ""),
     ],
 )  # fmt: skip
 async def test_a_check_says_why_it_fails(tmp_path: Path, assertion: dict[str, Any], says: str) -> None:
     golden = {**golden_record(OUTCOME), "run_id": "run_0"}
-    (tmp_path / "golden.json").write_text(json.dumps(golden))
+    files = {
+        "golden": golden,
+        "list": {**golden, "output": {"text": "It costs 5 EUR.", "items": [{"price": 6}]}},
+        "more": {**golden, "seen": 1, "ended_at": 1},
+        "times": {**golden, "ended_at": 1},
+    }
+    for name, content in files.items():
+        (tmp_path / f"{name}.json").write_text(json.dumps(content))
     (tmp_path / "number.json").write_text('{"type": "number"}')
     message = await found(tmp_path, **assertion)
     assert says in message and bool(says) is bool(message)
+
+
+# -- cases ---------------------------------------------------------------------------------------------------
+
+
+class Priced(Shop):
+    """A run costs two cents, or nothing if it is recorded."""
+
+    implied = (Assertion(type="status", expected="completed"),)
+
+    async def run(self, case: Case, *, live: bool) -> Outcome:
+        status = "failed" if case.spec.id == "bad" else "completed"
+        error = {"code": "timeout", "message": "Too late."} if status == "failed" else None
+        split = {"message": "another prompt"} if case.spec.id == "split" else None
+        return Outcome(
+            {"run_id": f"run_{case.spec.id}"}, status, "5", ("ask",), error=error, cost_usd=0.02,
+            duration_ms=10.0, divergence=split, is_live=live,
+        )  # fmt: skip
+
+
+async def costly(rubric: str, case: Case, outcome: Outcome, model: str) -> Verdict:
+    return Verdict(True, "", model, 0.01)
+
+
+def cases(*ids: str, **assertion: Any) -> list[Case]:
+    given = (Assertion.model_validate_json(json.dumps(assertion)),) if assertion else ()
+    return [Case("all", EvaluationCase(id=one, assertions=given), Path()) for one in ids]
+
+
+async def test_a_case_passes_with_the_implied_checks_and_without_a_divergence() -> None:
+    heard: list[str] = []
+    found = await run_cases(
+        Priced(), cases("good", "bad", "split"), on_result=lambda one: heard.append(one.case)
+    )
+    assert heard == ["good", "bad", "split"]
+    assert [(one.case, one.passed, one.failures) for one in found.cases] == [
+        ("good", True, []),
+        ("bad", False, ["status: status is 'failed' (timeout: Too late.), expected \"completed\""]),
+        ("split", False, ["another prompt"]),
+    ]
+    assert not found.passed and found.complete
+    own = await run_cases(Priced(), cases("bad", type="status", expected="failed"))
+    assert own.passed  # a check of the same type replaces the implied one
+
+
+async def test_a_report_has_every_run_of_a_case_and_what_was_paid() -> None:
+    judged = cases("a", "b", type="judge", rubric="good")
+    options = Options(repeat=2, live=True, model="x:y")
+    found = await run_cases(Priced(), judged, options, costly)
+    assert [(one.case, one.repeat, one.model, one.run_id) for one in found.cases] == [
+        ("a", 1, "x:y", "run_a"), ("a", 2, "x:y", "run_a"),
+        ("b", 1, "x:y", "run_b"), ("b", 2, "x:y", "run_b"),
+    ]  # fmt: skip
+    assert found.spent == pytest.approx(4 * 0.03)
+    recorded = await run_cases(Priced(), judged, judge=costly)
+    assert recorded.spent == pytest.approx(2 * 0.01) and recorded.cases[0].recorded
+    report = evaluation_of(Priced(), "eval_1", 5.0, [found, recorded])
+    assert (report.name, report.kind, report.passed, report.stopped) == ("shop", "agent", True, "")
+    assert report.cost_usd == pytest.approx(0.14) and len(report.cases) == 6
+
+
+async def test_no_run_begins_when_the_limit_is_spent() -> None:
+    found = await run_cases(Priced(), cases("a", "b", "c"), Options(live=True, max_cost_usd=0.04))
+    assert [one.case for one in found.cases] == ["a", "b"]
+    assert not found.complete and not found.passed
+    report = evaluation_of(Priced(), "eval_1", 5.0, [found])
+    assert (report.stopped, report.passed) == ("cost_limit", False)
 
 
 async def test_the_verdict_of_a_judge_is_part_of_the_report(tmp_path: Path) -> None:
