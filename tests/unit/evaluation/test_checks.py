@@ -109,8 +109,12 @@ async def found(tmp_path: Path, **assertion: Any) -> str:
         ({"type": "tool_called", "tool": "price", "arguments": {"size": None}}, 'expected price {"size"'),
         ({"type": "no_tool_called", "tool": "price"}, "calls are price {"),
         ({"type": "cost_below", "expected": 0.002}, "cost is 0.002 USD, limit 0.002"),
-        ({"type": "golden", "file": "list.json", "ignore": ["run_id"]}, "items.0.price: 5 instead of 6"),
+        ({"type": "golden", "file": "list.json", "ignore": ["run_id"]}, "at output.items.0.price: 5 instead"),
+        ({"type": "golden", "file": "list.json", "ignore": ["run_id", "price"]}, ""),
+        ({"type": "golden", "file": "two.json", "ignore": ["run_id"]}, 'output.items: [{"price":5}] instead'),
+        ({"type": "regex", "field_path": "text", "expected": "^It"}, ""),
         ({"type": "golden", "file": "more.json", "ignore": ["run_id", "timestamps"]}, "seen: missing"),
+        ({"type": "golden", "file": "less.json", "ignore": ["run_id"]}, '"completed" instead of missing'),
         ({"type": "golden", "file": "times.json", "ignore": ["run_id", "timestamps"]}, ""),
     ],
 )  # fmt: skip
@@ -120,6 +124,8 @@ async def test_a_check_says_why_it_fails(tmp_path: Path, assertion: dict[str, An
         "golden": golden,
         "list": {**golden, "output": {"text": "It costs 5 EUR.", "items": [{"price": 6}]}},
         "more": {**golden, "seen": 1, "ended_at": 1},
+        "two": {**golden, "output": {"text": "It costs 5 EUR.", "items": [{"price": 5}] * 2}},
+        "less": {name: value for name, value in golden.items() if name != "status"},
         "times": {**golden, "ended_at": 1},
     }
     for name, content in files.items():
@@ -129,21 +135,29 @@ async def test_a_check_says_why_it_fails(tmp_path: Path, assertion: dict[str, An
     assert says in message and bool(says) is bool(message)
 
 
+def test_a_golden_file_has_what_a_run_has_led_to() -> None:
+    assert golden_record(OUTCOME) == {
+        "run_id": "run_1", "agent": "shop", "status": "completed", "output": OUTCOME.output, "error": None,
+        "path": ["ask", "answer"],
+    }  # fmt: skip
+
+
 # -- cases ---------------------------------------------------------------------------------------------------
 
 
 class Priced(Shop):
     """A run costs two cents, or nothing if it is recorded."""
 
-    implied = (Assertion(type="status", expected="completed"),)
+    implied: tuple[Assertion, ...] = (Assertion(type="status", expected="completed"),)
 
     async def run(self, case: Case, *, live: bool) -> Outcome:
         status = "failed" if case.spec.id == "bad" else "completed"
         error = {"code": "timeout", "message": "Too late."} if status == "failed" else None
         split = {"message": "another prompt"} if case.spec.id == "split" else None
+        ids = {"task_id": "t"} if split else {"run_id": f"run_{case.spec.id}"}
         return Outcome(
-            {"run_id": f"run_{case.spec.id}"}, status, "5", ("ask",), error=error, cost_usd=0.02,
-            duration_ms=10.0, divergence=split, is_live=live,
+            ids, status, "5", ("ask",), error=error, cost_usd=0.02, duration_ms=10.0, divergence=split,
+            is_live=live,
         )  # fmt: skip
 
 
@@ -167,6 +181,9 @@ async def test_a_case_passes_with_the_implied_checks_and_without_a_divergence() 
         ("bad", False, ["status: status is 'failed' (timeout: Too late.), expected \"completed\""]),
         ("split", False, ["another prompt"]),
     ]
+    assert [(one.run_id, one.task_id, one.path) for one in found.cases] == [
+        ("run_good", "", ("ask",)), ("run_bad", "", ("ask",)), ("", "t", ("ask",)),
+    ]  # fmt: skip
     assert not found.passed and found.complete
     own = await run_cases(Priced(), cases("bad", type="status", expected="failed"))
     assert own.passed  # a check of the same type replaces the implied one
@@ -199,4 +216,5 @@ async def test_no_run_begins_when_the_limit_is_spent() -> None:
 async def test_the_verdict_of_a_judge_is_part_of_the_report(tmp_path: Path) -> None:
     case = Case("all", EvaluationCase(id="one"), tmp_path, judge="file:model")
     result = await check(Assertion(type="judge", rubric="other"), Checked(case, OUTCOME, Shop(), judge))
+    assert (result.type, result.passed) == ("judge", False)
     assert result.verdict == Verdict(False, "the price is missing", "file:model")

@@ -37,7 +37,7 @@ def test_a_row_has_the_cost_and_the_time_of_one_run_on_average() -> None:
 
 def test_junit_has_a_suite_for_each_model_and_one_for_an_early_end() -> None:
     checks: tuple[CheckResult, ...] = ()
-    bad = result("a", False, model="x:y", assertions=checks, status="failed", duration_ms=250.0)
+    bad = result("a", False, model="x:y", assertions=checks, status="half \ud800", duration_ms=250.0)
     one = replace(report(result("a", True), bad), stopped="cost_limit")
     root = ET.fromstring(junit(one))
     assert root.get("name") == "shop"
@@ -46,8 +46,12 @@ def test_junit_has_a_suite_for_each_model_and_one_for_an_early_end() -> None:
     ]  # fmt: skip
     case = root[1][0]
     assert (case.get("classname"), case.get("name")) == ("shop.all [x:y]", "a")
-    assert [failure.get("message") for failure in case] == ["failed"]
-    assert [failure.get("message") for failure in root[2][0]] == [
+    assert [failure.get("message") for failure in case] == ["half ?"]
+    assert {inner.tag for suite in root for inner in suite} == {"testcase"}
+    assert {inner.tag for suite in root for one in suite for inner in one} == {"failure"}
+    stopped = root[2][0]
+    assert (stopped.get("classname"), stopped.get("name")) == ("shop", "cost_limit")
+    assert [failure.get("message") for failure in stopped] == [
         "The cost limit was reached before the last case."
     ]
 
@@ -98,8 +102,8 @@ def test_a_comparison_has_cost_and_time_of_the_cases_of_both() -> None:
         result("a", False, cost_usd=0.3, duration_ms=500.0),
     )
     (one,) = comparisons(after, before)
-    assert (one.cost_usd, one.seconds) == ((0.5, pytest.approx(0.2)), (1.0, 0.5))
-    assert [(x.before, x.after) for x in one.worse] == [((1, 1), (1, 2))]
+    assert one.cost_usd == pytest.approx((0.5, 0.2)) and one.seconds == (1.0, 0.5)
+    assert [(x.suite, x.case, x.before, x.after) for x in one.worse] == [("all", "a", (1, 1), (1, 2))]
     assert comparisons(report(), None) == []
     (none,) = comparisons(report(result("b", True)), before)
     assert (none.cost_usd, none.seconds, none.same) == ((0.0, 0.0), (0.0, 0.0), 0)
