@@ -72,13 +72,8 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 def pytest_collection_finish() -> None:
-    """Keep no byte code of modules that tests write: two versions of one may have the same time and size.
-
-    And look no more for garbage in what is imported and collected: a million objects, at each `gc.collect()`.
-    """
+    """Keep no byte code of modules that tests write: two versions of one may have the same time and size."""
     sys.dont_write_bytecode = True
-    gc.collect()
-    gc.freeze()
 
 
 def trust_one_authority() -> None:

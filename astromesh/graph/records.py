@@ -218,7 +218,7 @@ def _fields_passed(others: tuple[Any, ...], named: dict[str, Any]) -> dict[str, 
         TypeError: One is unknown, or passed twice.
     """
     if others:
-        names = [field.name for field in fields(NodeResult)][2 : 2 + len(others)]
+        names = _FIELDS[2 : 2 + len(others)]
         if len(names) < len(others) or not named.keys().isdisjoint(names):
             raise TypeError(f"NodeResult() got {len(others)} positional arguments after output, and {named}.")
         named.update(zip(names, others, strict=True))
@@ -510,7 +510,8 @@ _FIELD_RULES: tuple[tuple[str, Callable[[Any], bool], str], ...] = (
 
 _field_values = attrgetter(*(field for field, _, _ in _FIELD_RULES[1:]))
 _DEFAULT_VALUES = _field_values(NodeResult())
-_FIELD_NAMES = frozenset(field.name for field in fields(NodeResult))
+_FIELDS = tuple(field.name for field in fields(NodeResult))
+_FIELD_NAMES = frozenset(_FIELDS)
 #: The fields of a result that is nothing but an output.
 PLAIN_FIELDS = frozenset({"node_name", "output", "duration_ms"})
 
