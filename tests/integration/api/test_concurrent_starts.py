@@ -46,7 +46,8 @@ async def test_health_is_told_while_others_wait_for_their_turn(tmp_path: Path) -
     ends: list[str] = []
 
     async def asks(client: httpx.AsyncClient, path: str) -> None:
-        answer = await client.get(path)
+        while (answer := await client.get(path)).status_code == 503:  # a slow machine refuses the last ones
+            await asyncio.sleep(float(answer.headers["retry-after"]))
         assert answer.status_code == 200
         ends.append(path)
 
