@@ -156,11 +156,11 @@ class Folder:
     def _files(self) -> list[Path]:
         try:
             list(self.path.iterdir())  # a glob passes over what it may not read
+            listed = {path for pattern in self.globs for path in self.path.glob(pattern)}
+            found = [path for path in listed if not _hidden(path, self.path)]
         except OSError as error:
             self._warn(self.path, str(error), str(error))
             return []
-        listed = {path for pattern in self.globs for path in self.path.glob(pattern)}
-        found = [path for path in listed if not _hidden(path, self.path)]
         return sorted(path for path in found if path.is_symlink() or path.is_file())
 
     def _warn(self, path: Path, stamp: str, why: str) -> None:
