@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from astromesh.access.scopes import Viewer
 from astromesh.durable.base import RunQuery
 from astromesh.errors import DeadlineExceeded, Interrupted, RunNotFound
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.records import RunAnswer
 from astromesh.telemetry import ids
 from astromesh.testing import RecordingSink, RecordingTool, ScriptedProvider, plugin_of
 from astromesh.types import CallerContext, ToolCall
@@ -54,17 +57,25 @@ async def only_run(runtime: AgentRuntime, viewer: Viewer = ME) -> str:
     return str((await runtime.runs.list(RunQuery(*viewer))).runs[0]["run_id"])
 
 
-async def test_a_plain_run_is_cancelled_from_another_process(tmp_path, storage):
-    """The answer says what became of it; its caller is told; nothing but the principal decides who may."""
-    model, folder = Hanging(), folder_of(tmp_path, storage)
+@asynccontextmanager
+async def run_of_ann(
+    folder: Path, storage: str
+) -> AsyncIterator[tuple[asyncio.Task[RunAnswer], str, AgentRuntime]]:
+    """A plain run of one process that its model holds, its id, and another process."""
+    model, config = Hanging(), folder_of(folder, storage)
     ann = CallerContext(user_id="ann", tenant_id="default")
     async with (
-        runtime_of(folder, ScriptedProvider(model)) as one,
-        runtime_of(folder, ScriptedProvider()) as two,
+        runtime_of(config, ScriptedProvider(model)) as one,
+        runtime_of(config, ScriptedProvider()) as two,
     ):
         run = asyncio.create_task(one.run("helper", "Hello", "s-1", caller=ann))
         await asyncio.wait_for(model.asked.wait(), PATIENCE)
-        run_id = await only_run(one, ANN)
+        yield run, await only_run(one, ANN), two
+
+
+async def test_a_plain_run_is_cancelled_from_another_process(tmp_path, storage):
+    """The answer says what became of it; its caller is told; nothing but the principal decides who may."""
+    async with run_of_ann(tmp_path, storage) as (run, run_id, two):
         with pytest.raises(RunNotFound):
             await two.runs.cancel(run_id, BOB)
         assert not run.done()
@@ -77,15 +88,7 @@ async def test_a_plain_run_is_cancelled_from_another_process(tmp_path, storage):
 
 async def test_a_stranger_neither_stops_nor_reads_the_cancel_of_another(tmp_path, storage):
     """Who knows the id of a run of another principal asks for its end before and after that principal."""
-    model, folder = Hanging(), folder_of(tmp_path, storage)
-    ann = CallerContext(user_id="ann", tenant_id="default")
-    async with (
-        runtime_of(folder, ScriptedProvider(model)) as one,
-        runtime_of(folder, ScriptedProvider()) as two,
-    ):
-        run = asyncio.create_task(one.run("helper", "Hello", "s-1", caller=ann))
-        await asyncio.wait_for(model.asked.wait(), PATIENCE)
-        run_id = await only_run(one, ANN)
+    async with run_of_ann(tmp_path, storage) as (run, run_id, two):
         callers = (two.runs.cancel(run_id, viewer) for viewer in (BOB, ANN, BOB, ANN))
         outcomes: list[Any] = await asyncio.gather(*callers, return_exceptions=True)
         with pytest.raises(Interrupted):
