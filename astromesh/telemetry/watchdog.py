@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import logging
 import os
 import sys
@@ -10,8 +11,8 @@ import sysconfig
 import threading
 import time
 from collections import deque
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from types import FrameType
 from weakref import WeakKeyDictionary
 
@@ -134,22 +135,20 @@ class Watchdog:
         """Waits until work begins, or until the loop executes something at a look."""
         if self._awake.wait(LOOK_SECONDS):
             return
-        if self._is_busy() or not _is_at_rest(self._frame()):
+        if self._is_busy() or self._place("somewhere"):
             with suppress(RuntimeError):  # closed meanwhile
                 self._seen = time.monotonic()
                 loop.call_soon_threadsafe(self.touch)
                 self._awake.set()
 
     def _place(self, before: str) -> str:
-        """Returns the current stack; the last one before the loop continues is logged.
+        """Returns the current stack, empty if the loop rests; the last one before it continues is logged.
 
         No frame outlives this call: it would keep the variables of its function.
         """
-        frame = self._frame()
-        return "" if _is_at_rest(frame) else _format_stack(frame) or before
-
-    def _frame(self) -> FrameType | None:
-        return sys._current_frames().get(self._loop_thread)  # noqa: SLF001
+        with _collecting_nothing():
+            frame = sys._current_frames().get(self._loop_thread)  # noqa: SLF001
+            return "" if _is_at_rest(frame) else _format_stack(frame) or before
 
     def _report(self, seconds: float, where: str) -> None:
         log.warning("event_loop_blocked", seconds=round(seconds, 3), where=where)
@@ -199,6 +198,26 @@ def run_watch() -> RunWatch:
     if not watch.is_watching:
         watch.start()
     return watch
+
+
+_looking = threading.Lock()
+
+
+@contextmanager
+def _collecting_nothing() -> Iterator[None]:
+    """Keeps garbage where it is while a thread looks at the stack of another one.
+
+    Before Python 3.12 each frame that it looks at may start a collection, and a finalizer lets the other
+    thread continue: its stack changes meanwhile, and Python crashes or waits for ever (CPython issue 106883).
+    """
+    with _looking:
+        is_enabled = gc.isenabled()
+        gc.disable()
+        try:
+            yield
+        finally:
+            if is_enabled:
+                gc.enable()
 
 
 def _is_at_rest(frame: FrameType | None) -> bool:

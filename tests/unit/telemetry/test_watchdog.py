@@ -6,6 +6,8 @@ import asyncio
 import copy
 import ctypes
 import linecache
+import subprocess
+import sys
 import threading
 import time
 import weakref
@@ -128,3 +130,49 @@ async def test_work_that_no_request_began_is_watched() -> None:
                 await asyncio.sleep(TICK_SECONDS)
     finally:
         watchdog.stop()
+
+
+#: each collection lets other threads continue, and finds something again
+COLLECTED = """
+import asyncio, gc, time
+from astromesh.telemetry.watchdog import BLOCKED_SECONDS, Watchdog
+
+class Knot:
+    def __init__(self):
+        self.itself = self
+
+    def __del__(self):
+        if gc.get_threshold()[0] == 1:
+            Knot()
+            time.sleep(0.0005)
+
+def work(depth):
+    return work(depth - 1) if depth else 0
+
+async def main():
+    watchdogs = [Watchdog() for _ in range(8)]
+    for watchdog in watchdogs:
+        watchdog.start()
+    await asyncio.sleep(0.05)
+    Knot()
+    gc.set_threshold(1, 1000, 1000)
+    ends = time.monotonic() + 10 * BLOCKED_SECONDS
+    while time.monotonic() < ends:
+        work(9)
+    gc.set_threshold(700)
+    for watchdog in watchdogs:
+        watchdog.stop()
+    while not gc.isenabled():  # one may look now
+        time.sleep(0.01)
+
+asyncio.run(main())
+print("ended")
+"""
+
+
+def test_a_collection_during_a_look_changes_nothing() -> None:
+    """Python crashed or stood still: the stack that a thread looked at was another one after it."""
+    ran = subprocess.run(
+        [sys.executable, "-c", COLLECTED], check=False, capture_output=True, text=True, timeout=60
+    )
+    assert (ran.returncode, ran.stdout) == (0, "ended\n"), ran.stderr
