@@ -6,6 +6,7 @@ import gc
 import os
 import re
 import signal
+import socket
 import sys
 from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
@@ -69,6 +70,13 @@ def pytest_configure(config: pytest.Config) -> None:
     blocking.install()
     logs.install()
     trust_one_authority()
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Sends what a worker tells about reruns at once: TCP would hold it back for 40 ms in each test."""
+    database = getattr(session.config, "failures_db", None)
+    if (connection := getattr(database, "sock", None)) is not None:
+        connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
 
 def pytest_collection_finish() -> None:
