@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import hmac
 import os
@@ -144,9 +145,14 @@ class AuditLog:
 
     def append(self, entry: AuditEntry) -> None:
         """Raises: OSError."""
-        line = {"at": round(self._clock.now(), 3), **entry._asdict()}
+        act = {"at": round(self._clock.now(), 3), **entry._asdict()}
+        line = orjson.dumps(act, option=orjson.OPT_APPEND_NEWLINE)
         with self._locked(), _open_for_append(self._path) as handle:
-            os.write(handle, orjson.dumps(line, option=orjson.OPT_APPEND_NEWLINE))
+            end = os.fstat(handle).st_size
+            if end and os.pread(handle, 1, end - 1) != b"\n":  # a full disk has cut the line before
+                line = b"\n" + line
+            if os.write(handle, line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     def pseudonymize(self, tenant: str, principal: str) -> None:
         """Replaces a principal, its API keys and its sessions by pseudonyms in the whole file.
@@ -237,7 +243,7 @@ class AuditLog:
 
 @contextmanager
 def _open_for_append(path: Path) -> Iterator[int]:
-    handle = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    handle = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         yield handle
     finally:

@@ -177,7 +177,13 @@ class Slack(Messenger):
         """Posts a message. The first part of an answer replaces what has been shown of it."""
         draft = self._drafts.pop(address, "")
         if draft:
-            return await self._edit(address, draft, text)
+            try:
+                return await self._edit(address, draft, text)
+            except ChannelRejected:  # somebody has deleted it
+                pass
+            except ChannelError:
+                self._drafts[address] = draft
+                raise
         return await self._post(address, {"markdown_text": text})
 
     async def show(self, address: ConversationAddress, text: str) -> None:

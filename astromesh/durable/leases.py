@@ -26,6 +26,7 @@ import fcntl
 import os
 import secrets
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator
+from contextlib import suppress
 from pathlib import Path
 from socket import gethostname
 from typing import Any, NamedTuple, Protocol
@@ -210,7 +211,12 @@ class WorkerHeartbeat:
 
     def reports(self) -> dict[str, bytes]:
         """Returns what live workers of other processes have reported, by their names."""
-        return {file.name: file.read_bytes() for file in sorted(self._others()) if not self._is_dead(file)}
+        found = {}
+        for file in sorted(self._others()):
+            with suppress(FileNotFoundError, PermissionError):  # as in `_is_dead`
+                if not self._is_dead(file):
+                    found[file.name] = file.read_bytes()
+        return found
 
     def dead(self) -> list[str]:
         """Returns the workers whose process has ended without `leave`."""

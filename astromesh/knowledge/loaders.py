@@ -11,6 +11,7 @@ its own. It knows no language: a definition begins at the left margin with a wor
 
 from __future__ import annotations
 
+import codecs
 import glob
 import os
 import re
@@ -74,6 +75,8 @@ READERS: Mapping[str, str] = {
     "text/html": "html", "application/pdf": "pdf", "text/csv": "csv", SOURCE_CODE: "code",
     DOCX: "docx", PPTX: "pptx", XLSX: "xlsx",
 }  # fmt: skip
+#: codecs of Python that no page is written in; the first takes quadratic time
+_NO_CHARSETS = frozenset({"punycode", "idna", "unicode-escape", "raw-unicode-escape", "undefined", "utf-7"})
 Readers = Callable[[str], DocumentReader]
 log = get_logger("astromesh.rag")
 
@@ -228,6 +231,14 @@ def decode_text(data: bytes) -> str:
     except UnicodeDecodeError:
         pass
     raise UnreadableFile("it is binary or not UTF-8")
+
+
+def decode_declared(data: bytes, charset: str) -> str | None:
+    """Returns a text in the encoding that a page declares; None: no page has it, or this one does not."""
+    try:
+        return None if codecs.lookup(charset).name in _NO_CHARSETS else data.decode(charset)
+    except (LookupError, UnicodeError):
+        return None
 
 
 def read_data(name: str, data: bytes, kind: str, reader: DocumentReader | None) -> Document:

@@ -27,6 +27,8 @@ _BROKEN = (
     zipfile.BadZipFile, PackageNotFoundError, PptxPackageNotFoundError, InvalidFileException,
 )  # fmt: skip
 _LIKE_MARK = ("#", ">", "```", "~~~")
+#: columns that a table of Word has at most: a span of a few bytes would else become millions of cells
+_MAX_SPAN = 63
 
 
 class DocxReader:
@@ -100,7 +102,7 @@ def _joined(parts: list[str], about: JsonObject) -> str:
 def _block(block: Paragraph | Table) -> str:
     """A paragraph, heading, list item or table of a document."""
     if isinstance(block, Table):
-        return table_sections(bounded([cell.text for cell in row.cells] for row in block.rows), "######")
+        return table_sections(bounded(map(_row, block.rows)), "######")
     text, style = _line(block.text), (block.style.name or "") if block.style is not None else ""
     if not text:
         return ""
@@ -110,6 +112,14 @@ def _block(block: Paragraph | Table) -> str:
     if level != style and level.isdecimal():
         return f"{'#' * min(int(level), 6)} {text}"
     return f"- {text}" if style.startswith("List") else _escaped(text)
+
+
+def _row(row: Any) -> list[str]:
+    """Raises: ValueError: a cell is merged over more columns than a table has."""
+    widest = max((cell.grid_span for cell in row._tr.tc_lst), default=0)  # noqa: SLF001 (before it is unfolded)
+    if widest > _MAX_SPAN:
+        raise ValueError(f"a cell spans {widest} columns")
+    return [cell.text for cell in row.cells]
 
 
 def _slide(number: int, slide: Any) -> Iterator[str]:

@@ -19,6 +19,7 @@ from pypdf import PdfReader as File
 from pypdf.errors import PyPdfError
 from selectolax.lexbor import LexborHTMLParser, LexborNode
 
+from astromesh.knowledge.loaders import decode_declared
 from astromesh.types import JsonObject
 
 _LEFT_OUT = (
@@ -34,8 +35,6 @@ _HEADINGS = {f"h{level}": "#" * level + " " for level in range(1, 7)}
 #: text before a tag's text, beside blocks and headings
 _BEFORE = {"li": "\n- ", "tr": "\n", "td": " | ", "th": " | ", "br": "\n"}
 _CHARSET = re.compile(rb"<meta[^>]+charset\s*=\s*[\"']?\s*([a-zA-Z0-9_:-]+)", re.IGNORECASE)
-#: codecs of Python that no page is written in; the first takes quadratic time
-_NO_CHARSETS = frozenset({"punycode", "idna", "unicode-escape", "raw-unicode-escape", "undefined"})
 _MARKS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 _SPACES = re.compile(r"[ \t\r\n\f]+")
 _AROUND_LINES = re.compile(r"[ \t]*\n[ \t]*")
@@ -69,11 +68,8 @@ def _decode(data: bytes) -> str:
             return data.decode(encoding, "replace")
     declared = _CHARSET.search(data[:2048])
     for encoding in (declared[1].decode("ascii") if declared else "", "utf-8"):
-        try:
-            if codecs.lookup(encoding).name not in _NO_CHARSETS:
-                return data.decode(encoding)
-        except (LookupError, UnicodeDecodeError):
-            pass
+        if (text := decode_declared(data, encoding)) is not None:
+            return text
     return data.decode("cp1252", "replace")
 
 

@@ -28,6 +28,7 @@ from astromesh.knowledge.loaders import (
     READERS,
     Readers,
     UnreadableFile,
+    decode_declared,
     read_data,
 )
 from astromesh.logs import get_logger
@@ -245,10 +246,8 @@ def _as_utf8(data: bytes, charset: str) -> bytes:
     """Text in the encoding that the server named, as UTF-8 with its mark, which overrules the text itself."""
     if charset in ("", "utf-8", "utf8", "us-ascii"):
         return data
-    try:
-        return b"\xef\xbb\xbf" + data.decode(charset).encode()
-    except (LookupError, UnicodeDecodeError):
-        return data
+    text = decode_declared(data, charset)
+    return data if text is None else b"\xef\xbb\xbf" + text.encode()
 
 
 def _digest(text: str) -> str:

@@ -35,7 +35,7 @@ class FakeSlackApi:
     """
 
     def __init__(self) -> None:
-        self._failures: deque[tuple[int, str, int]] = deque()
+        self._failures: deque[tuple[str, int, str, int]] = deque()
         self._changed = asyncio.Condition()
         self.calls: list[tuple[str, JsonObject]] = []
         self.tokens: list[str] = []
@@ -56,9 +56,11 @@ class FakeSlackApi:
     async def __aexit__(self, *_: object) -> None:
         await self._runner.cleanup()
 
-    def fail(self, status: int, error: str, retry_after: int = 0) -> None:
-        """Sets the response to the next message."""
-        self._failures.append((status, error, retry_after))
+    def fail(
+        self, status: int, error: str, retry_after: int = 0, *, method: str = "chat.postMessage"
+    ) -> None:
+        """Sets the response to the next call of a method."""
+        self._failures.append((method, status, error, retry_after))
 
     def of(self, method: str) -> list[JsonObject]:
         """Returns the contents of the calls of a method."""
@@ -71,8 +73,8 @@ class FakeSlackApi:
 
     async def _call(self, request: web.Request) -> web.Response:
         method = request.match_info["method"]
-        if method == "chat.postMessage" and self._failures:
-            status, error, pause = self._failures.popleft()
+        if self._failures and self._failures[0][0] == method:
+            _, status, error, pause = self._failures.popleft()
             headers = {"retry-after": str(pause)} if pause else {}
             return _json({"ok": False, "error": error}, status, headers)
         self.tokens.append(request.headers.get("authorization", ""))

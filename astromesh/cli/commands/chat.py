@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import mimetypes
+import os
 from collections.abc import Awaitable, Callable, Iterable
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from astromesh.cli.event_loop import EventLoop
 from astromesh.cli.options import CONFIG_FOLDER, DATA_FOLDER, AgentName, Config, Data, Session, folders_of
 from astromesh.cli.repl import Command, Lines, Repl, is_rich_terminal, open_lines
 from astromesh.cli.terminal import Printer, note, print_fallback, write
-from astromesh.durable.approvals import questions_in
+from astromesh.durable.approvals import question_id, questions_in
 from astromesh.errors import ApprovalRequired, InvalidInput
 from astromesh.logs import configure_logging
 from astromesh.runtime.agent import Agent
@@ -182,38 +183,37 @@ class Chat:
             ApprovalRequired: There was no answer, so the run waits on.
         """
         question = questions_in(waits.waiting_for)[0]
-        note(f"{question['name']} asks ({question['kind']}):", "bold yellow")
+        note(f"{question['name']} asks ({question['kind']}): {question['question']}".rstrip(), "bold yellow")
         note(orjson.dumps(question["arguments"], option=orjson.OPT_INDENT_2).decode(), "yellow")
         ask = self._answer if question["kind"] in ("human", "interrupt") else self._approval
         decision = await ask(question)
         if decision is None:
             raise waits
-        return decision
+        return decision._replace(question=question_id(question["path"], question["n"]))
 
     async def _answer(self, question: JsonObject) -> Decision | None:
         text = await self._lines.next(prompt="answer, or /deny: ")
         if text is None or not text.strip():
             return None
-        which = question.get("question")
         if text.strip() == "/deny":
-            return Decision("deny", question=which)
-        return Decision("answer", answer=_json_or_text(text), question=which)
+            return Decision("deny")
+        return Decision("answer", answer=_json_or_text(text))
 
     async def _approval(self, question: JsonObject) -> Decision | None:
-        which, may_edit = question.get("question"), question["kind"] == "approval"
+        may_edit = question["kind"] == "approval"
         choices = "[a]pprove, [d]eny" + (" or [e]dit the arguments" if may_edit else "")
         while (word := await self._lines.next(prompt=f"{choices}: ")) is not None:
             match word.strip().lower():
                 case "a" | "approve" | "y" | "yes":
-                    return Decision("approve", question=which)
+                    return Decision("approve")
                 case "d" | "deny" | "n" | "no":
-                    return Decision("deny", question=which)
+                    return Decision("deny")
                 case "e" | "edit" if may_edit:
                     text = await self._lines.next(orjson.dumps(question["arguments"]).decode(), "arguments: ")
                     if text is None:
                         return None
                     if (arguments := _object_in(text)) is not None:
-                        return Decision("approve", arguments, question=which)
+                        return Decision("approve", arguments)
                     note("The arguments must be a JSON object.", "red")
                 case _:
                     note(f"Answer {choices}. Ctrl-D decides later.", "red")
@@ -325,14 +325,19 @@ class Chat:
 def _write(path: str, text: str) -> None:
     """Raises: InvalidInput: the file cannot be written."""
     try:
-        Path(path).expanduser().write_text(text, "utf-8")
+        _path(path).write_text(text, "utf-8")
     except OSError as error:
         raise InvalidInput(f"Cannot write {path}: {error.strerror}.") from error
 
 
+def _path(text: str) -> Path:
+    """Returns a path with the home folder for `~`; that of an unknown user does not exist."""
+    return Path(os.path.expanduser(text))  # noqa: PTH111 (the other one raises RuntimeError)
+
+
 def _attachment(path: str) -> Attachment:
     """Raises: InvalidInput: there is no such file."""
-    file = Path(path).expanduser()
+    file = _path(path)
     try:
         data = base64.b64encode(file.read_bytes()).decode()
     except OSError as error:

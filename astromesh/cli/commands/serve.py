@@ -292,7 +292,7 @@ def _resolved(host: str, port: int) -> tuple[socket.AddressFamily, tuple[str, in
     """Resolves a name once, so that the address that is checked is the one that is bound."""
     try:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except OSError as error:
+    except (OSError, UnicodeError) as error:  # no such host, or an empty or too long part of its name
         raise ConfigError(f"Cannot listen on {host}:{port}: the host does not resolve.") from error
     family, _, _, _, address = found[0]
     return family, address  # type: ignore[return-value]  # of the families that AI_PASSIVE finds here

@@ -250,6 +250,21 @@ async def test_faults_of_the_web_api_of_slack_are_told_apart(bird, slack, status
 
 
 @pytest.mark.parametrize("bird", ["slack"], indirect=True)
+async def test_what_slack_has_shown_of_an_answer_is_replaced_also_after_a_failure(bird, slack):
+    address = bird.messages()[0].address
+    await bird.channel.show(address, "half")
+    slack.fail(429, "ratelimited", method="chat.update")
+    with pytest.raises(ChannelError):
+        await bird.channel.send(address, "half and whole")
+    await bird.channel.send(address, "half and whole")
+    assert list(slack.messages.values()) == ["half and whole"]
+    await bird.channel.show(address, "next")
+    slack.fail(200, "message_not_found", method="chat.update")  # somebody has deleted it
+    await bird.channel.send(address, "next answer")
+    assert list(slack.messages.values()) == ["half and whole", "next …", "next answer"]
+
+
+@pytest.mark.parametrize("bird", ["slack"], indirect=True)
 async def test_a_message_of_slack_is_marked_as_seen_and_buttons_are_read(bird, slack):
     await bird.channel.acknowledge(bird.messages()[0])
     mark = {"channel": DIRECT, "timestamp": "1700000000.000001", "name": "eyes"}

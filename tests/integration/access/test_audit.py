@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import stat
+import subprocess
+import sys
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -280,6 +282,22 @@ def test_a_line_that_was_cut_hides_no_other_and_a_moved_file_begins_anew(tmp_pat
     assert audit.read(None, AuditFilter()) == []
     audit.record(AuditEntry("a", "3", "done"))
     assert [act["object"] for act in audit.read(None, AuditFilter())] == ["3"]
+
+
+def test_a_disk_that_takes_a_part_of_a_line_is_an_error_and_the_next_line_stays(tmp_path: Path) -> None:
+    code = (
+        "import resource, sys; from pathlib import Path; from astromesh.access.audit import *\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (40, 40))\n"
+        "try: AuditLog(Path(sys.argv[1])).append(AuditEntry('a', '1', 'done'))\n"
+        "except OSError as error: print(error.strerror)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, timeout=60, check=True
+    )
+    assert ended.stdout == "No space left on device\n"
+    assert (tmp_path / AUDIT_FILE).stat().st_size == 40
+    AuditLog(tmp_path).append(AuditEntry("a", "2", "done"))
+    assert [act["object"] for act in AuditLog(tmp_path).read(None, AuditFilter())] == ["2"]
 
 
 def test_making_and_revoking_keys_is_noted_without_the_key(

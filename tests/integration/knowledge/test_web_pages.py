@@ -122,6 +122,17 @@ async def test_pages_of_every_kind_are_found_and_cited_by_their_address(site: Si
         assert [one.id for one in listed] == sorted(urls)
 
 
+@pytest.mark.parametrize("charset", ["punycode", "unicode_escape", "nonsense"])
+async def test_a_page_in_an_encoding_that_no_page_has_is_utf_8(
+    site: Site, tmp_path: Path, charset: str
+) -> None:
+    """Python would take hours for Punycode: its time is quadratic."""
+    url = site.page("/kettle", "# Kettles\n\nBoil \\ud800 a-b9c.", f"text/markdown; charset={charset}")
+    async with pipeline(tmp_path, url, clock=ManualClock(1e9)) as pipe:
+        await pipe.refresh()
+        assert [one.chunk.text for one in await pipe.query("boil")] == ["# Kettles\n\nBoil \\ud800 a-b9c."]
+
+
 async def test_an_unchanged_page_costs_no_body_and_survives_a_restart(site: Site, tmp_path: Path) -> None:
     clock = ManualClock(1e9)
     tag, dated = site.page("/tea", TEA, etag='"1"'), site.page("/old", "# Old", **{"Last-Modified": "Mon"})

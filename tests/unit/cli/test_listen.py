@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from astromesh.api.auth import is_local_page, is_loopback
-from astromesh.cli.commands.serve import announce
+from astromesh.cli.commands.serve import announce, listen
 from astromesh.config.folder import load
+from astromesh.errors import ConfigError
 
 
 @pytest.mark.parametrize(
@@ -47,6 +48,12 @@ def test_loopback_is_told_from_what_others_can_reach(address: str, own: bool) ->
 )
 def test_pages_of_this_machine_are_told_from_others(origin: str, own: bool) -> None:
     assert is_local_page(origin) is own
+
+
+@pytest.mark.parametrize("host", ["127.0.0..1", f"{'a' * 64}.example", "no-such-host.invalid"])
+def test_a_host_that_is_none_is_told(host: str) -> None:
+    with pytest.raises(ConfigError, match="the host does not resolve"):
+        listen(host, 0, authenticated=True)
 
 
 def test_a_project_of_workflows_alone_is_told_its_workflows(

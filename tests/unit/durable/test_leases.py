@@ -49,6 +49,14 @@ def test_files_of_another_user_are_left_to_that_user(tmp_path: Path) -> None:
     assert WorkerHeartbeat(tmp_path).dead() in ([], ["theirs"])
 
 
+def test_the_reports_of_others_are_read_while_one_leaves(tmp_path: Path) -> None:
+    one, other = WorkerHeartbeat(tmp_path), WorkerHeartbeat(tmp_path)
+    one.enter("w1")
+    one.report("w1", b"busy")
+    (tmp_path / FOLDER / "w2").symlink_to(tmp_path / "left")  # listed, and no longer there
+    assert list(other.reports()) == ["w1"]
+
+
 def test_a_worker_that_leaves_has_no_file_and_may_enter_again(tmp_path: Path) -> None:
     one, other = WorkerHeartbeat(tmp_path), WorkerHeartbeat(tmp_path)
     file = tmp_path / FOLDER / "w1"

@@ -43,6 +43,18 @@ def test_a_document_keeps_headings_lists_and_tables() -> None:
     )
 
 
+def test_a_cell_over_more_columns_than_word_has_is_refused() -> None:
+    """A few bytes would else become millions of cells."""
+    file = docx.Document()
+    row = file.add_table(rows=1, cols=2).rows[0]
+    row.cells[0].text = "wide"
+    row._tr.tc_lst[0].grid_span = 63
+    assert "| wide | wide |" in DocxReader().read(saved(file))[0]
+    row._tr.tc_lst[0].grid_span = 50_000
+    with pytest.raises(ValueError, match="a cell spans 50000 columns"):
+        DocxReader().read(saved(file))
+
+
 def test_slides_keep_titles_tables_and_notes() -> None:
     file = pptx.Presentation()
     slide = file.slides.add_slide(file.slide_layouts[1])
