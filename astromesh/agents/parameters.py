@@ -9,10 +9,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias, TypedDict, cast
 
-import orjson
-
 from astromesh.agents.arguments import GuardrailLike, MemoryLike, PatternLike
-from astromesh.agents.manifest import AgentKeys, plain
+from astromesh.agents.manifest import AgentKeys
 from astromesh.errors import AstromeshError, ConfigError, InvalidInput
 from astromesh.graph.base import BaseNode
 from astromesh.graph.graph import PromptGraph
@@ -139,14 +137,6 @@ def _is_mapping(value: Any) -> bool:
     return isinstance(value, Mapping)
 
 
-def _is_json_mapping(value: Any) -> bool:
-    try:
-        orjson.dumps(plain(value), option=orjson.OPT_NON_STR_KEYS)
-    except TypeError:
-        return False
-    return isinstance(value, Mapping)
-
-
 def _is_attachment(value: Any) -> bool:
     if isinstance(value, File):
         name, data, _ = cast("tuple[Any, ...]", value)
@@ -188,7 +178,7 @@ AGENT_RULES: Rules = {
     ),
     "budgets": (_is_mapping, "a mapping of limits, e.g. {'cost_usd': 0.10}"),
     "roles": (_is_mapping, "a mapping of roles to models"),
-    "variables": (_is_json_mapping, "a mapping of names to JSON values"),
+    "variables": (_is_mapping, "a mapping of names to JSON values"),
     "permissions": (
         lambda value: isinstance(value, list | tuple | set | frozenset | Mapping),
         "a list of tools, or a mapping as in YAML",
@@ -212,7 +202,7 @@ RUN_RULES: Rules = {
     "context": (_is_mapping, "a mapping"),
     "caller": (lambda value: isinstance(value, CallerContext), "a CallerContext"),
     "arguments": (_is_mapping, "a mapping"),
-    "metadata": (_is_json_mapping, "a mapping of names to JSON values"),
+    "metadata": (_is_mapping, "a mapping of names to JSON values"),
 }
 
 
@@ -220,7 +210,7 @@ def check_agent(name: Any, arguments: Mapping[str, Any]) -> None:
     """Raises: ConfigError: An argument of an agent is of another kind."""
     if not (isinstance(name, str) and name):
         raise ConfigError(f"name={name!r} is not a name: pass a text.")
-    if arguments.get("guardrails", ()) is None:
+    if arguments["guardrails"] is None:
         raise ConfigError(f"guardrails=None is not {AGENT_RULES['guardrails'][1]}.")
     _check(AGENT_RULES, arguments, ConfigError)
 
