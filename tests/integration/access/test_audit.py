@@ -315,3 +315,20 @@ def test_making_and_revoking_keys_is_noted_without_the_key(
     assert found[0]["principal"].startswith("shell:")
     assert found[1]["detail"] == "agents:run"
     assert key["token"] not in (tmp_path / AUDIT_FILE).read_text()
+
+
+def test_the_newest_acts_that_match_are_read_up_to_the_limit(tmp_path: Path) -> None:
+    audit = AuditLog(tmp_path, ManualClock(1.0))
+    for number in range(6):
+        principal = ("ada", "bob")[number % 2]
+        audit.append(AuditEntry("key.create", str(number), "done", principal=principal, tenant="acme"))
+
+    def found(tenant: str | None = None, **query: Any) -> list[str]:
+        return [str(act["object"]) for act in audit.read(tenant, AuditFilter(**query))]
+
+    assert found(limit=2) == ["5", "4"]
+    assert found(limit=2, principal="ada") == ["4", "2"]
+    assert found(before=4, limit=3) == ["3", "2", "1"]
+    assert found(before=0) == []
+    assert [number for number, _ in audit.numbered("acme", AuditFilter(limit=2))] == [5, 4]
+    assert (found("other"), found(action="key.revoke"), found(object="3")) == ([], [], ["3"])

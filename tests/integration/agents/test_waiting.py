@@ -49,8 +49,11 @@ async def test_a_run_waits_and_continues_with_the_decision() -> None:
         {"to": "Ada", "amount": 7},
     )
     assert (waiting.ok, waiting.stop_reason, waiting.text) == (False, "waiting", "")
-    with pytest.raises(ApprovalRequired, match="resume"):
+    with pytest.raises(ApprovalRequired, match="resume") as raised:
         _ = waiting.output
+    assert (raised.value.run_id, raised.value.trace_id) == (waiting.run_id, waiting.trace_id)
+    assert raised.value.waiting_for
+    assert (question.agent, question.asked_at < question.expires_at) == ("agent", True)
     assert list(await agent.approvals()) == [question]
 
     accounts: dict[str, int] = {}
@@ -79,6 +82,7 @@ def test_another_program_with_the_store_continues(tmp_path: Path) -> None:
     second = payer("Done.", store=store)
     assert second.resume_sync(waiting.run_id, deps=accounts).output == "Done."
     assert accounts == {"Ada": 7}
+    assert isinstance(second.resume_sync(waiting.run_id, on_error="return").error, NotWaiting)
 
 
 async def test_a_second_question_waits_again() -> None:

@@ -29,6 +29,7 @@ from astromesh.errors import (
     UnknownPlugin,
 )
 from astromesh.events import ModelDelta, RunCompleted, ToolFinished, ToolStarted, typed
+from astromesh.guardrails.base import CheckContext, RuleStream, Verdict
 from astromesh.plugins import Plugins
 from astromesh.testing import ScriptedProvider, record
 from astromesh.types import CompletionRequest, Message, ToolCall
@@ -197,6 +198,14 @@ def test_wrong_arguments_are_named_when_the_agent_is_made(wrong, key) -> None:
         Agent(ScriptedProvider(), **wrong)
 
 
+@pytest.mark.parametrize(
+    "store",
+    ["memory", "sqlite:runs.db", "sqlite:///tmp/runs.db", "postgres://host/db", "postgresql://host/db"],
+)
+def test_a_store_is_named_when_the_agent_is_made_and_opened_later(store: str) -> None:
+    Agent(ScriptedProvider(), store=store)
+
+
 async def test_wrong_arguments_of_a_run_are_named() -> None:
     agent = Agent(ScriptedProvider("Hi"))
     with pytest.raises(InvalidInput, match="must be a text, not None"):
@@ -241,8 +250,42 @@ async def test_a_function_is_a_guardrail() -> None:
         await agent.run("Hi!!")
 
 
+class Upper:
+    """A rule of a program's own class, which can stream."""
+
+    type = "upper"
+    needs_whole_text = False
+    action: Any = "redact"
+    count = 1
+    done = False
+
+    def check(self, text: str, context: CheckContext) -> Verdict | None:
+        return Verdict("redact", text.upper())
+
+    def stream(self, context: CheckContext) -> RuleStream:
+        return self
+
+    def feed(self, text: str) -> str:
+        return text.upper()
+
+    def finish(self) -> str:
+        return ""
+
+
+class Whole(Upper):
+    needs_whole_text = True
+
+
+@pytest.mark.parametrize(
+    ("rule", "pieces"), [(Upper(), ["ONE ", "TWO"]), (Whole(), ["ONE TWO"]), (str.upper, ["ONE TWO"])]
+)
+async def test_a_rule_that_needs_the_whole_text_holds_the_stream_back(rule: Any, pieces: list[str]) -> None:
+    agent = Agent(ScriptedProvider("one two", "one two"), guardrails={"output": [rule]})
+    assert [text async for text in agent.stream("q").text()] == pieces
+
+
 async def test_the_prompt_is_a_template_or_a_function_of_the_run() -> None:
-    model = ScriptedProvider("a", "b", "c")
+    model = ScriptedProvider("a", repeat=True)
     agent = Agent(model, system="{{ tone }}: {{ language | default('French') }}.", variables={"tone": "Kind"})
     await agent.run("Hi")
     await agent.run("Hi", context={"language": "Greek"})
@@ -251,8 +294,9 @@ async def test_the_prompt_is_a_template_or_a_function_of_the_run() -> None:
         return f"You talk to {ctx.deps['name']} ({ctx.caller and ctx.caller.user_id})."
 
     await Agent(model, system=greet).run("Hi", deps={"name": "Ada"}, caller=CallerContext(user_id="ada"))
+    await Agent(model, system="For {{ metadata.team }}.").run("Hi", metadata={"team": "sales"})
     prompts = [request.messages[0].content for request in model.requests]
-    assert prompts == ["Kind: French.", "Kind: Greek.", "You talk to Ada (ada)."]
+    assert prompts == ["Kind: French.", "Kind: Greek.", "You talk to Ada (ada).", "For sales."]
 
 
 # -- tools ---------------------------------------------------------------------------------------------------

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -110,8 +111,89 @@ def test_an_agent_is_written_and_read_without_loss(tmp_path: Path) -> None:
     assert spec["model"]["fallback"][0] == {"provider": "ollama", "model": "llama3.1"}
     assert spec["guardrails"]["output"] == [{"type": "max_length", "max_characters": 100}]
     assert spec["permissions"] == {"tools": ["time"]}
+    assert spec["model"]["routing"] == {"strategy": "cost_optimized"}
+    assert spec["model"]["roles"] == {"judge": {"primary": {"provider": "openai", "model": "gpt-4o"}}}
     assert AgentManifest.model_validate(yaml.safe_load(text), strict=False).name == "poet"
     assert set(Memory.model_fields) >= spec["memory"].keys()
+
+
+def test_every_argument_of_an_agent_stands_at_its_key() -> None:
+    written = yaml.safe_load(Agent("openai:gpt-4o-mini", **EVERYTHING).to_yaml())
+    for path in ARGUMENTS:
+        if path != "spec.skills":
+            value = written
+            for key in path.split("."):
+                value = value[key]
+
+
+def test_arguments_may_stand_in_the_mappings_of_others() -> None:
+    """One by its own name goes before."""
+    models = {
+        "primary": "openai:gpt-4o-mini",
+        "fallback": "ollama:llama3.1",
+        "routing": {"strategy": "latency_optimized"},
+        "roles": {"judge": {"primary": "openai:gpt-4o", "fallback": ["ollama:llama3.1"]}},
+    }
+    orchestration = {"pattern": "plan_and_execute", "max_iterations": 3, "timeout_seconds": 20}
+    spec = yaml.safe_load(Agent(models, pattern=orchestration).to_yaml())["spec"]
+    gpt, llama = {"provider": "openai", "model": "gpt-4o"}, {"provider": "ollama", "model": "llama3.1"}
+    assert spec["model"] == {
+        "primary": {"provider": "openai", "model": "gpt-4o-mini"},
+        "fallback": [llama],
+        "routing": {"strategy": "latency_optimized"},
+        "roles": {"judge": {"primary": gpt, "fallback": [llama]}},
+    }
+    assert spec["orchestration"] == orchestration
+    named = Agent(
+        models, pattern=orchestration, fallback=gpt, routing="priority", roles={"poet": "ollama:llama3.1"},
+        max_iterations=5, timeout_seconds=timedelta(minutes=1),
+    )  # fmt: skip
+    spec = yaml.safe_load(named.to_yaml())["spec"]
+    assert (spec["model"]["fallback"], spec["model"]["routing"]) == ([gpt], {"strategy": "priority"})
+    assert spec["model"]["roles"] == {"poet": {"primary": llama}}
+    assert spec["orchestration"] == {**orchestration, "max_iterations": 5, "timeout_seconds": 60.0}
+
+
+@pytest.mark.parametrize(
+    ("memory", "written"),
+    [
+        ("in_memory", {"conversational": {"backend": "in_memory"}}),
+        ("sqlite:///tmp/a.db", {"conversational": {"backend": "sqlite", "path": "/tmp/a.db"}}),
+        (
+            "postgresql://host/db",
+            {"conversational": {"backend": "postgres", "url": "postgresql://host/db"}},
+        ),
+        ("rediss://host", {"conversational": {"backend": "redis", "url": "rediss://host"}}),
+        (
+            {"backend": "in_memory", "max_turns": 3},
+            {"conversational": {"backend": "in_memory", "max_turns": 3}},
+        ),
+        ({"episodic": {"backend": "in_memory"}}, {"episodic": {"backend": "in_memory"}}),
+        ({}, None),
+    ],
+)
+def test_memory_is_a_name_a_url_or_a_block(memory: Any, written: Any) -> None:
+    text = Agent("openai:gpt-4o-mini", memory=memory).to_yaml(strict=True)
+    assert yaml.safe_load(text)["spec"].get("memory") == written
+
+
+@pytest.mark.parametrize(
+    ("budgets", "written"),
+    [
+        ({"tokens": 9}, {"per_run": {"tokens": 9}}),
+        ({"per_session": {"tokens": 9}}, {"per_session": {"tokens": 9}}),
+        (None, None),
+    ],
+)
+def test_limits_without_a_scope_are_those_of_a_run(budgets: Any, written: Any) -> None:
+    text = Agent("openai:gpt-4o-mini", budgets=budgets).to_yaml(strict=True)
+    assert yaml.safe_load(text)["spec"].get("budgets") == written
+
+
+def test_an_agent_that_may_use_no_tool_stays_so() -> None:
+    spec = yaml.safe_load(Agent("openai:gpt-4o-mini", tools=[add], permissions=[]).to_yaml())["spec"]
+    assert spec["permissions"] == {"tools": []}
+    assert "permissions" not in yaml.safe_load(Agent("openai:gpt-4o-mini").to_yaml())["spec"]
 
 
 def add(a: int, b: int) -> int:

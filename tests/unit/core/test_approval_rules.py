@@ -32,7 +32,13 @@ def test_an_expression_over_the_arguments(when, arguments, asks):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "asks"), [({"amount": 500}, True), ({"amount": 5}, False), ({}, False)]
+    ("arguments", "asks"),
+    [
+        ({"amount": 500}, True),
+        ({"amount": 5}, False),
+        ({}, False),
+        ({"amount": float("nan")}, True),  # what the schema cannot compare
+    ],
 )
 def test_a_schema_that_the_arguments_fit(arguments, asks):
     schema = {"required": ["amount"], "properties": {"amount": {"minimum": 100}}}

@@ -6,21 +6,21 @@ from itertools import pairwise
 
 import pytest
 
-from astromesh.core.routing import NOTHING, ModelLimits, fitted
+from astromesh.core.routing import NOTHING, ModelLimits, Outgrown, fitted, outgrown, shortened_summary
 from astromesh.errors import InvalidInput, PayloadTooLarge
 from astromesh.providers.base import Capabilities
 from astromesh.testing import ScriptedProvider
 from astromesh.tokens import estimate_request
-from astromesh.types import CompletionRequest, Image, Message, ToolCall, ToolSpec
+from astromesh.types import Attachment, CompletionRequest, Image, Message, Role, ToolCall, ToolSpec
 
 SYSTEM, QUESTION = Message("system", "Be brief."), Message("user", "And now?")
 WINDOW = ModelLimits("local/m", window=1000)
 
 
-def turns(number: int, size: int = 200) -> list[Message]:
+def turns(number: int, size: int = 200, first: int = 0) -> list[Message]:
     """A history; each message names its place."""
-    roles = ("user", "assistant")
-    return [Message(roles[i % 2], f"{i:03d} " + "x" * (size - 4)) for i in range(number)]  # type: ignore[arg-type]
+    roles: tuple[Role, Role] = ("user", "assistant")
+    return [Message(roles[i % 2], f"{i:03d} " + "x" * (size - 4)) for i in range(first, first + number)]
 
 
 def calls(number: int, size: int = 800) -> list[Message]:
@@ -59,6 +59,18 @@ def test_the_cut_moves_in_blocks() -> None:
         firsts.append(found.messages[1].content[:3])
     changes = sum(one != other for one, other in pairwise(firsts))
     assert 0 < changes <= len(firsts) / 2
+
+
+def test_the_cut_stays_while_memory_forgets_the_oldest_turns() -> None:
+    """It is a multiple of a number of messages from the first of all, so the cache of the model holds."""
+    firsts = []
+    for earlier in range(2, 42, 2):
+        found, left = fitted(request(*turns(400, 20, earlier), QUESTION), WINDOW, earlier)
+        assert estimate_request(found) <= 800
+        firsts.append(int(found.messages[1].content[:3]))
+        assert left.messages == firsts[-1] - earlier
+    assert sorted(set(firsts)) == [320, 336, 352, 368]
+    assert firsts == sorted(firsts)
 
 
 @pytest.mark.parametrize("number", [6, 12, 30])
@@ -100,6 +112,47 @@ def test_images_are_refused_where_no_model_accepts_them() -> None:
     picture = Message("user", "What is this?", attachments=(Image("https://example.org/x.png"),))
     with pytest.raises(InvalidInput, match="accepts no images"):
         fitted(request(picture), ModelLimits("local/m", images=False))
+
+
+def test_audio_is_refused_where_no_model_accepts_it() -> None:
+    spoken = Message(
+        "user", "What is this?", attachments=(Attachment(data="UklGRg==", media_type="audio/wav"),)
+    )
+    with pytest.raises(InvalidInput, match="local/m accepts no audio") as refused:
+        fitted(request(spoken), ModelLimits("local/m", audio=False))
+    assert refused.value.param == "attachments"
+    asked = request(spoken)
+    assert fitted(asked, ModelLimits("local/m", images=False, audio=True))[0] is asked
+
+
+# -- summaries of what does not fit --------------------------------------------------------------------------
+
+
+def test_what_a_conversation_has_outgrown_is_asked_for_as_a_summary() -> None:
+    history = turns(40)
+    assert outgrown((SYSTEM, *history[:4], QUESTION), (), WINDOW) is None
+    found = outgrown((SYSTEM, *history, QUESTION), (), WINDOW)
+    assert found is not None
+    assert [*found.dropped, *found.remaining[1:-1]] == history
+    asked = found.prompt(WINDOW)
+    share = 2000 // len(found.dropped)  # of half of the window
+    lines = [f"{one.role}: {one.content[: max(share, 80)]}" for one in found.dropped]
+    assert (asked.role, asked.answers, asked.messages[0].role) == ("summary", False, "system")
+    assert asked.messages[1] == Message("user", "\n".join(lines))
+    assert found.prompt(WINDOW, "Before.").messages[1].content.startswith("Before.\n\nuser: 000 xxx")
+
+
+def test_a_summary_stands_in_the_system_prompt_in_place_of_the_one_before() -> None:
+    kept = (QUESTION,)
+    assert Outgrown((), kept).with_summary("S.") == (Message("system", "S."), QUESTION)
+    assert Outgrown((), (SYSTEM, *kept)).with_summary("S.") == (
+        Message("system", "Be brief.\n\nS."),
+        QUESTION,
+    )
+    again = Outgrown((), (Message("system", "Be brief.\n\nOld. Old."), *kept))
+    assert again.with_summary("S.", "Old.")[0].content == "Be brief.\n\nS. Old."
+    assert again.with_summary("S.", "Other.")[0].content == "Be brief.\n\nOld. Old.\n\nS."
+    assert shortened_summary(f" {'x' * 900} ", WINDOW) == "x" * 400
 
 
 def test_the_limits_of_several_models_are_those_of_the_best() -> None:

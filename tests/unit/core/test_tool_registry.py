@@ -8,9 +8,10 @@ from dataclasses import replace
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from astromesh.config.agent import ToolBlock
-from astromesh.core.tools import AgentTools, ToolRegistry, declare_tool
+from astromesh.core.tools import AgentTools, ToolRegistry, declare_source, declare_tool, policy_of_block
 from astromesh.errors import (
     AgentNotFoundError,
     BudgetExhausted,
@@ -20,7 +21,7 @@ from astromesh.errors import (
     ToolRateLimitError,
 )
 from astromesh.testing import ManualClock, RecordingTool
-from astromesh.tools.base import DeclaredTool, RateLimit, ToolContext, ToolPolicy
+from astromesh.tools.base import DeclaredSource, DeclaredTool, RateLimit, ToolContext, ToolPolicy
 from astromesh.types import CallerContext, SessionKey, ToolCall, ToolSpec
 
 QUERY = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}
@@ -106,6 +107,132 @@ def test_the_block_overrides_what_the_tool_says_of_itself():
     assert declare_tool(search(), ToolBlock(name="a", type="agent")).policy.timeout_seconds is None
     own = ToolBlock(name="b", type="rag", parameters={"type": "object"}, description="D", effect="write")
     assert declare_tool(search(), own).spec == ToolSpec("b", "D", {"type": "object"}, "write")
+
+
+def test_a_block_says_how_its_tool_may_be_used():
+    """What it omits is the usual."""
+    assert policy_of_block(ToolBlock(name="t", type="internal")) == ToolPolicy()
+    keys = {
+        "rate_limit": {"max_calls": 2, "window_seconds": 9.0},
+        "max_result_tokens": 7,
+        "max_calls_per_run": 3,
+        "approval": {"when": "amount > 1"},
+        "trusted": True,
+    }
+    always = policy_of_block(ToolBlock(name="t", type="internal", approval="required"))
+    assert (always.approval, always.approve_if) == ("required", None)
+    policy = policy_of_block(ToolBlock.model_validate({"name": "t", "type": "internal", **keys}))
+    assert (policy.rate_limit, policy.max_result_tokens) == (RateLimit(2, 9.0), 7)
+    assert (policy.max_calls_per_run, policy.approval, policy.trusted) == (3, "required", True)
+    assert policy.approve_if is not None
+    assert [policy.approve_if({"amount": amount}) for amount in (1, 2)] == [False, True]
+
+
+# -- sources whose tools change ------------------------------------------------------------------------------
+
+
+class Shelf:
+    """A source whose tools a test changes."""
+
+    for_callers_only = False
+
+    def __init__(self, *tools, reason=""):
+        self.offered, self.reason, self.prepared = tuple(tools), reason, 0
+
+    def current(self):
+        return self.offered
+
+    async def prepare(self):
+        self.prepared += 1
+
+    def missing(self):
+        return self.reason
+
+    async def tools(self):
+        return self.offered
+
+    async def close(self): ...
+
+
+def names(tools):
+    return [spec.name for spec in tools.specs()]
+
+
+async def test_the_tools_of_a_source_come_and_go():
+    first, later = search(name="first"), search("late", name="later")
+    shelf = Shelf(first)
+    tools = ToolRegistry().bind("bot", [search(), DeclaredSource("shelf", shelf)])
+    assert names(tools) == ["search", "first"]
+    before = tools.specs()
+    assert tools.specs() is before
+    shelf.offered = (first, later)
+    assert names(tools) == ["search", "first", "later"]
+    assert (await run(tools, name="later")).content == "late"
+    shelf.offered = (later,)
+    result = await run(tools, name="first")
+    assert (result.ok, "no tool 'first'" in result.content) == (False, True)
+    shelf.offered = ()
+    assert names(tools) == ["search"]
+
+
+@pytest.mark.parametrize(
+    ("permitted", "seen"),
+    [
+        (None, ["search", "a", "b"]),
+        (["search", "b"], ["search", "b"]),
+        (["shelf"], ["a", "b"]),
+        ([], []),
+        (["unknown"], []),  # it may come later
+    ],
+)
+async def test_a_permission_names_a_tool_or_its_source(permitted, seen):
+    a, b = search(name="a"), search(name="b")
+    tools = ToolRegistry().bind("bot", [search(), DeclaredSource("shelf", Shelf(a, b))], permitted)
+    assert names(tools) == seen
+    assert (await run(tools, name="a")).ok is ("a" in seen)
+    assert len(a.calls) == ("a" in seen)
+
+
+async def test_a_tool_of_a_source_that_cannot_be_offered_is_left_out_with_a_line_in_the_log():
+    broken = RecordingTool("broken", parameters={"type": "nonsense"})
+    shelf = Shelf(search("theirs"), broken, search(name="fine"))
+    with capture_logs() as logged:
+        tools = ToolRegistry().bind("bot", [search("ours"), DeclaredSource("shelf", shelf)])
+        assert names(tools) == ["search", "fine"]
+        assert (await run(tools)).content == "ours"
+    lines = [(line["event"], line["tool"], "name is taken" in line["reason"]) for line in logged]
+    assert lines == [("tool_left_out", "search", True), ("tool_left_out", "broken", False)]
+
+
+async def test_an_agent_knows_what_its_sources_miss():
+    missing, complete = Shelf(reason="The server is down."), Shelf(search())
+    tools = ToolRegistry().bind("bot", [DeclaredSource("far", missing), DeclaredSource("near", complete)])
+    assert (tools.live, tools.missing_tools(), tools.callers_only_block()) == (
+        True,
+        ("The server is down.",),
+        "",
+    )
+    await tools.prepare()
+    assert (missing.prepared, complete.prepared) == (1, 1)
+    complete.for_callers_only = True
+    assert tools.callers_only_block() == "near"
+    fixed = bound(search())
+    assert (fixed.live, fixed.missing_tools(), fixed.callers_only_block()) == (False, (), "")
+
+
+async def test_a_source_says_what_its_tools_do_unless_their_block_does():
+    spec = ToolSpec("send", effect="external", trusted=True)
+    tool = RecordingTool("send")
+    tool.spec = spec
+    for block, effect, repeatable, untrusted in (
+        ({}, "external", False, False),
+        ({"effect": "read", "idempotency": "key", "trusted": False}, "read", True, True),
+    ):
+        given = ToolBlock.model_validate({"name": "shelf", "type": "mcp", "server": "far", **block})
+        tools = ToolRegistry().bind("bot", [declare_source(Shelf(tool), given)])
+        [offered] = tools.specs()
+        assert (offered.effect, offered.repeatable) == (effect, repeatable)
+        assert (await run(tools, "{}", "send")).untrusted is untrusted
 
 
 # -- document 001's form -------------------------------------------------------------------------------------
