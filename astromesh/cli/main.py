@@ -11,6 +11,7 @@ import importlib
 import os
 import sys
 from collections.abc import Awaitable, Callable, Mapping, Sequence
+from io import TextIOWrapper
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated
@@ -99,6 +100,8 @@ def _run_command(words: list[str]) -> None:
         from astromesh.cli import errors
 
         errors.replace_closed_streams(words)
+    if isinstance(sys.stdin, TextIOWrapper):  # commands refuse what is not UTF-8; most locales raise an error
+        sys.stdin.reconfigure(errors="surrogateescape")
     try:
         app_for(words)()
     finally:

@@ -187,12 +187,13 @@ def test_chat_goes_on_after_a_failure_and_ends_with_its_code(mock_llm: MockModel
     assert "error: " in done.stderr
 
 
+@pytest.mark.parametrize("errors", ["surrogateescape", "strict"])
 def test_a_chat_line_of_broken_bytes_is_refused_and_no_model_is_blamed(
-    mock_llm: MockModel, tmp_path: Path
+    mock_llm: MockModel, tmp_path: Path, errors: str
 ) -> None:
-    """Python hands what is no UTF-8 over as halves of surrogate pairs."""
+    """Python hands what is no UTF-8 over as halves of surrogate pairs, or, by the locale, raises an error."""
     folder = agent_with(tmp_path, "mock+say=yes", mock_llm.url)
-    spoken = {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": "ascii:surrogateescape"}
+    spoken = {"LC_ALL": "C.UTF-8", "PYTHONIOENCODING": f"ascii:{errors}"}
     done = subprocess.run(
         [PROGRAM, "chat", "talker"], cwd=folder, env=environment(folder, spoken), input="caf\u00e9\ntwo\n",
         capture_output=True, text=True, timeout=60, check=False,
