@@ -33,7 +33,8 @@ def kept() -> Iterator[None]:
         yield
     finally:
         _configure(**before)
-        root.setLevel(levels[0])
-        ours.setLevel(levels[1])
+        for logger, level in zip((root, ours), levels, strict=True):
+            if logger.level != level:  # to set one walks through all loggers
+                logger.setLevel(level)
         for handler in [one for one in root.handlers if one not in handlers]:
             root.removeHandler(handler)

@@ -28,7 +28,7 @@ class RedisServer(ServerInFolder):
         settings = home / "valkey.conf"
         settings.write_text(
             f"bind 127.0.0.1\nport {self.port}\nrequirepass {password}\ndir {home}\n"
-            'save ""\nappendonly yes\nappendfsync no\n'
+            'save ""\nappendonly yes\nappendfsync no\nhz 1\n'
         )
         command = Command([str(_binary()), str(settings)], plain_environment(home), home)
         super().__init__(home, command, self._pings)
