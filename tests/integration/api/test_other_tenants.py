@@ -117,7 +117,7 @@ class Store(NamedTuple):
             answer = self.client.request(
                 asked.method, asked.path, json=asked.body, params=asked.query, headers=headers
             )
-            if answer.status_code != 503 or answer.json()["code"] != "overloaded":
+            if answer.status_code != 503 or "overloaded" not in answer.text.lower():
                 return answer
             time.sleep(float(answer.headers["retry-after"]))
 
