@@ -11,6 +11,7 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Hashable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
@@ -32,6 +33,7 @@ from astromesh.telemetry.clock import Clock, SystemClock
 from astromesh.types import JsonObject, MemoryContext, SemanticResult, SessionKey, Turn
 
 T = TypeVar("T")
+Else = TypeVar("Else")
 
 #: most background tasks; beyond that a run waits until its own answer is indexed
 MAX_BACKGROUND_TASKS = 64
@@ -152,8 +154,8 @@ class MemoryManager:
         degraded: list[str] = []
         recalled, results, events = await asyncio.gather(
             self._recall(self.conversational, key) if self.conversational else _immediately(RecalledTurns()),
-            _best_effort("semantic", self._search(key, query), (), degraded),
-            _best_effort("episodic", self._recent(key), (), degraded),
+            _best_effort("semantic", partial(self._search, key, query), (), degraded),
+            _best_effort("episodic", partial(self._recent, key), (), degraded),
         )
         history = self.conversational.strategy.select(recalled) if self.conversational else ()
         return MemoryContext(history, results, events, tuple(degraded), recalled.last_seq)
@@ -221,7 +223,8 @@ class MemoryManager:
             ):
                 await memory.store.append(key, owner, transaction.turns, expires_at=expires_at, **more)
         if self.episodic and transaction.events:
-            recorded = self.episodic.store.record(key, owner, transaction.events, now=self._clock.now())
+            store, now = self.episodic.store, self._clock.now()
+            recorded = partial(store.record, key, owner, transaction.events, now=now)
             await self._await_shielded(key, owner, _best_effort("episodic", recorded, None, []))
         if self.semantic and self.semantic.auto_index:
             await self._index(self.semantic.store, key, owner, transaction.turns)
@@ -251,7 +254,8 @@ class MemoryManager:
         ]
         if not passages:
             return
-        work = _best_effort("semantic", store.add(key.tenant, key.agent, owner, passages), None, [])
+        add = partial(store.add, key.tenant, key.agent, owner, passages)
+        work = _best_effort("semantic", add, None, [])
         if len(self._background) < MAX_BACKGROUND_TASKS:
             self._start_background(_Indexing(key, owner), work)
         else:
@@ -267,7 +271,7 @@ class MemoryManager:
             return
         learner = FactLearner(memory.store, source, self._model, self._rules, self._clock.now)
         for turn in stated:
-            work = _best_effort("facts", learner.learn(key, owner, turn), None, [])
+            work = _best_effort("facts", partial(learner.learn, key, owner, turn), None, [])
             self._start_background(_Learning(key, owner), work)
 
     async def facts(self, tenant: str, owner: str) -> tuple[StoredFact, ...]:
@@ -430,10 +434,12 @@ def _filter_summary(summary: Summary, rules: GuardrailsEngine, key: SessionKey) 
     return replace(summary, text=released.text) if released.actions else summary
 
 
-async def _best_effort(part: str, work: Awaitable[T], otherwise: T, degraded: list[str]) -> T:
-    """Awaits optional work; its failure is recorded and does not end the run."""
+async def _best_effort(
+    part: str, work: Callable[[], Awaitable[T]], otherwise: Else, degraded: list[str]
+) -> T | Else:
+    """Does optional work; its failure is recorded and does not end the run."""
     try:
-        return await work
+        return await work()
     except AstromeshError as error:
         log.warning("memory_degraded", part=part, code=error.code, error=str(error))
         degraded.append(part)

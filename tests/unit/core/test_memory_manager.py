@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+
 import pytest
 
 from astromesh.core.memory import ConversationalMemory, EpisodicMemory, MemoryManager, SemanticMemory
@@ -46,6 +48,17 @@ async def test_an_agent_without_memory_recalls_and_keeps_nothing():
     assert await recall(memory) == MemoryContext()
     assert await memory.erase(KEY) is False
     assert await memory.erase_owner("acme", "ann") == 0
+
+
+async def test_a_run_that_is_cancelled_before_its_memory_is_asked_leaves_nothing_behind():
+    """Python warned of calls that nobody awaited, which is an error here."""
+    stores = InMemorySemanticStore(), InMemoryEpisodicStore()
+    memory = MemoryManager(conversational(), SemanticMemory(stores[0]), EpisodicMemory(stores[1]))
+    asked = asyncio.create_task(recall(memory))
+    await asyncio.sleep(0)
+    asked.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await asked
 
 
 async def test_a_run_sees_every_turn_before_it():
