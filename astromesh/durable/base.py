@@ -822,9 +822,9 @@ class RunStore(CallbackStore, ScheduleStore, Protocol):
 
         These are runs whose worker has sent no heartbeat for `lease` seconds (queued again in a new segment),
         claimable runs that are queued for more than `queued` seconds (0: `lease`), and waiting runs after
-        their `wake_at`. A run without a live worker fails after its `deadline_at`, and at the third death of
-        its process in a row. A plain run of a dead
-        process fails, and its idempotency key becomes free.
+        their `wake_at`. A waiting run whose end was requested is cancelled. A run without a live worker fails
+        after its `deadline_at`, and at the third death of its process in a row. A plain run of a dead process
+        fails, and its idempotency key becomes free.
         """
 
     async def waiting(self, tenant: str, owner: str | None, limit: int = 100) -> tuple[WaitingRun, ...]:

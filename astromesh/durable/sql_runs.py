@@ -611,6 +611,9 @@ class SqlRuns(SqlCallbacks, SqlSchedules):
                 rows = await tx.fetch("requeue", run.run_id, run.segment, now, 1)
                 due += await self._without_crashed(rows, tx)
         for run in map(run_of, await tx.fetch("woken", now, limit)):
+            if run.cancelling:
+                await self._end(run, "cancelled", now, None, tx)
+                continue
             rows = await tx.fetch("requeue", run.run_id, run.segment, now, 0)
             due += await self._without_crashed(rows, tx)
         for run in map(run_of, await tx.fetch("interrupted", now - lease, limit)):

@@ -201,7 +201,7 @@ SELECT EXISTS (
     SELECT 1 FROM astromesh.runs
     WHERE {open} AND status IN ('running', 'waiting')
         AND (status = 'running' AND worker NOT IN (SELECT worker FROM astromesh.workers WHERE seen_at > $2::float8)
-            OR status = 'waiting' AND wake_at > 0.0 AND wake_at <= $1::float8))
+            OR status = 'waiting' AND (wake_at > 0.0 AND wake_at <= $1::float8 OR cancelling = TRUE)))
     OR $3::float8 > 0.0 AND EXISTS (
         SELECT 1 FROM astromesh.runs
         WHERE {open} AND status = 'queued' AND queued_at <= $3::float8 AND wake_at <= $1::float8)
@@ -222,8 +222,9 @@ UPDATE astromesh.runs SET status = 'queued', segment = segment + 1, worker = '',
 WHERE run_id = $1 AND segment = $2 RETURNING {columns}
 
 -- name: woken
+-- A run whose end was requested may have begun to wait before its worker looked for requests.
 SELECT {columns} FROM astromesh.runs
-WHERE {open} AND status = 'waiting' AND wake_at > 0.0 AND wake_at <= $1
+WHERE {open} AND status = 'waiting' AND (wake_at > 0.0 AND wake_at <= $1 OR cancelling = TRUE)
 LIMIT $2 FOR UPDATE SKIP LOCKED
 
 -- name: waiting

@@ -590,6 +590,17 @@ async def test_cancel_tells_the_worker_and_holds_where_it_is_dead(store, clock):
     assert (await store.get("run_1")).status == "cancelled"
 
 
+async def test_a_cancel_that_comes_as_its_run_begins_to_wait_is_not_lost(store):
+    """The worker polls for cancels, and may end its segment before it sees one."""
+    claim = await running(store)
+    await store.cancel("run_1")
+    waits = RunChange(status="waiting", waiting_for={"kind": "approval"}, wake_at=NOW + 600)
+    await store.commit(claim, change=waits)
+    assert await store.overdue(LEASE) == ()
+    assert (await store.get("run_1")).status == "cancelled"
+    assert [e.type for e in await store.events("run_1")] == ["run.cancelled"]
+
+
 @pytest.mark.parametrize("ending", ["cancelled", "interrupted", "crashed", "too late"])
 async def test_the_record_of_a_run_that_ends_without_its_rules_is_raw_until_it_is_redacted(
     store, clock, ending
