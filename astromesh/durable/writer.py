@@ -156,7 +156,11 @@ class SegmentWriter:
         await self.flush()
 
     async def finish(self, change: RunChange) -> bool:
-        """Writes the last transaction with the last event. Returns False if the lease is lost."""
+        """Writes the last transaction with the last event. Returns False if the lease is lost.
+
+        Raises:
+            AstromeshError: The store has refused it: the row of the run is as it was.
+        """
         if self.closed:
             return False
         if self.last is not None:
@@ -166,7 +170,10 @@ class SegmentWriter:
         self._finished = self._flushed()
         await asyncio.wait([self._finished])
         self.close()
-        return not self._finished.cancelled()
+        if self._finished.cancelled():
+            return False
+        self._finished.result()
+        return True
 
     def close(self) -> None:
         """Stops writing. A `finish` returns, a `flush` never does."""
@@ -239,18 +246,21 @@ class SegmentWriter:
 
     def _refuse(self, batch: _Batch, error: Exception) -> None:
         """Fails those who wait, and keeps of a batch with steps what else is in it."""
-        self._refusal = refusal = AstromeshError(f"Steps of the run cannot be stored: {error}")
+        what = "Steps" if batch.steps else "The events or the result"
+        self._refusal = refusal = AstromeshError(f"{what} of the run cannot be stored: {error}")
         refusal.__cause__ = error
+        waiting, self._waiting = self._waiting, []
         if batch.steps:
+            # the end follows without them
+            self._waiting = [one for one in waiting if one[1] is self._finished]
             self._events = [*batch.events, *self._events]
             self._nested = {**{run.run_id: run for run in batch.nested}, **self._nested}
             newer, self._change = self._change, batch.change
             if newer is not None:
                 self.change(newer)
-        for _, done in self._waiting:
-            if not done.done():
-                done.set_exception(refusal)
-        self._waiting = []
+        for one in waiting:
+            if one not in self._waiting and not one[1].done():
+                one[1].set_exception(refusal)
 
     def _resolve(self, mark: int) -> None:
         for upto, done in self._waiting:

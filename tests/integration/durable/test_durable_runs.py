@@ -88,6 +88,16 @@ def asks(*queries: str) -> list[ToolCall]:
 # -- the record ----------------------------------------------------------------------------------------------
 
 
+async def test_a_run_that_cannot_be_stored_fails_and_the_next_one_of_its_session_begins(tmp_path):
+    """Half of a surrogate pair, which a model in Python may return, has no form in UTF-8."""
+    model = ScriptedProvider("half of \ud83d", "whole")
+    async with working(write(tmp_path, manifest()), model, lookup()) as runtime:
+        rows = [await accepted(runtime), await accepted(runtime)]
+        ended = [await rests(runtime, row.run_id) for row in rows]
+    assert [one["status"] for one in ended] == ["failed", "completed"]
+    assert "cannot be stored" in ended[0]["error"]["detail"]
+
+
 async def test_a_run_goes_on_in_another_process_behind_its_last_finished_step(tmp_path):
     """Finished calls are not made again, nothing is said twice, and usage, steps and metadata are whole."""
     folder = write(tmp_path, manifest(tools=[tool()], memory=MEMORY))

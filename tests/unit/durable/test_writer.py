@@ -317,6 +317,26 @@ async def test_events_that_the_store_refuses_are_not_written_again() -> None:
     assert (commits.events, commits.changes) == ([], [RunChange("failed")])
 
 
+async def test_an_end_without_its_refused_steps_is_written_before_it_returns() -> None:
+    commits = Commits()
+    writer = writer_to(commits, [])
+    commits.refused = ValueError("not JSON")
+    writer.step(STEP)
+    writer.event(EVENT, last=True)
+    assert await writer.finish(RunChange("completed"))
+    assert (commits.steps, commits.events, commits.changes) == ([], [EVENT], [RunChange("completed")])
+
+
+async def test_an_end_that_the_store_refuses_raises() -> None:
+    commits = Commits()
+    writer = writer_to(commits, [])
+    commits.refused = ValueError("not JSON")
+    writer.event(EVENT, last=True)
+    with pytest.raises(AstromeshError, match="not JSON"):
+        await writer.finish(RunChange("completed"))
+    assert (commits.made, writer.closed) == ([], True)
+
+
 async def test_a_writer_without_its_lease_writes_nothing_more_and_says_so_once() -> None:
     commits, lost = Commits(), list[Any]()
     writer = writer_to(commits, lost)
