@@ -66,7 +66,7 @@ async def forget_fact(runtime: AgentRuntime, tenant: str, principal: str, fact: 
 
 
 async def erase_principal(runtime: AgentRuntime, tenant: str, principal: str) -> int:
-    """Deletes sessions, passages, events, runs and schedules of one principal. Returns their number.
+    """Deletes sessions, passages, events, runs, Tasks and schedules of one principal. Returns their number.
 
     After a failure it can be called again. An active run of this principal stores its turns when it ends.
 
@@ -76,6 +76,8 @@ async def erase_principal(runtime: AgentRuntime, tenant: str, principal: str) ->
     count = 0
     for agent in runtime.agents.values():
         count += await agent.memory.erase_owner(tenant, principal)
+    await runtime.load_workflows()
+    await runtime.workflows.store_if_used()  # Tasks of other or earlier processes are erased, too
     for erase in runtime.state.erasers:
         count += await erase(tenant, principal)
     for database in runtime.state.resources.of_type(Database):

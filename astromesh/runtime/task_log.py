@@ -14,6 +14,7 @@ from astromesh.durable.failpoints import parse_failpoint
 from astromesh.durable.recording import Redactor
 from astromesh.durable.tasks import Artifact, TaskChange, TaskControl, TaskRow, TaskStore
 from astromesh.durable.writer import retry_while_unavailable
+from astromesh.errors import StoreError
 from astromesh.runtime.task_journal import redacted_steps, redacted_waits
 from astromesh.telemetry.clock import Clock
 from astromesh.telemetry.ids import TraceParent, read_traceparent
@@ -169,7 +170,11 @@ class TaskRecords:
                 row, status=result.status, finished_at=now, result=outcome, worker="", lease_until=0.0
             )
             manifests = live.engine.project.snapshot if live.engine is not None else None
-            await self.store.accept(ended_row, [*records, record], [*made, telemetry], manifests)
+            try:
+                await self.store.accept(ended_row, [*records, record], [*made, telemetry], manifests)
+            except StoreError:  # the Task has ended all the same
+                self._notify(live, [record])
+                raise
         self._notify(live, [record])
 
     def _notify(self, live: LiveTask, records: Sequence[JsonObject]) -> None:

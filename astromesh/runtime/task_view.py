@@ -44,6 +44,8 @@ from astromesh.workflow.replay import Replay
 
 #: seconds between two polls for the events of a Task that another process executes, and for its end
 _EVENTS_POLL_SECONDS, _POLL_SECONDS = 0.2, 0.25
+#: polls for events after which it is looked whether the Task was erased
+_ERASED_POLLS = 10
 #: seconds between two looks for paused stages
 _PAUSE_POLL_SECONDS = 0.05
 #: seconds that a cancel waits for the end of a Task
@@ -227,19 +229,34 @@ class TaskView:
         left: Sequence[Event],
     ) -> None:
         """Sends the events that are left, and those of the records after the first `seen` ones."""
+        live, polls = self._live.get(task_id), 0
         try:
             await send_stored(left, sink)
             while True:
-                live = self._live.get(task_id)
+                is_over = live is not None and _is_ended(live.records)  # its end may not be stored
+                live = live if is_over else self._live.get(task_id)
                 changed = live.changed if live is not None else None
                 records = await self._records_if_available(task_id, live, seen)
                 seen += len(records)
                 await send_stored(_after(after, history.apply(records)), sink)
                 if _is_ended(records):
                     return
-                await (asyncio.sleep(_EVENTS_POLL_SECONDS) if changed is None else changed.wait())
+                if changed is not None:
+                    await changed.wait()
+                    continue
+                polls += 1
+                if polls % _ERASED_POLLS == 0 and await self._is_erased(task_id):
+                    return
+                await asyncio.sleep(_EVENTS_POLL_SECONDS)
         finally:
             end()
+
+    async def _is_erased(self, task_id: str) -> bool:
+        """Whether a Task is gone, so that no event comes. Returns False while the store does not answer."""
+        try:
+            return await (await self._store()).get(task_id) is None
+        except StoreError:
+            return False
 
     async def _records_if_available(
         self, task_id: str, live: LiveTask | None, seen: int

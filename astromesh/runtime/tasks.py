@@ -121,7 +121,7 @@ class WorkflowTasks:
             self._wake_callbacks,
         ]
         if runner.callbacks is not None:
-            runner.callbacks.add(CallbackSource("task", self._store_if_used, self._message_of))
+            runner.callbacks.add(CallbackSource("task", self.store_if_used, self._message_of))
         self._opening = asyncio.Lock()
         self._expiry: PeriodicJob | None = None
         self._draining = False
@@ -193,7 +193,7 @@ class WorkflowTasks:
                 self._expiry.start()
             return self.records.store
 
-    async def _store_if_used(self) -> TaskStore | None:
+    async def store_if_used(self) -> TaskStore | None:
         """Returns the store if it may hold Tasks of other or earlier processes, else None."""
         if self.records.store is None and not self._runner.stores.may_hold_runs:
             return None
@@ -201,7 +201,7 @@ class WorkflowTasks:
 
     async def queues(self) -> tuple[TaskQueueDepth, ...]:
         """Returns the queues of workflows with open durable Tasks."""
-        store = await self._store_if_used()
+        store = await self.store_if_used()
         return () if store is None else await store.queues()
 
     # -- callbacks -----------------------------------------------------------------------------------------
@@ -346,24 +346,42 @@ class WorkflowTasks:
         if pause_before is not None:
             inspection = {"all_stages": not pause_before, "before": sorted(pause_before)}
             row = replace(row, inspection=inspection)
-        await self._accept(store, LiveTask(row, [begin], engine), engine.project.snapshot, callback)
+        live = LiveTask(row, [begin], engine)
+        row = await self._accept_once(key, store, live, engine.project.snapshot, callback)
         if callback is not None and self._runner.callbacks is not None:
             self._runner.callbacks.wake()
         return row
+
+    async def _accept_once(
+        self,
+        key: IdempotencyKey | None,
+        store: TaskStore,
+        live: LiveTask,
+        snapshot: ManifestSnapshot,
+        callback: StoredCallback | None = None,
+    ) -> TaskRow:
+        """Accepts a Task, or returns the one that another request with its key has stored meanwhile."""
+        try:
+            await self._accept(store, live, snapshot, callback)
+        except StoreError:
+            if key is None or (earlier := await store.get(live.id)) is None:
+                raise
+            return earlier
+        return live.row
 
     async def _accept(
         self,
         store: TaskStore,
         live: LiveTask,
         snapshot: ManifestSnapshot,
-        callback: StoredCallback | None = None,
+        callback: StoredCallback | None,
     ) -> None:
         """Stores a durable Task and begins to execute it, or leaves it to another process."""
         if not self._executes:
             row = replace(live.row, worker="", lease_until=0.0)
             await store.accept(row, live.records, (), snapshot, callback)
             return
-        self.records.live[live.id] = live  # it counts in `_require_room` at once
+        self.records.live.setdefault(live.id, live)  # it counts in `_require_room` at once
         try:
             await store.accept(live.row, live.records, (), snapshot, callback)
         except BaseException:
@@ -423,8 +441,7 @@ class WorkflowTasks:
             lease_until=now + LEASE_SECONDS, cancelling=False, finished_at=0.0, result=None,
             snapshot=snapshot.id, inspection=None, control=0, forked_from=forked_from,
         )  # fmt: skip
-        await self._accept(await self.store(), LiveTask(row, [begin, *copied]), snapshot)
-        return row
+        return await self._accept_once(key, await self.store(), LiveTask(row, [begin, *copied]), snapshot)
 
     async def _fork_snapshot(self, origin: TaskRow, edit: Edit | None) -> ManifestSnapshot:
         """Returns the manifests of a fork: those of its Task, unless the edit changes them."""
@@ -608,8 +625,9 @@ class WorkflowTasks:
         return replace(result, metadata=metadata)
 
     def _forget(self, live: LiveTask) -> None:
-        self.records.live.pop(live.id, None)
-        self.loaded.forget(live)
+        if self.records.live.get(live.id) is live:  # another request with its key may have been faster
+            del self.records.live[live.id]
+            self.loaded.forget(live)
         live.notify()
 
     # -- the queue that the worker leases from -------------------------------------------------------------

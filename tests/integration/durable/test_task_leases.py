@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from astromesh.access.scopes import Viewer
+from astromesh.durable.base import IdempotencyKey
 from astromesh.durable.leases import EXPIRY_SECONDS, FOLDER, LEASE_SECONDS
-from astromesh.durable.tasks import ENDED_TASK_STATUSES, TaskRow
+from astromesh.durable.tasks import ENDED_TASK_STATUSES, TaskChange, TaskRow
 from astromesh.errors import LeaseLost, QueueFull, StoreUnavailable, TaskNotFound
 from astromesh.runtime.engine import AgentRuntime
 from astromesh.runtime.records import TaskRequest
@@ -114,6 +116,22 @@ async def test_a_cancel_of_a_task_that_another_process_has_by_now_ends_it_here_a
     assert kept is not None and kept.worker == "another" and kept.status not in ENDED_TASK_STATUSES
 
 
+async def test_two_repetitions_of_a_request_whose_process_died_with_its_key_are_one_task(
+    config: Path,
+) -> None:
+    """The process has stored the key and no Task, so both repetitions store that Task."""
+    key = IdempotencyKey("default", "anonymous", "workflows/small", "k", "hash", 2e10)
+    async with runtime_with(small(config)) as runtime:
+        reserved = await (await runtime.durable.open()).reserve_key(key, "task_of_the_dead")
+        rows = await asyncio.gather(
+            *(runtime.workflows.accept("small", TaskRequest(21), key=key) for _ in range(2))
+        )
+        async with asyncio.timeout(PATIENCE):
+            ended = await runtime.workflows.tasks.ended(reserved, ME)
+    assert [row.task_id for row in rows] == [reserved] * 2
+    assert (ended["status"], ended["output"]) == ("success", 42)
+
+
 async def test_a_store_that_is_away_delays_a_task_and_fails_none(config: Path) -> None:
     async with runtime_with(small(config)) as runtime:
         workflows = runtime.workflows
@@ -135,6 +153,40 @@ async def test_a_follower_hears_all_although_the_store_is_away_for_a_moment(conf
         await workflows.tasks.follow(result.task_id, ME, 0, sink, heard.set)
         await asyncio.wait_for(heard.wait(), PATIENCE)
     assert sink.events and sink.events[-1].type == "task.finished"
+
+
+async def test_a_follower_hears_the_end_of_a_task_that_could_not_be_stored(
+    config: Path, tmp_path: Path
+) -> None:
+    small(config, op="wait")
+    async with runtime_with(config) as runtime:
+        workflows, sink, heard = runtime.workflows, RecordingSink(), asyncio.Event()
+        store = FaultInjector(await workflows.store(), accept=[StoreUnavailable("away")])
+        workflows.records.store = store
+        running = asyncio.create_task(workflows.run("small", TaskRequest({"go": str(tmp_path / "go")})))
+        while not workflows.records.live:
+            await asyncio.sleep(0.01)
+        await workflows.tasks.follow(next(iter(workflows.records.live)), ME, 0, sink, heard.set)
+        (tmp_path / "go").touch()
+        assert (await running).status == "success"
+        await asyncio.wait_for(heard.wait(), PATIENCE)
+    assert sink.events[-1].type == "task.finished"
+
+
+async def test_who_follows_a_task_of_another_process_is_released_when_it_is_erased(config: Path) -> None:
+    async with runtime_with(small(config)) as runtime:
+        workflows, heard = runtime.workflows, asyncio.Event()
+        row = row_of(runtime, "task_1", "another", runtime.clock.now() + 3600.0)
+        begin = {"type": "begin", "task_id": "task_1", "workflow": "small", "start": "s", "input": 21}
+        store = await workflows.store()
+        await store.accept(row, [begin])
+        await workflows.tasks.follow("task_1", ME, 0, RecordingSink(), heard.set)
+        await store.take(workflows.worker, ["another"], runtime.clock.now() + 3600.0, 1)
+        result: dict[str, Any] = {"output": None, "error": None, "metadata": {}}
+        change = TaskChange("task_1", workflows.worker, end=("failure", result, runtime.clock.now()))
+        await store.commit(change)
+        assert await store.erase_owner(ME.tenant, "anonymous") == 1
+        await asyncio.wait_for(heard.wait(), PATIENCE)
 
 
 async def test_a_task_that_is_lost_in_the_middle_of_a_stage_is_left_as_it_is(config: Path) -> None:

@@ -12,13 +12,17 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
+from astromesh.access.scopes import Viewer
 from astromesh.api.auth import Auth
 from astromesh.core.memory import EXPORT_PAGE_SIZE
 from astromesh.memory.base import Summary
 from astromesh.runtime.engine import AgentRuntime
+from astromesh.runtime.personal_data import erase_principal
+from astromesh.runtime.records import TaskRequest
 from astromesh.testing import ScriptedProvider
 from astromesh.types import CallerContext, SessionKey, ToolCall, Turn
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.workflow.folders import runtime_with, small
 from tests.platform.postgres import execute
 from tests.platform.valkey import ask
 
@@ -249,6 +253,20 @@ async def test_an_erased_session_has_left_nothing(place):
         gone = await memory.build_context("helper", "s-2", SECRET, owner="principalann")
         assert gone.semantic_results == ()
         assert await memory.erase_owner("default", "principalann") == 0
+
+
+async def test_tasks_of_an_erased_principal_are_gone_although_this_process_has_seen_none(tmp_path):
+    """As of a server that only accepts, or that was just started; the workflow may be gone, too."""
+    ann = CallerContext(user_id="ann", tenant_id="default")
+    config = small(tmp_path / "config")
+    async with runtime_with(config) as runtime:
+        row = await runtime.workflows.accept("small", TaskRequest(SECRET), caller=ann)
+        await runtime.workflows.tasks.ended(row.task_id, Viewer("default", "ann"))
+    (config / "workflows").rename(tmp_path / "elsewhere")
+    async with runtime_with(config) as runtime:
+        assert await erase_principal(runtime, "default", "ann") == 1
+        assert await (await runtime.workflows.store()).get(row.task_id) is None
+    assert Place("sqlite", tmp_path).holds(SECRET) == []
 
 
 async def test_one_erases_oneself_and_an_admin_anybody(tmp_path):
