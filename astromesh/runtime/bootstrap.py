@@ -206,6 +206,8 @@ class _Bootstrap:
         self._health = opened.health = Health(rules, clock)
         self._prompts = PromptEngine()
         self._checked_options: dict[str, list[Any]] = {}
+        #: the checks of stores of agents that could not be opened
+        self._failing: set[str] = set()
         #: the logged reason why each agent or pipeline could not be opened
         self._reported_errors: dict[str, str] = {}
         self._servers: dict[str, Any] = {}
@@ -307,6 +309,11 @@ class _Bootstrap:
             await self._open_pipeline(name, configuration.rag[name])
         for name in before.rag.keys() - configuration.rag.keys():
             opened.knowledge.pop(name, None)
+            opened.unopened.pop(name, None)
+            opened.checks.pop(f"store:rag:{name}", None)
+        for name in self._failing:  # whoever needs these stores opens them again
+            opened.checks.pop(name, None)
+        self._failing.clear()
         removed = tuple(sorted(opened.agents.keys() - configuration.agents.keys()))
         for name in removed:
             del opened.agents[name]
@@ -566,9 +573,9 @@ class _Bootstrap:
             store = await self._plugins.open(group, block.backend, block.options, deps)
         except AstromeshError as error:
             if self._is_declared(block):  # not only in the snapshot of an old run
-                self._check(name, block.options, _failing_check(error))
+                self._failing.add(self._check(name, block.options, _failing_check(error)))
             raise
-        self._check(name, block.options, store.ping)
+        self._failing.discard(self._check(name, block.options, store.ping))
         self._opened.resources.on_close(store.close)
         return store
 
@@ -576,13 +583,18 @@ class _Bootstrap:
         memories = (agent.spec.memory for agent in self._opened.configuration.agents.values())
         return any(block is one for m in memories for one in (m.conversational, m.semantic, m.episodic))
 
-    def _check(self, name: str, options: Any, ping: Ping) -> None:
-        """Adds a check. A store of the same kind with other options, another file say, gets a number."""
+    def _check(self, name: str, options: Any, ping: Ping) -> str:
+        """Adds a check and returns its name.
+
+        A store of the same kind with other options, another file say, gets a number.
+        """
         checked = self._checked_options.setdefault(name, [])
         if options not in checked:
             checked.append(options)
         number = checked.index(options) + 1
-        self._opened.checks[name if number == 1 else f"{name}:{number}"] = ping
+        name = name if number == 1 else f"{name}:{number}"
+        self._opened.checks[name] = ping
+        return name
 
     async def _tool(self, block: ToolBlock) -> DeclaredTool | DeclaredSource:
         tool = await self._open("tools", block.type, block.options)

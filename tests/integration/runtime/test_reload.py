@@ -11,11 +11,12 @@ import yaml
 
 from astromesh.runtime.agent_directory import call_tool
 from astromesh.runtime.engine import AgentRuntime
-from astromesh.runtime.monitoring import configuration_faults
+from astromesh.runtime.monitoring import check_readiness, configuration_faults
 from astromesh.runtime.records import TaskRequest
 from astromesh.runtime.reload import Reloaded, Reloader
 from astromesh.testing import ScriptedProvider
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
+from tests.integration.knowledge.rag_files import pipeline_file
 
 TOOLS = "def price(item: str) -> str:\n    '''Returns a price.'''\n    return '{price}'\n"
 PRICE = {"name": "price", "type": "internal", "function": "shop_of_the_reload_test:price"}
@@ -169,6 +170,29 @@ async def test_documents_and_pipelines(tmp_path: Path) -> None:
         pipeline.write_text(yaml.safe_dump({**head, "spec": {**spec, "retrieval": {"top_k": 1}}}))
         report = await changed(reloader, {pipeline})
         assert (report.pipelines, report.agents) == (("prices",), ("helper",))
+
+
+async def test_what_could_not_be_opened_and_is_gone_leaves_the_server_ready(tmp_path: Path) -> None:
+    """A store that no file names any more, and the index of a pipeline that was removed."""
+    for folder in ("data", "data/rag"):
+        (tmp_path / folder).mkdir(parents=True, exist_ok=True)
+    (tmp_path / "data" / "broken.db").write_bytes(b"\x93noise" * 4000)
+    (tmp_path / "data" / "rag" / "k.db").write_bytes(b"\x93noise" * 4000)
+    broken = {"conversational": {"backend": "sqlite", "path": "broken.db"}}
+    write(tmp_path, manifest(memory=broken))
+    (tmp_path / "docs").mkdir()
+    pipeline = pipeline_file(tmp_path, "k", sources=[{"path": "../docs"}])
+    async with runtime_of(tmp_path, ScriptedProvider("Yes.", repeat=True)) as runtime:
+        assert not (await check_readiness(runtime)).ready
+        reloader = Reloader(runtime)
+        await changed(reloader, prompted(tmp_path, "p"))
+        assert list(runtime.agents) == ["helper"]
+        before = await check_readiness(runtime)
+        assert {name for name, found in before.results.items() if found.code != "ok"} == {"store:rag:k"}
+        pipeline.unlink()
+        await changed(reloader, {pipeline})
+        after = await check_readiness(runtime)
+        assert after.ready and "store:rag:k" not in after.results
 
 
 async def test_a_workflow_and_its_code(tmp_path: Path) -> None:
