@@ -64,6 +64,7 @@ from astromesh.agents.results import (
     failed_result,
     keeping_graph_results,
     question_of,
+    released_messages,
     request_of_messages,
     result_of,
     waiting_result,
@@ -502,6 +503,9 @@ class Agent(Generic[DepsT, OutputT]):
     ) -> GraphResult:
         """Executes one run and returns the result of its graph (document 000).
 
+        Output and messages have the answer as the output rules have released it. The context and the data of
+        hooks are those of the graph.
+
         Args:
             input: A text, a list of messages, or `{"messages": […]}`.
             caller: The caller as tools see it. MCP servers receive its token.
@@ -522,6 +526,8 @@ class Agent(Generic[DepsT, OutputT]):
         made = runs[0].scope.graph_result if runs else None
         if made is None:
             made = GraphResult(list(result.messages), None, {}, ExecutionReport([]))
+        if made.text and made.text != result.text:
+            made.messages = released_messages(made.messages, made.text, result.text)
         if made.output is None or made.text != result.text or self._schema is not None:
             made.output = result._output if made.report.stop_reason == "completed" else made.output  # noqa: SLF001
         return made

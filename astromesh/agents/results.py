@@ -223,6 +223,14 @@ def messages_of(run: Run | None, request: RunRequest, text: str) -> list[Message
     return found
 
 
+def released_messages(messages: Iterable[Message], answer: str, released: str) -> list[Message]:
+    """Returns the messages of a graph, with the answer as the output rules have released it."""
+    return [
+        replace(one, content=released) if one.role == "assistant" and one.content == answer else one
+        for one in messages
+    ]
+
+
 # -- runs and errors of a program --------------------------------------------------------------------------
 
 

@@ -169,6 +169,22 @@ async def test_patterns_by_name_as_graph_and_as_pool():
         build_agent(model, pattern=PromptGraph("empty"))
 
 
+async def test_the_messages_of_ainvoke_have_the_answer_as_the_output_rules_release_it():
+    """A program shows the last message, and passes the messages on to the next run."""
+
+    def polite(text: str) -> str | bool:
+        return text.replace("damn", "[X]") if "hell" not in text else False
+
+    model = ScriptedProvider([ToolCall("1", "add", '{"a": 1, "b": 1}')], "It is a damn 2.", "Go to hell.")
+    agent = build_agent(model, tools=[add], guardrails={"output": [polite]})
+    redacted = await agent.ainvoke("1 + 1?")
+    refused = await agent.ainvoke([*redacted.messages, Message("user", "And now?")])
+    assert [m.role for m in redacted.messages] == ["user", "assistant", "tool", "assistant"]
+    assert redacted.messages[-1].content == redacted.output == "It is a [X] 2."
+    assert refused.messages[-1].content == refused.text
+    assert "hell" not in refused.text
+
+
 async def test_ainvoke_raises_nothing_for_a_failed_run():
     """Failures of the model and wrong input are in the report."""
     result = await build_agent(ScriptedProvider(ProviderTimeout("slow"))).ainvoke("hi")
