@@ -14,6 +14,7 @@ from uuid import uuid4
 
 import certifi
 import pytest
+from hypothesis import HealthCheck, settings
 
 from tests.platform import blocking, forked, logs, skips
 from tests.platform.astromesh import ServerProcess
@@ -28,6 +29,9 @@ from tests.platform.valkey import ExternalRedis, RedisServer
 LOGS = pytest.StashKey[dict[str, Callable[[], str]]]()
 NETWORK = NetworkGuard()
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----\n"
+# on a busy machine an example may take any time
+settings.register_profile("patient", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("patient")
 # the fixtures that start a database server
 SERVERS = frozenset({"postgres_server", "postgres_database", "redis_server", "redis_url", "restate_server"})
 

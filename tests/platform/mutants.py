@@ -13,6 +13,7 @@ settings.register_profile(
     "mutants",
     settings.get_profile("default"),
     phases=(Phase.explicit, Phase.generate),
+    deadline=None,
     derandomize=True,
     database=None,
 )

@@ -20,7 +20,8 @@ from urllib.parse import urlsplit
 
 from tests.platform.reaper import reaper, signal_group
 
-START_SECONDS = 30.0
+# a server that cannot start ends by itself; on a busy machine one that can takes long
+START_SECONDS = 120.0
 
 
 class ServerFailed(AssertionError):
