@@ -284,6 +284,8 @@ class TaskHandler(RequestHandler):
         size = params.page_size or _DEFAULT_PAGE
         if not 1 <= size <= _MAX_PAGE:
             raise InvalidParamsError(f"pageSize: it must be from 1 to {_MAX_PAGE}.")
+        if params.HasField("status_timestamp_after"):
+            raise InvalidParamsError("statusTimestampAfter: this server does not filter by it. Leave it out.")
         requested = context.state["params"].get("status") or _NO_STATUS
         if not params.status and requested != _NO_STATUS:  # the SDK drops what it does not know
             known = ", ".join([*TaskState.keys()][1:])

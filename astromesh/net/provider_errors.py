@@ -115,14 +115,14 @@ def from_status(
     )
 
 
-def from_body(error: object, secrets: Sequence[str] = ()) -> ProviderError:
+def from_body(error: object) -> ProviderError:
     """Returns the error inside a 200 response or a stream, e.g. `{"type": "overloaded_error"}`."""
     fields = error if isinstance(error, dict) else {"message": error}
     code = fields.get("code")
     status = code if isinstance(code, int) and 400 <= code < 600 else 0
     for name in (fields.get("type"), code, fields.get("status")):
         status = status or _ERROR_NAMES.get(str(name), 0)
-    return from_status(status or 500, {}, orjson.dumps({"error": fields}, default=str), secrets)
+    return from_status(status or 500, {}, orjson.dumps({"error": fields}, default=str))
 
 
 def from_net_error(error: NetError) -> ProviderError:

@@ -91,7 +91,7 @@ class OpenAIReader(StreamReader):
         for choice in choices or ():
             if (choice.get("index") or 0) == self._choice:
                 text += self._read_choice(choice)
-        if not choices and (error := event.get("error")):
+        if error := event.get("error"):
             raise provider_errors.from_body(error)
         return text
 
@@ -99,6 +99,7 @@ class OpenAIReader(StreamReader):
         delta = choice.get("delta") or {}
         for piece in delta.get("tool_calls") or ():
             self._extend_call(piece)
+        _raise_fault(choice)
         self._finish = choice.get("finish_reason") or self._finish
         if self._owner and isinstance(thought := delta.get("reasoning_content"), str):
             self.size += utf8_size(thought)
@@ -187,6 +188,14 @@ def token_counts(usage: Any, prompt: str = "prompt", answer: str = "completion")
 
 def _finish(reason: str | None, calls: bool) -> str:
     return "tool_calls" if calls else _FINISH.get(reason or "", "stop")
+
+
+def _raise_fault(choice: JsonObject) -> None:
+    """Raises: ProviderError: the answer broke off behind a gateway, which tells it in the choice."""
+    if error := choice.get("error"):
+        raise provider_errors.from_body(error)
+    if choice.get("finish_reason") == "error":
+        raise truncated_answer()
 
 
 def _call(call_id: Any, function: JsonObject) -> ToolCall:
@@ -375,6 +384,7 @@ class OpenAI(EntraWire[OpenAIOptions]):
 
     def decode(self, payload: Any) -> Reply:
         choice = min(payload["choices"], key=_index)
+        _raise_fault(choice)
         message = choice["message"]
         calls: tuple[ToolCall, ...] = ()
         if tool_calls := message.get("tool_calls"):

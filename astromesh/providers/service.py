@@ -271,7 +271,7 @@ class ServiceProvider:
         try:
             payload = parse_json(body)
             if isinstance(payload, dict) and payload.get("error"):
-                raise provider_errors.from_body(payload["error"], self._secrets)
+                raise provider_errors.from_body(payload["error"])
             return _validate(self._wire.decode(payload))
         except ProviderError as error:
             raise self._with_reported_usage(self._with_name(error), payload) from None
@@ -358,10 +358,13 @@ class ServiceProvider:
     def _status_error(self, status: int, headers: Mapping[str, str], body: bytes) -> ProviderError:
         if status == 401 and self._authorizer is not None:
             self._authorizer.reject()
-        return self._with_name(provider_errors.from_status(status, headers, body, self._secrets))
+        return self._with_name(provider_errors.from_status(status, headers, body))
 
     def _with_name(self, error: ProviderError) -> ProviderError:
+        """Returns the error with the provider's name, and without the key."""
         error.provider = self.name
+        for secret in self._secrets:
+            error.quote = error.quote.replace(secret, "***")
         return error
 
     def _format_error(self) -> ProviderError:

@@ -21,6 +21,7 @@ from google.auth.exceptions import GoogleAuthError, TransportError
 from google.auth.transport.requests import Request
 from google.oauth2 import service_account
 from pydantic import Field
+from requests import Session
 
 from astromesh.errors import ConfigError, MissingKey, ProviderError, ProviderUnauthorized, ProviderUnavailable
 from astromesh.net.http import read_key
@@ -88,7 +89,8 @@ class GoogleCredentials(AccessTokens):
         credentials = self._credentials
         assert credentials is not None
         try:
-            await self._worker.run(partial(credentials.refresh, Request()))
+            with Session() as session:  # its connections would stay open until garbage is collected
+                await self._worker.run(partial(credentials.refresh, Request(session)))
         except GoogleAuthError as error:
             raise _refused(error) from error
         return AccessToken(str(credentials.token), _expires_at(credentials, self._clock.now()))

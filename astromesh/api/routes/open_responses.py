@@ -170,19 +170,34 @@ async def create(request: Request) -> Response:
 async def _resolved(request: Request, body: ConversationBody) -> list[Any]:
     """Returns the input items, with the items of stored responses in place of references."""
     items: list[Any] = []
+    read: dict[str, dict[str, JsonObject]] = {}
+    referred: set[str] = set()
     for item in body.items():
         if not isinstance(item, ReferenceItem):
             items.append(item)
             continue
-        kind, _, rest = item.id.partition("_")
-        suffix, _, _ = rest.rpartition("_")
-        response = await _find(request, f"{RESPONSE_PREFIX}{suffix}", "input")
-        of = response.items() if kind == "in" else response.current().response()["output"]
-        found = [one for one in of if one["id"] == item.id]
-        if not found:
-            raise InvalidInput(f"The response {response.id} has no item {item.id!r}.", param="input")
-        items += stored_items(found)
+        if item.id in referred:  # a short request must not become a huge one
+            raise InvalidInput(f"There are two references to the item {item.id!r}.", param="input")
+        referred.add(item.id)
+        place = item.id.rpartition("_")[0]
+        if place not in read:
+            read[place] = await _items_by_id(request, place)
+        if item.id not in read[place]:
+            raise InvalidInput(f"The response {_response_at(place)} has no item {item.id!r}.", param="input")
+        items += stored_items([read[place][item.id]])
     return items
+
+
+async def _items_by_id(request: Request, place: str) -> dict[str, JsonObject]:
+    """Returns the items of a stored response. Args: place: what their ids begin with, e.g. `msg_SUFFIX`."""
+    response = await _find(request, _response_at(place), "input")
+    is_input = place.startswith("in_")
+    items = response.items() if is_input else response.current().response()["output"]
+    return {one["id"]: one for one in items}
+
+
+def _response_at(place: str) -> str:
+    return f"{RESPONSE_PREFIX}{place.partition('_')[2]}"
 
 
 async def _run_request(

@@ -79,7 +79,7 @@ async def callbacks(
     summary="Retry a dead callback",
     status_code=204,
     responses=problems(401, 403, 404, 422),
-    dependencies=[scope("runs:write"), audited("callbacks.retry")],
+    dependencies=[audited("callbacks.retry", "id"), scope("runs:write")],
 )
 async def retry(id: Annotated[int, Path(ge=1, le=_MAX_ID)], request: Request) -> None:
     """Sends a dead callback again, for another 24 hours."""

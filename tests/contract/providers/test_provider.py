@@ -7,7 +7,7 @@ import json
 import re
 import socket
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, aclosing, asynccontextmanager, suppress
+from contextlib import ExitStack, aclosing, asynccontextmanager, closing, suppress
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -417,6 +417,17 @@ async def test_every_status_has_its_error(world, status, kind, stream):
     error, text = await refused(await world.provider(), asking(), stream=stream)
     assert (type(error), error.upstream_status, text) == (kind, status, "")
     assert "sk-abcdefgh" not in str(error)
+
+
+@both
+async def test_an_error_inside_an_answer_is_shown_without_the_key(server, stream):
+    refusal = orjson.dumps({"error": {"code": 400, "message": f"No model for {KEY}."}})
+    raw = b"data: %s\n\n" % refusal if stream else refusal
+    async with Http() as http:
+        provider = await World("openai", server, Deps(http=http), "openai").provider()
+        server.script = [Scenario(then="raw", after=1, raw=raw)]
+        error, _ = await refused(provider, asking(), stream=stream)
+    assert "No model for ***." in str(error)
 
 
 async def test_what_a_service_says_about_the_request_is_passed_on(world):
@@ -889,7 +900,12 @@ async def test_boto3_accepts_the_same_server(server, monkeypatch):
         "reasoningContent", "text", "toolUse", "toolUse",
     ]  # fmt: skip
     assert whole["usage"]["cacheReadInputTokens"] == 8
-    stream = await asyncio.to_thread(lambda: [*client.converse_stream(**ask)["stream"]])
+
+    def events() -> list[dict[str, Any]]:
+        with closing(client.converse_stream(**ask)["stream"]) as incoming:
+            return [*incoming]
+
+    stream = await asyncio.to_thread(events)
     deltas = [event["contentBlockDelta"]["delta"] for event in stream if "contentBlockDelta" in event]
     assert "".join(delta.get("text", "") for delta in deltas) == "Hello, world."
     assert stream[-1]["metadata"]["usage"] == whole["usage"]
@@ -897,7 +913,7 @@ async def test_boto3_accepts_the_same_server(server, monkeypatch):
     for scenario in (Scenario(status=429), Scenario(then="error", after=1)):
         server.script = [scenario]
         with pytest.raises(ClientError):
-            await asyncio.to_thread(lambda: [*client.converse_stream(**ask)["stream"]])
+            await asyncio.to_thread(events)
     client.close()
 
 
@@ -1186,7 +1202,7 @@ async def test_a_gemini_key_that_is_wrong_is_the_operators_fault(server):
     raw = (
         b'{"error": {"code": 400, "status": "INVALID_ARGUMENT", "details": [{"reason": "API_KEY_INVALID"}]}}'
     )
-    server.script = [Scenario(then="raw", raw=raw)]
+    server.script = [Scenario(then="raw", after=1, raw=raw)]
     async with Http() as http:
         provider = await World("gemini", server, Deps(http=http), "gemini").provider()
         error, _ = await refused(provider, asking(), stream=False)

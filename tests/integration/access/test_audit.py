@@ -19,7 +19,7 @@ from structlog.testing import capture_logs
 
 from astromesh.access.audit import AUDIT_FILE, KEY_FILE, AuditEntry, AuditFilter, AuditLog
 from astromesh.api.app import create_app
-from astromesh.api.auth import Auth
+from astromesh.api.auth import Auth, RequiredScope
 from astromesh.api.fastapi_app import create_fastapi_app
 from astromesh.api.middleware.audit import Audited
 from astromesh.cli.commands import access
@@ -67,6 +67,16 @@ def test_every_route_that_changes_something_is_audited_or_says_why_not() -> None
     ]
     missing = [name for name in missing if name not in ITSELF]
     assert missing == []
+
+
+def test_routes_are_audited_before_their_scope_so_that_refusals_are_recorded_too() -> None:
+    routes = [route for route in flat(create_fastapi_app(State()).routes) if isinstance(route, APIRoute)]
+    late = []
+    for route in routes:
+        of = [type(one.dependency) for one in route.dependencies]
+        if Audited in of and any(issubclass(kind, RequiredScope) for kind in of[: of.index(Audited)]):
+            late.append(route.path)
+    assert late == []
 
 
 class Callers:

@@ -37,6 +37,7 @@ from a2a.utils.errors import (
     UnsupportedOperationError,
 )
 from google.protobuf.json_format import ParseDict
+from google.protobuf.timestamp_pb2 import Timestamp
 from standardwebhooks import Webhook
 
 from astromesh.api.a2a import decision_of, text_of
@@ -242,6 +243,9 @@ async def test_what_cannot_be_is_an_error_of_the_protocol(tmp_path: Path, bindin
             await remote.http.get(f"{remote.url}/tasks?status=working", headers=version),
         ):
             assert "status: use one of TASK_STATE_SUBMITTED, TASK_STATE_WORKING" in refused.text
+        later = ListTasksRequest(status_timestamp_after=Timestamp(seconds=1))
+        with pytest.raises(InvalidParamsError, match="statusTimestampAfter: this server does not filter"):
+            await remote.client.list_tasks(later)
         params = {"jsonrpc": "2.0", "id": 1, "method": "SendMessage", "params": None}
         refused = await remote.http.post(remote.url, json=params)
         assert (refused.status_code, "params: it must be a JSON object" in refused.text) == (400, True)

@@ -139,6 +139,17 @@ async def test_a_reference_to_an_item_that_is_not_there_is_refused(tmp_path: Pat
     assert f"has no item '{item}9'" in answer.json()["detail"]
 
 
+async def test_two_references_to_one_item_are_refused(tmp_path: Path) -> None:
+    """A short request that names a long item again and again would become a huge one."""
+    async with house_of(tmp_path, "Hi.") as house:
+        item = (await house.create("Hello."))["output"][0]["id"]
+        again = [{"type": "item_reference", "id": item}] * 2
+        said = [*again, {"role": "user", "content": "And?"}]
+        answer = await house.http.post("/responses", json={"model": "helper", "input": said})
+    assert answer.status_code == 400
+    assert f"two references to the item '{item}'" in answer.json()["detail"]
+
+
 async def test_what_input_rules_remove_is_in_no_response(tmp_path: Path) -> None:
     async with house_of(tmp_path, [ROME], "Sunny.", guardrails=PII) as house:
         tell = {"instructions": f"I am {SECRET}.", "metadata": {"mail": SECRET}, "tools": [WEATHER]}

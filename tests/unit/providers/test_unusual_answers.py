@@ -132,6 +132,31 @@ def test_ollamas_arguments_may_be_text_or_an_object(given, read):
     assert streamed(wire, orjson.dumps(line) + b"\n")[1].tool_calls == (ToolCall("a", "f", read),)
 
 
+FAULT = {"code": 502, "message": "Provider disconnected"}
+
+
+@pytest.mark.parametrize(
+    "end",
+    [
+        {"error": FAULT, "choices": [said("", finish="error")]},
+        {"error": FAULT, "choices": [said("")]},
+        {"choices": [{**said("", finish="error"), "error": FAULT}]},
+        {"choices": [said("", finish="error")]},
+    ],
+)
+def test_an_answer_that_broke_off_behind_a_gateway_is_a_fault(end):
+    """OpenRouter tells it beside the choice of a stream, and in the choice of a whole answer."""
+    wire = OpenAI(OpenAIOptions(model="m"))
+    reader = wire.reader()
+    with pytest.raises(ProviderUnavailable):
+        list(reader.feed(event(said("a")) + b"data: " + orjson.dumps(end) + b"\n\n" + DONE))
+    assert reader.partial().content == "a"
+    whole = {**end["choices"][0], "message": {"content": "a"}}
+    if whole.get("error") or whole["finish_reason"]:
+        with pytest.raises(ProviderUnavailable):
+            wire.decode({"choices": [whole]})
+
+
 @pytest.mark.parametrize("reason", ["MALFORMED_FUNCTION_CALL", "UNEXPECTED_TOOL_CALL", "MALFORMED_RESPONSE"])
 def test_an_answer_that_gemini_threw_away_is_a_fault_and_none_that_is_empty(reason):
     wire = Gemini(GeminiOptions(model="m"))
