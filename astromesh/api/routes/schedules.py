@@ -10,6 +10,7 @@ from pydantic import BaseModel, ConfigDict, Field, model_validator
 from astromesh.access.scopes import RUN, require_scope
 from astromesh.api.dependencies import Limit, PageCursor, audited, scope
 from astromesh.api.fast_routes import json_response, links_of
+from astromesh.api.middleware.audit import name_object
 from astromesh.api.requests import caller_of, runtime_of, viewer_of
 from astromesh.api.schemas import Described, LinksOut, problems
 from astromesh.config.schedules import (
@@ -155,6 +156,7 @@ async def create(body: ScheduleBody, request: Request) -> JsonObject:
     kind, target = ("agent", body.agent) if body.agent is not None else ("workflow", body.workflow or "")
     _require_may_begin(request, kind, target)
     made = await runtime_of(request).schedules.create(kind, target, body.times(), caller_of(request))
+    name_object(request, made.id)
     return schedule_json(made)
 
 

@@ -172,6 +172,14 @@ def test_who_is_nobody_is_logged_and_fills_no_disk(client: TestClient, tmp_path:
     assert not (tmp_path / "data" / AUDIT_FILE).exists()
 
 
+def test_a_schedule_is_noted_with_its_id(client: TestClient) -> None:
+    body = {"agent": "helper", "query": SECRET, "cron": "0 * * * *"}
+    made = client.post("/v1/schedules", json=body, headers=by("alice")).json()["id"]
+    assert client.delete(f"/v1/schedules/{made}", headers=by("alice")).status_code == 204
+    noted = [(act["action"], act["object"]) for act in acts(client)]
+    assert noted == [("schedule.delete", made), ("schedule.create", made)]
+
+
 def test_a_cancel_over_a_socket_is_noted(client: TestClient) -> None:
     run_id = run(client, "alice")
     with client.websocket_connect("/v1/ws/agent/helper", headers=by("alice")) as socket:

@@ -247,6 +247,9 @@ async def test_a_receiver_that_fails_for_a_day_is_listed_as_dead_and_can_be_trie
         assert (await client.post(path)).status_code == 204
         await receiver.hears(before + 1, lambda: clock.advance(1.0))
         assert (await client.post(path)).status_code == 404
+        acts = (await client.get("/v1/audit?action=callbacks.retry")).json()["acts"]
+        which = str(dead[0]["id"])
+        assert [(one["object"], one["outcome"]) for one in acts] == [(which, "refused"), (which, "done")]
 
 
 async def test_a_redirect_is_a_failure_and_no_call_elsewhere(served, receiver) -> None:
