@@ -41,6 +41,7 @@ class RestateServer(ServerInFolder):
             "RESTATE_DEFAULT_NUM_PARTITIONS": "2",
             "RESTATE_ROCKSDB_TOTAL_MEMORY_SIZE": "64MB",
             "RESTATE_DISABLE_TELEMETRY": "true",
+            "TMPDIR": str(home),
             "RESTATE_LOG_FILTER": "error,octocrab=off",  # looks for a newer release in vain
         }
         argv = [
