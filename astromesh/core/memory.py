@@ -333,8 +333,8 @@ class MemoryManager:
 
     async def wait_until_idle(self) -> None:
         """Waits for background work: summaries and indexing."""
-        while self._background:
-            await asyncio.gather(*self._background.values(), return_exceptions=True)
+        while self._background:  # `gather` of tasks that have ended would not let them go (Python 3.12)
+            await asyncio.wait(self._background.values())
 
     async def close(self) -> None:
         """Cancels summaries, which the next run starts again, and models that look for facts.

@@ -627,21 +627,17 @@ class AgentRunner:
     ) -> RunAnswer:
         """Waits for a durable run.
 
-        A program receives its own error. If it leaves, or a client that is to receive the answer, the run is
-        cancelled.
+        A program receives its own error. If it leaves before the run waits, or a client that is to receive
+        the answer, the run is cancelled.
         """
-        program = self._programs.get(row.run_id)
+        program, agent = self._programs.get(row.run_id), self.directory.agents.get(row.agent)
         stops = leaves or program is not None or "client_tools" in row.request
+        stops = stops and (agent is None or not agent.continues_on_disconnect)
         try:
-            return await self.runs.wait(row, sinks, after)
+            return await self.runs.wait(row, sinks, after, stops=stops)
         except RunFailed:
             if program is not None and program.failure is not None:
                 raise program.failure  # noqa: B904 (it has its own cause)
-            raise
-        except asyncio.CancelledError:
-            agent = self.directory.agents.get(row.agent)
-            if stops and (agent is None or not agent.continues_on_disconnect):
-                await self.runs.stop(row.run_id, Viewer(row.tenant, row.owner))
             raise
         finally:
             self._programs.pop(row.run_id, None)

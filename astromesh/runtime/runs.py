@@ -47,7 +47,14 @@ from astromesh.errors import (
 from astromesh.runtime.records import RunAnswer
 from astromesh.telemetry import ids
 from astromesh.telemetry.clock import Clock
-from astromesh.telemetry.events import TERMINAL_EVENTS, EventSink, send_stored, send_to_sinks, send_what_fits
+from astromesh.telemetry.events import (
+    TERMINAL_EVENTS,
+    WAITING,
+    EventSink,
+    send_stored,
+    send_to_sinks,
+    send_what_fits,
+)
 from astromesh.telemetry.run_log import RunLogs
 from astromesh.telemetry.traces import build_spans
 from astromesh.tools.base import CLIENT_TOOL
@@ -230,22 +237,29 @@ class Runs:
             last = page[-1].seq
         return last
 
-    async def wait(self, run: RunRow, sinks: Sequence[EventSink], after: int = 0) -> RunAnswer:
+    async def wait(
+        self, run: RunRow, sinks: Sequence[EventSink], after: int = 0, *, stops: bool = False
+    ) -> RunAnswer:
         """Waits for a durable run and returns its answer.
 
         Args:
             sinks: Listeners to its events.
             after: The number of the last event that is over.
+            stops: If the caller leaves, the run is cancelled, unless the caller has heard that it waits.
 
         Raises:
             ApprovalRequired: it waits for a person, and continues without this caller.
             RunFailed, Interrupted: it failed, or was cancelled.
         """
-        listener = RunListener(sinks)
-        leave = await self.follow(run.run_id, Viewer(run.tenant, run.owner), after, listener)
+        listener, viewer, leave = RunListener(sinks), Viewer(run.tenant, run.owner), None
         try:
+            leave = await self.follow(run.run_id, viewer, after, listener)
             await listener.ended.wait()
             return answer_of(await self._rested(run.run_id, listener), run.run_id)
+        except asyncio.CancelledError:
+            if stops and not listener.waits:
+                await self.stop(run.run_id, viewer)
+            raise
         finally:
             if leave is not None:
                 leave()
@@ -622,18 +636,23 @@ class RunListener:
 
     Args:
         sinks: Other listeners, which receive every event, too.
+
+    Attributes:
+        ended: Whether the run has ended or waits.
+        waits: Whether its newest event says that it waits.
     """
 
     wants_deltas = True
 
     def __init__(self, sinks: Sequence[EventSink]) -> None:
         self._sinks = tuple(sinks)
-        self.ended = asyncio.Event()
+        self.ended, self.waits = asyncio.Event(), False
 
     def send(self, event: Event) -> None:
         if broken := send_to_sinks(self._sinks, event):
             self._sinks = tuple(sink for sink in self._sinks if sink not in broken)
-        if event.type in TERMINAL_EVENTS or event.type == "run.waiting":
+        self.waits = event.type == WAITING
+        if self.waits or event.type in TERMINAL_EVENTS:
             self.ended.set()
 
 

@@ -94,8 +94,8 @@ class ShieldedTasks:
         return task
 
     async def settle(self) -> None:
-        while self._running:
-            await asyncio.gather(*self._running, return_exceptions=True)
+        while self._running:  # `gather` of tasks that have ended would not let `_ended` run (Python 3.12)
+            await asyncio.wait(self._running)
 
     def _ended(self, task: asyncio.Task[Any]) -> None:
         self._running.discard(task)

@@ -19,8 +19,9 @@ from astromesh.runtime.run import Run
 from astromesh.runtime.runs import Decision
 from astromesh.runtime.segment import Segment
 from astromesh.telemetry.run_log import RunLog
-from astromesh.testing import ScriptedProvider
-from astromesh.types import CallerContext, CompletionRequest, Event, ToolCall
+from astromesh.testing import RecordingSink, ScriptedProvider
+from astromesh.tools.base import ClientTools
+from astromesh.types import CallerContext, CompletionRequest, Event, ToolCall, ToolSpec
 from tests.integration.agents_folder import client_of, manifest, runtime_of, write
 
 ME = Viewer("default", "anonymous")
@@ -121,6 +122,33 @@ async def test_a_repeated_request_waits_for_a_run_that_goes_on(tmp_path: Path) -
         assert not done
         go_on.set()
         assert (await again).json()["response"] == "done"
+
+
+async def test_a_client_that_leaves_where_it_is_asked_for_a_result_may_bring_it(tmp_path: Path) -> None:
+    """OpenAI's SDK for JavaScript closes the connection as soon as it has read the calls."""
+
+    class Leaves(RecordingSink):
+        def send(self, event: Event) -> None:
+            super().send(event)
+            if event.type == "run.waiting":
+                going.cancel()
+
+    write(tmp_path, manifest("asks"))
+    tools = ClientTools((ToolSpec("lookup", "", {"type": "object"}),))
+    async with runtime_of(tmp_path, ScriptedProvider(says, repeat=True)) as runtime:
+        request, client = RunRequest("go", "s", client_tools=tools), Leaves()
+        going = asyncio.create_task(runtime.runner.start(runtime.agent("asks"), request, sinks=(client,)))
+        await asyncio.wait([going])
+        run_id = client.events[0].run_id
+        async with asyncio.timeout(PATIENCE):
+            while (run := await runtime.runs.get(run_id, ME))["status"] == "running":
+                await asyncio.sleep(0.01)
+        assert run["status"] == "waiting"
+        await runtime.runs.resume(run_id, ME, CallerContext(), Decision("answer", answer="x"))
+        async with asyncio.timeout(PATIENCE):
+            while (run := await runtime.runs.get(run_id, ME))["status"] != "completed":
+                await asyncio.sleep(0.01)
+    assert run["result"]["response"] == "done"
 
 
 async def test_a_reader_of_a_run_that_is_erased_is_told_so(tmp_path: Path) -> None:

@@ -138,6 +138,15 @@ async def test_all_three_memories_make_one_context():
     assert (await recall(memory, "blue lamp")).semantic_results == ()
 
 
+@pytest.mark.parametrize("turns", range(12))
+async def test_background_work_is_waited_for_in_whatever_turn_of_the_loop_it_ends(turns):
+    memory = MemoryManager(conversational(), SemanticMemory(InMemorySemanticStore(), auto_index=True))
+    await say(memory, "q", "a")
+    for _ in range(turns):
+        await asyncio.sleep(0)
+    await memory.wait_until_idle()
+
+
 async def test_answers_are_not_indexed_unless_asked():
     passages = InMemorySemanticStore()
     memory = MemoryManager(conversational(), SemanticMemory(passages))

@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from astromesh.storage.retry import retry_until_deadline
+from astromesh.storage.retry import ShieldedTasks, retry_until_deadline
 
 
 class Unavailable(Exception):
@@ -42,3 +42,15 @@ async def test_a_cancellation_that_the_library_swallows_is_not_lost(end, may_ret
 async def test_a_deadline_that_the_library_swallows_is_not_lost():
     with pytest.raises(TimeoutError):
         await retry_until_deadline(swallowing(lambda: "late"), (Unavailable,), lambda error: True, 0.01)
+
+
+async def test_tasks_are_settled_in_the_very_turn_in_which_the_last_one_ends():
+    """The loop has not called those who wait for it."""
+    tasks, may_end = ShieldedTasks(), asyncio.Event()
+    caller = asyncio.create_task(tasks.run(may_end.wait()))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    may_end.set()
+    await asyncio.sleep(0)
+    await tasks.settle()
+    await caller
