@@ -168,6 +168,10 @@ def test_arguments_may_stand_in_the_mappings_of_others() -> None:
             {"backend": "in_memory", "max_turns": 3},
             {"conversational": {"backend": "in_memory", "max_turns": 3}},
         ),
+        (
+            {"backend": "sqlite", "path": Path("chat.db")},
+            {"conversational": {"backend": "sqlite", "path": "chat.db"}},
+        ),
         ({"episodic": {"backend": "in_memory"}}, {"episodic": {"backend": "in_memory"}}),
         ({}, None),
     ],

@@ -31,6 +31,7 @@ DAY = 86_400.0
          ["The user works as a nurse.", "The user's dog is Rex."]),
         ("Please remember that my order goes to the office.",
          ["The user asks to remember: my order goes to the office."]),
+        ("I LIKE green tea. My DOG is Rex.", ["The user likes green tea.", "The user's dog is Rex."]),
         ("I'd like a refund.", []),
         ("Do you know whether I live in Oslo?", []),
         ("What if I live in Oslo, then?", []),

@@ -94,6 +94,15 @@ async def test_a_run_that_fails_keeps_nothing():
     assert events.events == []
 
 
+async def test_a_run_that_may_have_written_its_turns_before_writes_them_once():
+    memory = MemoryManager(conversational())
+    for run in ("run_1", "run_1", "run_2"):
+        async with memory.transaction(KEY, "ann", skip_written=True) as transaction:
+            transaction.persist_turn(Turn("user", f"question of {run}", run_id=run))
+    asked = [message.content for message in (await recall(memory)).conversation_history]
+    assert asked == ["question of run_1", "question of run_2"]
+
+
 # -- owners --------------------------------------------------------------------------------------------------
 
 

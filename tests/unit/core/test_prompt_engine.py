@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from astromesh.core.prompt_engine import RESERVED_NAMES, PromptEngine, current_date
+from astromesh.core.prompt_engine import RESERVED_NAMES, PromptEngine, current_date, unprovided_names
 from astromesh.core.templates import check_template
 from astromesh.errors import AstromeshError, ConfigError, InvalidManifest, TemplateFailed
 from astromesh.types import MemoryContext, Message, SemanticResult
@@ -207,3 +207,12 @@ def test_every_wrong_filter_and_test_of_a_template_is_told_in_the_order_of_lines
         (2, "unknown filter `uper`"),
         (3, "unknown filter `lowr`"),
     ]
+
+
+def test_names_that_only_a_request_can_provide_are_told_by_line_with_the_nearest_known_one():
+    system = "{{ tone|default('kind') }}\n{{ zebra }} {{ language }}\n{{ langauge }}{{ converstion_history }}"
+    assert {(name, line): hint for name, line, hint in unprovided_names(system, ["language"])} == {
+        ("zebra", 2): "",
+        ("langauge", 3): "Did you mean `language`?",
+        ("converstion_history", 3): "Did you mean `conversation_history`?",
+    }

@@ -147,3 +147,5 @@ def test_a_file_of_another_kind_or_without_text_is_refused() -> None:
         DocxReader().read(empty)
     with pytest.raises(ValueError, match="not a readable Office file"):
         XlsxReader().read(empty)
+    with pytest.raises(ValueError, match="not a readable CSV file"):
+        CsvReader().read(b'item,note\ntea,"a quotation that does not end\n')

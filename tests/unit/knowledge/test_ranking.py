@@ -16,6 +16,7 @@ from astromesh.knowledge.ranking import (
     fuse_rankings,
     plan_query,
     reciprocal_rank_fusion,
+    word_score,
 )
 from astromesh.knowledge.reranking import ModelGrader, RerankingPipeline, read_grades
 from astromesh.testing import ScriptedProvider
@@ -38,6 +39,14 @@ def test_every_word_has_a_place_and_what_is_ranked_is_bounded(counts):
     assert sorted((*plan.rare, *plan.frequent, *plan.everywhere)) == sorted(counts)
     assert sum(counts[word] for word in plan.rare) <= MAX_RANKED
     assert MAX_RANKED // 5 <= plan.frequent_limit <= MAX_RANKED
+
+
+def test_a_passage_needs_all_words_of_a_short_query_and_half_of_those_of_a_long_one():
+    """BM25 decides between equals."""
+    assert [word_score(matched, 4, 2.0, 2.0) for matched in (0, 2, 4)] == [0.0, 0.5, 1.0]
+    assert [word_score(matched, 12, 2.0, 2.0) for matched in (3, 6, 12)] == [0.5, 1.0, 1.0]
+    assert word_score(4, 4, 1.0, 2.0) == pytest.approx(0.8)
+    assert word_score(4, 4, 0.0, 0.0) == 1.0
 
 
 # -- two rankings --------------------------------------------------------------------------------------------

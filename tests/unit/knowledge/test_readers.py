@@ -54,6 +54,7 @@ def test_headings_of_a_page_are_those_of_its_text():
         ("<p>ÿ</p>".encode("utf-16"), "ÿ"),
         (b"\xef\xbb\xbf<p>x</p>", "x"),
         (b'<meta charset="iso-8859-1"><p>\xff</p>', "ÿ"),
+        (b'<meta charset="iso-8859-2"><p>\xe8</p>', "č"),
         (b'<meta charset="nonsense"><p>\xff\x80</p>', "ÿ€"),
         (b"<meta charset=PunyCode><p>a-b9c</p>", "a-b9c"),
         (rb"<meta charset=unicode_escape><p>C:\new</p>", r"C:\new"),
