@@ -12,7 +12,7 @@ from typing import ClassVar, Self
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from astromesh.errors import ProviderUnavailable
+from astromesh.errors import ProviderUnavailable, SessionNotFound
 from astromesh.memory.base import RecalledTurns, Summary, TurnPager, summary_prompt
 from astromesh.plugins import Deps
 from astromesh.providers.base import ModelPort
@@ -135,6 +135,8 @@ class SummaryStrategy:
         upto = _upto(recalled)
         waiting = min(recalled.last_seq - self._keep - upto, _MAX_FOLDED_TURNS)
         turns = _whole_exchanges(await page(upto, waiting))
+        if not turns:
+            raise SessionNotFound("The session was erased before its summary was written.")
         earlier = recalled.summary.text if recalled.summary else ""
         result = await model.complete(
             CompletionRequest(summary_prompt(earlier, _transcript(turns)), role="summary")

@@ -216,7 +216,7 @@ class StageTools:
     """
 
     def __init__(self, port: StagePort, scope: Scope) -> None:
-        self._port, self._scope = port, scope
+        self._port, self._scope, self._begun = port, scope, 0
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -234,7 +234,8 @@ class StageTools:
             StageFault: misuse, which ends the stage. Operations must not catch it.
         """
         text = orjson.dumps(arguments).decode()
-        call_id = uuid5(NAMESPACE_OID, f"{self._scope.path}:{len(self._port.calls)}").hex
+        call_id = uuid5(NAMESPACE_OID, f"{self._scope.path}:{self._begun}").hex
+        self._begun += 1
         result = await self._port.execute(
             ToolCall(call_id, name, text), self._scope.tool_context(call_id, name)
         )

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from astromesh.errors import AllProvidersFailed, ProviderUnavailable
+from astromesh.errors import AllProvidersFailed, ProviderUnavailable, SessionNotFound
 from astromesh.memory.base import RecalledTurns, Summary
 from astromesh.memory.strategies import SlidingWindow, SlidingWindowOptions, SummaryStrategy, TokenBudget
 from astromesh.testing import ScriptedProvider
@@ -165,6 +165,13 @@ async def test_a_summary_builds_on_the_one_before():
     assert "Ann likes tea." in prompt
     assert "q2" in prompt
     assert "q1" not in prompt
+
+
+async def test_no_model_is_asked_about_a_session_that_was_erased_meanwhile():
+    strategy, model = SummaryStrategy(keep_turns=2, every=2), ScriptedProvider("A summary.")
+    with pytest.raises(SessionNotFound):
+        await strategy.compact(recalled(exchanges(4), strategy.limit), pager(()), model)
+    assert model.requests == []
 
 
 @pytest.mark.parametrize("answer", ["  ", AllProvidersFailed([])])

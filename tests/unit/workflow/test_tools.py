@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping
 from types import SimpleNamespace
 from typing import Any, cast
@@ -233,6 +234,13 @@ async def test_an_operation_calls_by_name_and_the_call_has_the_same_id_whenever_
     assert ids[:2] == ids[2:4]
     assert len({*ids}) == 4
     assert {context.tool for context in GOOD.contexts} == {"good"}
+
+
+async def test_calls_that_an_operation_makes_at_once_have_ids_of_their_own() -> None:
+    slow = RecordingTool("slow", lambda: asyncio.sleep(0))
+    tools = tools_of(StagePort(ToolBox([slow]), "x", [], "continue"), "a")
+    results = await asyncio.gather(*(tools.call("slow") for _ in range(3)))
+    assert len({result.call_id for result in results}) == 3
 
 
 async def test_misuse_by_an_operation_is_raised_and_stays_the_fault_of_the_stage() -> None:
