@@ -80,7 +80,8 @@ _MESSAGES: dict[type[ProviderError], str] = {
 }
 #: messages of these errors may repeat the key
 _WITHOUT_DETAIL = (ProviderUnauthorized, ProviderRateLimited)
-_KEY_LIKE = re.compile(r"\b(sk|pk|key|Bearer)[-_ ][\w*.\-]{6,}")
+#: the characters of a bearer token (RFC 6750, 2.1), and the stars of one that is shown in part
+_KEY_LIKE = re.compile(r"\b(sk|pk|key|Bearer)[-_ ][\w*.~+/=\-]{6,}")
 #: messages are truncated only where they are shown: output rules do not recognize half a secret
 _MAX_DETAIL = 10_000
 #: a longer wait counts as a mistake of the service

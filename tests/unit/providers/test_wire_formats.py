@@ -415,6 +415,11 @@ def test_errors_inside_answers_are_known_by_their_names(error, code):
     assert from_body(error).code == code
 
 
+def test_nothing_is_left_of_a_bearer_token_in_what_a_service_says():
+    said = {"code": 400, "message": "Sent: Bearer abcdef/ghij+kl~mn==, which is not a key-abc123/xyz"}
+    assert from_body(said).quote == "Sent: ***, which is not a ***"
+
+
 def test_the_operators_prices_and_quality_stand_over_the_table():
     options = ModelOptions(
         model="gpt-4o-mini", prices={"gpt-4o-mini": Price(input_per_million=9)}, quality={"gpt-4o-mini": 3}
